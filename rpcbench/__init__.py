@@ -1,0 +1,57 @@
+"""rpcbench: a Jupyter workbench for distributed PyTorch.
+
+Public names are looked up on first use, so that `import rpcbench` costs nothing: importing it loads neither torch
+nor IPython and starts no thread.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Cluster": "rpcbench.launch.cluster",
+    "cluster": "rpcbench.launch.cluster",
+    "Future": "rpcbench.words.futures",
+    "collect_all": "rpcbench.words.futures",
+    "wait_all": "rpcbench.words.futures",
+    "RpcError": "rpcbench.words.errors",
+    "RpcTimeoutError": "rpcbench.words.errors",
+    "RemoteError": "rpcbench.words.errors",
+    "SerializationError": "rpcbench.words.errors",
+    "UnknownWorkerError": "rpcbench.words.errors",
+    "WorkerLostError": "rpcbench.words.errors",
+    "RRef": "rpcbench.rpc",
+    "panel": "rpcbench.panels",
+}
+
+__all__ = [*_HOMES, "load_ipython_extension", "unload_ipython_extension"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'rpcbench' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Called by `%load_ext rpcbench`: registers the magics."""
+    from rpcbench.notebook import magics
+
+    magics.register(shell)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Called by `%unload_ext rpcbench`: stops the cluster that the magics started."""
+    from rpcbench.notebook import magics
+
+    magics.unregister(shell)

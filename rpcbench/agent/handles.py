@@ -1,0 +1,79 @@
+"""References held by this process, and how they travel inside messages.
+
+A `Handle` is one hold on an RRef: the last reference to it releases the fork. Its finalizer may run in any thread,
+inside any lock and at exit, so it only puts a note into a queue that the agent's keeper reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rpcbench.wire.messages import Fork
+from rpcbench.words.errors import ProtocolError
+from rpcbench.words.futures import Future
+from rpcbench.words.ids import Id
+
+if TYPE_CHECKING:
+    from rpcbench.agent.core import Agent
+
+
+class Handle:
+    """A hold on one RRef: a user's, with its `fork`, or the owner's, with the future of the `value` itself."""
+
+    def __init__(
+        self, agent: Agent, rref: Id, owner: int, fork: Id | None, value: Future[Any] | None, type_: str = ""
+    ) -> None:
+        self._agent = agent
+        self._rref = rref
+        self._owner = owner
+        self._fork = fork
+        self._value = value
+        self._type = type_
+        self._creation: Future[Any] | None = None  # on the user that called remote(): done when the value is there
+        self._made_from: object = None  # what must live as long as the creation is under way
+
+    def __del__(self) -> None:
+        fork = getattr(self, "_fork", None)
+        if fork is not None:
+            self._agent.released.put(fork)
+
+
+class Outgoing:
+    """Collects the handles inside a value while it is pickled: index for index what the message's forks will be."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self.handles: list[Handle] = []
+
+    def give(self, value: object) -> int | None:
+        if not isinstance(value, Handle):
+            return None
+        if value._agent is not self._agent:
+            raise ValueError(f"{value!r} belongs to another world and cannot be sent in this one")
+        self.handles.append(value)
+        return len(self.handles) - 1
+
+
+class Incoming:
+    """Makes handles for the forks of a message while it is unpickled."""
+
+    def __init__(self, agent: Agent, forks: Sequence[Fork]) -> None:
+        self._agent = agent
+        self._forks = forks
+        self._handles: dict[int, Handle] = {}
+
+    def give(self, value: object) -> int | None:
+        return None
+
+    def take(self, index: int) -> Handle:
+        if not 0 <= index < len(self._forks):
+            raise ProtocolError(f"a message mentions RRef {index}, but brings {len(self._forks)}")
+        if index not in self._handles:
+            self._handles[index] = self._agent.handle(self._forks[index])
+        return self._handles[index]
+
+    def unopened(self) -> list[Fork]:
+        """Users' forks that no handle was made for."""
+        me = self._agent.id
+        return [fork for i, fork in enumerate(self._forks) if i not in self._handles and fork.owner != me]

@@ -1,0 +1,58 @@
+"""How autograd (and whatever else must see every call) attaches to the agent, which knows none of it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+from rpcbench.wire.messages import Gradients, Scope, WalkFailed
+from rpcbench.words.ids import Id
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Recorder(Protocol):
+    """Sees the tensors of every message of a context, and answers the machines' questions about the graph."""
+
+    def current(self) -> int | None:
+        """The context of this thread, if it has one."""
+        ...
+
+    def sending(self, context: int, tensors: list[torch.Tensor], to: int) -> Scope | None:
+        """A message of this context is about to go out; its number, or None where the context is over."""
+        ...
+
+    def unsent(self, scope: Scope) -> None:
+        """It could not be sent."""
+        ...
+
+    def received(self, scope: Scope, tensors: list[torch.Tensor], source: int) -> list[torch.Tensor]:
+        """A message has come in; the tensors to use instead of those that were decoded."""
+        ...
+
+    def inside(self, context: int) -> AbstractContextManager[None]:
+        """Around a function that a message of this context asked for."""
+        ...
+
+    def explore(self, context: int, walk: Id, message: int) -> None:
+        """Find the recvs behind a send."""
+        ...
+
+    def propagate(self, context: int, walk: Id) -> None:
+        """Run backward from the roots."""
+        ...
+
+    def accumulate(self, source: int, message: Gradients) -> None:
+        """Gradients have come for a send."""
+        ...
+
+    def ended(self, context: int, walk: Id, failure: WalkFailed | None, source: int) -> None:
+        """A pass that this worker began is over."""
+        ...
+
+    def forget(self, context: int, walk: Id | None) -> None:
+        """A pass, or (None) a whole context, is over here."""
+        ...
+
+

@@ -1,0 +1,151 @@
+"""Connections of one agent: who is connected, dialling on first use, letting authenticated peers in.
+
+Two members that dial each other at once get two connections; both are read, and the one dialled by the lower id
+carries what is sent, so both sides agree. A connection that ends without a word is told once, when it was the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from rpcbench.agent.pool import Pool
+from rpcbench.transport import local
+from rpcbench.transport.base import Connection
+from rpcbench.transport.handshake import Identity
+from rpcbench.wire.frames import Frame, Limits
+from rpcbench.words.errors import AuthenticationError, NotConnectedError, ProtocolError
+
+Receive = Callable[[Identity, Frame], None]
+Ended = Callable[[Identity, str], None]
+
+
+class Peers:
+    def __init__(self, me: Identity, secret: bytes, directory: Path, pool: Pool, receive: Receive, ended: Ended) -> None:
+        self.me = me
+        self.address = str(directory / f"{me.id}.{me.incarnation}.sock" if me.id else directory / "0.sock")
+        self.refused = 0  # connections closed in the handshake: strangers, wrong secrets
+        self._secret = secret
+        self._pool = pool
+        self._receive = receive
+        self._ended = ended
+        self._limits = Limits()
+        self._lock = threading.Lock()
+        self._connections: dict[int, list[tuple[int, local.LocalConnection]]] = {}
+        self._dialling: dict[int, threading.Event] = {}
+        self._closed = False
+        self._listener = local.LocalListener(Path(self.address))
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept_forever, "accept")
+
+    # -- using
+    def find(self, to: int) -> Connection | None:
+        """The connection to a member, if there is one."""
+        with self._lock:
+            connections = self._connections.get(to)
+            return min(connections, key=lambda entry: entry[0])[1] if connections else None
+
+    def connect(self, to: int, address: str) -> Connection:
+        """The connection to a member, dialled if there is none. NotConnectedError where nobody answers. Blocks."""
+        while (connection := self.find(to)) is None:
+            with self._lock:
+                if self._closed:
+                    raise NotConnectedError("this agent has stopped")
+                dialled = self._dialling.get(to)
+                mine = dialled is None
+                if dialled is None:
+                    dialled = self._dialling[to] = threading.Event()
+            if mine:
+                self._dial(to, address, dialled)
+            else:
+                dialled.wait()
+        return connection
+
+    def _dial(self, to: int, address: str, dialled: threading.Event) -> None:
+        try:
+            sock, identity = local.connect(Path(address), self.me, self._secret)
+            if identity.id != to:
+                sock.close()
+                raise ProtocolError(f"{identity.name} answers at the address of worker {to}")
+            self._add(sock, identity, self.me.id)
+        except OSError as error:
+            raise NotConnectedError(f"nobody answers at {address}: {error.strerror or error}") from error
+        finally:
+            with self._lock:
+                del self._dialling[to]
+            dialled.set()
+
+    # -- letting in
+    def _accept_forever(self) -> None:
+        while (sock := self._listener.accept()) is not None:
+            self._pool.spawn(lambda new=sock: self._let_in(new))  # type: ignore[misc]
+
+    def _let_in(self, sock: socket.socket) -> None:
+        try:
+            identity = local.authenticate(sock, self.me, self._secret)
+        except (AuthenticationError, ProtocolError, OSError):
+            self.refused += 1  # no word to a stranger
+            return
+        self._add(sock, identity, identity.id)
+
+    def _add(self, sock: socket.socket, identity: Identity, dialler: int) -> None:
+        connection = local.LocalConnection(sock, self._limits, self._pool.spawn)
+        with self._lock:
+            if self._closed:
+                sock.close()
+                raise NotConnectedError("this agent has stopped")
+            self._connections.setdefault(identity.id, []).append((dialler, connection))
+        self._start(lambda: self._read(identity, connection), f"read-{identity.name}")
+
+    def _read(self, identity: Identity, connection: local.LocalConnection) -> None:
+        reason = connection.read_forever(lambda frame: self._receive(identity, frame))
+        with self._lock:
+            left = [entry for entry in self._connections.get(identity.id, []) if entry[1] is not connection]
+            self._connections[identity.id] = left
+            if not left:
+                del self._connections[identity.id]
+            last = not left and not self._closed
+        connection.release()
+        if last:
+            self._ended(identity, reason)
+
+    def _start(self, target: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=target, name=f"rpcbench-{self.me.name}-{name}", daemon=True)
+        with self._lock:
+            self._threads = [t for t in self._threads if t.is_alive() or t.ident is None]
+            self._threads.append(thread)
+        thread.start()
+
+    # -- ends
+    def drop(self, worker: int) -> None:
+        """A member is gone: no more to or from it."""
+        with self._lock:
+            connections = list(self._connections.get(worker, []))
+        for _, connection in connections:
+            self._pool.spawn(connection.close)
+
+    def close(self) -> None:
+        """Write out what is queued, end all connections, remove the socket file."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            connections = [connection for entries in self._connections.values() for _, connection in entries]
+            threads = list(self._threads)
+        self._listener.close()
+        for connection in connections:
+            connection.close()
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(5)
+
+    def forked(self) -> None:
+        """In a forked child: the sockets belong to the parent, which would not see them close."""
+        for entries in self._connections.values():
+            for _, connection in entries:
+                connection.forked()
+        with contextlib.suppress(OSError):
+            self._listener.forked()

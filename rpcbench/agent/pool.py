@@ -1,0 +1,175 @@
+"""Threads that run users' functions, and the runtime's own odd jobs.
+
+Guarantees
+- At most `limit` users' functions run at once; one that waits on a Future does not count meanwhile, so calls that
+  call back nest as deep as they like.
+- The runtime's own jobs (`spawn`) never queue behind users' functions.
+- Idle threads are used again, the last one first, and end after a while.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+Job = Callable[[], object]
+_IDLE_SECONDS = 20.0
+
+
+class _Thread(threading.Thread):
+    """Runs one job after another; `waiting` is how a blocking wait of ours tells the pool."""
+
+    def __init__(self, pool: Pool, number: int) -> None:
+        super().__init__(name=f"{pool.name}-{number}", daemon=True)
+        self._pool = pool
+        self._given = threading.Semaphore(0)
+        self._job: Job | None = None
+        self.counted = False
+
+    def give(self, job: Job | None) -> None:
+        self._job = job
+        self._given.release()
+
+    def run(self) -> None:
+        self._pool.enter()
+        while True:
+            if not self._given.acquire(timeout=_IDLE_SECONDS) and self._pool.retire(self):
+                return
+            job, self._job = self._job, None
+            if job is None:
+                return
+            try:
+                job()
+            except Exception:  # noqa: BLE001  (a job that fails must not take the thread along)
+                threading.excepthook(threading.ExceptHookArgs((*_exc_info(), self)))
+            del job
+            if not self._pool.rest(self):
+                return
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        if not self.counted:
+            yield
+            return
+        self._pool.blocked()
+        try:
+            yield
+        finally:
+            self._pool.unblocked()
+
+
+class Pool:
+    """`enter` runs first on each new thread."""
+
+    def __init__(self, name: str, limit: int, enter: Job) -> None:
+        self.name = name
+        self.enter = enter
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._idle: list[_Thread] = []
+        self._threads: set[_Thread] = set()
+        self._queue: collections.deque[Job] = collections.deque()
+        self._running = 0
+        self._made = 0
+        self._closed = False
+
+    def spawn(self, job: Job) -> None:
+        """Run a job of the runtime now, on a thread of its own. Dropped once the pool is closed."""
+        with self._lock:
+            if self._closed:
+                return
+            thread = self._idle.pop() if self._idle else None
+            if thread is None:
+                self._made += 1
+                thread = _Thread(self, self._made)
+                self._threads.add(thread)
+        thread.give(job)
+        if thread.ident is None:
+            thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Run a user's function when there is room."""
+        with self._lock:
+            if self._running >= self.limit:
+                self._queue.append(job)
+                return
+            self._running += 1
+        self.spawn(lambda: self._run(job))
+
+    def _run(self, job: Job | None) -> None:
+        thread = threading.current_thread()
+        assert isinstance(thread, _Thread)
+        thread.counted = True
+        try:
+            while job is not None:
+                try:
+                    job()
+                finally:
+                    job = self._next()
+        finally:
+            thread.counted = False
+
+    def _next(self) -> Job | None:
+        """The next queued job for a thread that has finished one."""
+        with self._lock:
+            if self._queue and self._running <= self.limit:
+                return self._queue.popleft()
+            self._running -= 1
+            return None
+
+    def blocked(self) -> None:
+        """A counted thread begins to wait: another job may run."""
+        with self._lock:
+            job = self._queue.popleft() if self._queue else None
+            if job is None:
+                self._running -= 1
+        if job is not None:
+            waiting = job
+            self.spawn(lambda: self._run(waiting))
+
+    def unblocked(self) -> None:
+        with self._lock:
+            self._running += 1
+
+    def rest(self, thread: _Thread) -> bool:
+        """Keep an idle thread; False if it should end."""
+        with self._lock:
+            if self._closed:
+                self._threads.discard(thread)
+                return False
+            self._idle.append(thread)
+            return True
+
+    def retire(self, thread: _Thread) -> bool:
+        """An idle thread has waited long enough; False if a job was given to it at the last moment."""
+        with self._lock:
+            if thread not in self._idle:
+                return False
+            self._idle.remove(thread)
+            self._threads.discard(thread)
+            return True
+
+    def figures(self) -> dict[str, int]:
+        with self._lock:
+            return {"threads": len(self._threads), "idle": len(self._idle), "running": self._running, "queued": len(self._queue)}
+
+    def close(self, patience: float) -> None:
+        """No more jobs; idle threads end. Waits up to `patience` seconds for the busy ones."""
+        with self._lock:
+            self._closed = True
+            self._queue.clear()
+            idle, self._idle = self._idle, []
+            busy = [t for t in self._threads if t not in idle and t is not threading.current_thread()]
+        for thread in idle:
+            thread.give(None)
+        for thread in [*idle, *busy]:
+            thread.join(patience if thread in busy else None)
+
+
+def _exc_info() -> tuple[type[BaseException] | None, BaseException | None, object]:
+
+
+    return sys.exc_info()

@@ -1,0 +1,133 @@
+"""The callee's side: opens a request, runs the function, sends the answer.
+
+All of it happens on a pool thread. Whatever the function raises, even SystemExit, becomes the caller's error; the
+worker lives on.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rpcbench.agent import current
+from rpcbench.wire.messages import EMPTY, Call, Create, Failure, Fetch, Result
+from rpcbench.words.errors import RemoteError, RpcError
+from rpcbench.words.futures import Future
+
+if TYPE_CHECKING:
+    from rpcbench.agent.core import Agent
+
+ASYNC_MARK = "_wrapped_async_rpc_function"
+"""torch's name for the attribute that `async_execution` sets: the function returns a Future of its result."""
+
+
+class Later:
+    """What a function returns whose result is not there yet. RuntimeError where it returned no Future."""
+
+    def __init__(self, future: Any) -> None:
+        if not isinstance(future, torch.futures.Future):
+            raise RuntimeError(
+                f"Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
+                f"but got {type(future)}"
+            )
+        self.future: torch.futures.Future[Any] = future
+
+
+def serve(agent: Agent, source: int, message: Call | Create | Fetch) -> None:
+    """Do what `source` asked for and answer."""
+    if isinstance(message, Fetch):
+        _fetch(agent, source, message)
+        return
+    with current.serving(source):
+        try:
+            result = _run(agent, source, message)
+        except BaseException as error:  # noqa: BLE001  (the caller gets it, whatever it is)
+            _fail(agent, source, message, error)
+            return
+    if isinstance(result, Later):
+        result.future.add_done_callback(lambda done: _answer_later(agent, source, message, done))
+        return
+    _answer(agent, source, message, result)
+
+
+def _run(agent: Agent, source: int, message: Call | Create) -> Any:
+    function, args, kwargs = agent.unpack(source, message.body, message.forks, message.scope)
+    context = message.scope.context if message.scope else None
+    with agent.inside(context):
+        result = function(*args, **kwargs)
+    if isinstance(result, Later) or getattr(function, ASYNC_MARK, None) is None:
+        return result
+    return Later(result)
+
+
+def _answer_later(agent: Agent, source: int, message: Call | Create, done: torch.futures.Future[Any]) -> None:
+    try:
+        value = done.value()
+    except Exception as error:  # noqa: BLE001  (as above)
+        _fail(agent, source, message, error)
+    else:
+        _answer(agent, source, message, value)
+
+
+def _answer(agent: Agent, source: int, message: Call | Create, value: Any) -> None:
+    if isinstance(message, Create):
+        agent.value_made(message.rref, value, None)
+        agent.reply(source, message.call, Result(message.call, (), None, EMPTY))
+        return
+    _send_value(agent, source, message, value)
+
+
+def _send_value(agent: Agent, source: int, message: Call | Fetch, value: Any) -> None:
+    try:
+        body, forks, scope = agent.pack(source, value, message.scope.context if message.scope else None)
+    except Exception as error:  # noqa: BLE001  (a result that cannot travel is the caller's error)
+        agent.reply(source, message.call, failure(agent, message.call, error))
+        return
+    agent.reply(source, message.call, Result(message.call, forks, scope, body))
+
+
+def _fail(agent: Agent, source: int, message: Call | Create, error: BaseException) -> None:
+    if isinstance(message, Create):
+        agent.value_made(message.rref, None, error)
+    agent.reply(source, message.call, failure(agent, message.call, error))
+
+
+def _fetch(agent: Agent, source: int, message: Fetch) -> None:
+    value: Future[Any] = agent.value(message.rref)
+
+    def ready(done: torch.futures.Future[Any]) -> None:
+        try:
+            result = done.value()
+        except Exception as error:  # noqa: BLE001  (as above)
+            agent.reply(source, message.call, failure(agent, message.call, error))
+        else:
+            _send_value(agent, source, message, result)
+
+    value.add_done_callback(ready)
+
+
+def failure(agent: Agent, call: int, error: BaseException) -> Failure:
+    """An exception as a message: itself where it can travel, and always its story."""
+    story = "".join(traceback.format_exception(error))
+    try:
+        body = agent.codec.encode(error).body if isinstance(error, Exception) else EMPTY
+    except Exception:  # noqa: BLE001  (it cannot travel; its story does)
+        body = EMPTY
+    name = type(error).__name__
+    return Failure(call, name, story, body)
+
+
+def rebuild(agent: Agent, worker: str, answer: Failure) -> Exception:
+    """The exception a Failure stands for, with the remote traceback as its cause."""
+    error: object = None
+    if answer.body.payload:
+        try:
+            error = agent.codec.decode(answer.body)
+        except Exception:  # noqa: BLE001  (its class cannot be rebuilt here; its story can be shown)
+            error = None
+    if not isinstance(error, Exception):
+        error = RpcError(f"{answer.type} on {worker}, which cannot be shown as itself here:\n{answer.text}")
+    error.__cause__ = RemoteError(worker, answer.text)
+    return error

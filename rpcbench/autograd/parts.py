@@ -1,0 +1,141 @@
+"""Which nodes of a worker's graph run together in a backward pass whose roots arrive in any order.
+
+Guarantees
+- The nodes of one part are led to by the same roots, so once these have arrived nothing is missing for any of them.
+- Gradients go from a part to parts that come later in the plan, never back.
+- What leads to no leaf and no received message is in no part.
+
+Rules
+- An end is where a part's gradients are handed out, tensor hooks run: a leaf or recv node that no other part feeds.
+- A leaf without hooks may be an end of several parts, unless one leads on to nodes of others: these may lead to that
+  leaf too, and torch's engine would go on to it through them.
+- Every other edge that leaves a part is tapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from rpcbench.autograd.graph import Below, Reach, is_leaf, is_recv, leaf_of
+
+RootEdges = Sequence["GradientEdge | None"]
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Nodes that run together.
+
+    `roots` is a bit set; `entries` are the gradients that came from outside so far; `taps` names the edges that are
+    tapped by their node and their places in it.
+    """
+
+    roots: int
+    ends: dict[GradientEdge, None] = field(default_factory=dict)
+    recvs: list[Any] = field(default_factory=list)
+    taps: dict[Any, list[int]] = field(default_factory=dict)
+    entries: dict[GradientEdge, Tensor] = field(default_factory=dict)
+
+    def end_at(self, node: Any) -> None:
+        """Make all of a leaf or recv node an end."""
+        outputs = 1
+        if is_recv(node):
+            self.recvs.append(node)
+            outputs = len(node.blanks) - node.blanks.count(None)
+        self.ends.update((GradientEdge(node, number), None) for number in range(outputs))
+
+    def add(self, edge: GradientEdge, grad: Tensor) -> None:
+        """Gradient that enters by this edge."""
+        before = self.entries.get(edge)
+        self.entries[edge] = grad if before is None else _sum(before, grad)
+
+
+def _sum(a: Tensor, b: Tensor) -> Tensor:
+    return b + a if a.is_sparse else a + b  # torch adds sparse to dense, and not dense to sparse
+
+
+class Plan:
+    """All parts, in an order in which they can run, and the part of each node that gradients may be brought to."""
+
+    def __init__(self, roots: Sequence[RootEdges], found: Reach) -> None:
+        self.part_of: dict[Any, Part] = {}
+        self._parts: dict[tuple[int, bool], Part] = {}
+        if len(roots) == 1:
+            self._whole(roots[0], found)
+        else:
+            self._divide(_bits(roots, found), found)
+        order = sorted(self._parts, key=lambda key: (key[0].bit_count(), *key))
+        self.parts = [part for part in map(self._parts.__getitem__, order) if part.ends or part.taps]
+
+    def _part(self, roots: int, rest: bool) -> Part:
+        """Two for each set of roots: what leads to ends, then the rest, which only leads to other parts."""
+        return self._parts.setdefault((roots, rest), Part(roots))
+
+    def _whole(self, root: RootEdges, found: Reach) -> None:
+        part = self._part(1, False)
+        for node in (*found.leaves, *found.recvs.values()):
+            part.end_at(node)
+            self.part_of[node] = part
+        self.part_of.update((edge.node, part) for edge in root if edge is not None)
+
+    def _divide(self, bits: dict[Any, int], found: Reach) -> None:
+        leading_on = {
+            bits[node]
+            for node, below in found.below.items()
+            for child, _ in below
+            if child is not None and bits[child] != bits[node] and not _is_terminal(child)
+        }
+        for node, below in found.below.items():
+            roots = bits[node]
+            if not roots:
+                continue
+            if _is_terminal(node):
+                part = self.part_of[node] = self._part(roots, False)
+                part.end_at(node)
+            else:
+                self._place(node, below, roots, share=roots not in leading_on)
+
+    def _place(self, node: Any, below: Below, roots: int, share: bool) -> None:
+        """Put an inner node into its part; what it leads to is in place already."""
+        front = self._part(roots, False)
+        for child, number in below:
+            if share and child is not None and _is_bare_leaf(child):
+                front.ends[GradientEdge(child, number)] = None
+        homes = [front if (*edge, None) in front.ends else self.part_of.get(edge[0]) for edge in below]
+        if front in homes:
+            mine = front
+        elif any(homes):
+            mine = self._part(roots, True)
+        else:
+            return
+        self.part_of[node] = mine
+        away = [place for place, home in enumerate(homes) if home not in (None, mine)]
+        if away:
+            mine.taps[node] = away
+
+
+def _bits(roots: Sequence[RootEdges], found: Reach) -> dict[Any, int]:
+    """For each node the set of roots that lead to it."""
+    bits: dict[Any, int] = dict.fromkeys(found.below, 0)
+    for number, root in enumerate(roots):
+        for edge in root:
+            if edge is not None:
+                bits[edge.node] |= 1 << number
+    for node in reversed(found.below):
+        here = bits[node]
+        for child, _ in found.below[node]:
+            if child is not None:
+                bits[child] |= here
+    return bits
+
+
+def _is_terminal(node: Any) -> bool:
+    return is_leaf(node) or is_recv(node)
+
+
+def _is_bare_leaf(node: Any) -> bool:
+    return is_leaf(node) and not leaf_of(node)._backward_hooks

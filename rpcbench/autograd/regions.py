@@ -1,0 +1,128 @@
+"""One backward pass on one worker, where the gradients of its roots come in any order.
+
+A root is something gradients come for: a local loss, or a message that was sent. A region is the nodes that the same
+roots lead to; it runs once, when all these roots have arrived, so every node sees whole sums and every hook runs once.
+
+Guarantees
+- The gradients are those of one local backward from all roots. A pass with one root is one `torch.autograd.grad`.
+- `.grad` of no tensor is touched. Hooks of tensors and of nodes run, but for those that belong to the writing of
+  `.grad`: `register_post_accumulate_grad_hook`, and hooks on the AccumulateGrad nodes of leaves.
+- Without `retain_graph` the buffers of a node are freed when it has run.
+- An edge between two regions over which no gradient comes is not followed.
+
+Rules
+- One thread at a time calls one pass; several passes may go over one graph at once.
+- Gradients handed out may share memory with each other and with those that came in: nobody changes them in place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from rpcbench.autograd import taps
+from rpcbench.autograd.graph import Blank, Reach, is_leaf, leaf_of
+from rpcbench.autograd.parts import Part, Plan
+from rpcbench.words.errors import ProtocolError
+
+
+class Fired(NamedTuple):
+    """The final gradients of one received message, one for each place in it.
+
+    None stands where no gradient came, and where `blanks` has None: there the tensor did not require one.
+    """
+
+    key: Any
+    grads: list[Tensor | None]
+    blanks: tuple[Blank | None, ...]
+
+    def filled(self) -> list[Tensor | None]:
+        """The gradients, with zeros where none came."""
+        places = zip(self.grads, self.blanks, strict=True)
+        return [blank.zeros() if blank and grad is None else grad for grad, blank in places]
+
+
+class LocalPass:
+    """One backward pass over this worker's part of the graph.
+
+    `roots` has the edges of each root that takes part, as `graph.edges` gives them. `found` is what they lead to, where
+    that is known already.
+    """
+
+    def __init__(
+        self,
+        roots: Mapping[Any, Sequence[GradientEdge | None]],
+        retain_graph: bool = False,
+        found: Reach | None = None,
+    ) -> None:
+        self._roots = dict(roots)  # also what keeps the graph alive
+        self._retain_graph = retain_graph
+        self._bits = {key: 1 << number for number, key in enumerate(roots)}
+        self._missing = (1 << len(roots)) - 1
+        self._leaves: list[tuple[Tensor, Tensor]] = []
+        if found is None:
+            found = Reach()
+            for edges in roots.values():
+                found.add(edges)
+        plan = Plan(list(roots.values()), found)
+        self._part_of, self._waiting = plan.part_of, plan.parts
+
+    @property
+    def complete(self) -> bool:
+        """Whether all roots have arrived, and so everything has run."""
+        return not self._missing
+
+    def leaves(self) -> list[tuple[Tensor, Tensor]]:
+        """The leaf tensors reached so far for the last time, with their final gradients; all of them when complete."""
+        return [(leaf, grad) for leaf, grad in self._leaves if leaf.requires_grad]
+
+    def arrive(self, key: Hashable, grads: Sequence[Tensor | None]) -> list[Fired]:
+        """Take the gradients of one root and run all that has become complete; returns what can be sent on.
+
+        Errors of user code pass through; the pass is then over. ProtocolError for a root that is not (or no longer)
+        expected, or another number of gradients than the root has edges.
+        """
+        bit = self._bits.get(key, 0)
+        if not bit & self._missing:
+            raise ProtocolError(f"gradients came for {key}, which this backward pass does not wait for")
+        edges = self._roots[key]
+        if len(grads) != len(edges):
+            raise ProtocolError(f"{len(grads)} gradients came for {key}, which has {len(edges)} tensors")
+        self._missing &= ~bit
+        with torch.no_grad():
+            for edge, grad in zip(edges, grads, strict=True):
+                if edge is not None and grad is not None:
+                    self._bring(GradientEdge(edge.node, edge.output_nr), grad)
+            return [fired for part in self._ready() for fired in self._run(part)]
+
+    def _bring(self, edge: GradientEdge, grad: Tensor) -> None:
+        part = self._part_of.get(edge.node)
+        if part is not None:
+            part.add(edge, grad)
+
+    def _ready(self) -> list[Part]:
+        ready = [part for part in self._waiting if not part.roots & self._missing]
+        self._waiting = [part for part in self._waiting if part.roots & self._missing]
+        return ready
+
+    def _run(self, part: Part) -> list[Fired]:
+        final: dict[GradientEdge, Tensor] = {}
+        if part.entries:
+            for edge, grad in taps.run(part.entries, list(part.ends), part.taps, self._retain_graph):
+                if grad is not None and self._part_of[edge.node] is part:
+                    final[edge] = grad
+                elif grad is not None:
+                    self._bring(edge, grad)
+        self._leaves += [(leaf_of(edge.node), grad) for edge, grad in final.items() if is_leaf(edge.node)]
+        return [_fired(recv, final) for recv in part.recvs]
+
+
+def _fired(recv: Any, final: Mapping[GradientEdge, Tensor]) -> Fired:
+    outputs = itertools.count()
+    grads = [final.get(GradientEdge(recv, next(outputs))) if blank else None for blank in recv.blanks]
+    return Fired(recv.key, grads, recv.blanks)

@@ -1,0 +1,26 @@
+"""`rpcbench bench`: runs the comparison, prints the table, writes the JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from rpcbench.bench.compare import Plan, compare
+from rpcbench.bench.report import as_table, as_values
+
+OURS = "rpcbench"
+MODULES = {OURS: "rpcbench.rpc", "torch": "torch.distributed.rpc"}
+
+
+def run(*, against: str, seed: int, quick: bool, rounds: int | None, json_file: Path | None) -> None:
+    """Compare with `against`, a key of MODULES. `rounds` None takes the plan's own number."""
+    plan = Plan.quick(seed) if quick else Plan(seed)
+    if rounds is not None:
+        plan = replace(plan, rounds=rounds)
+    figures = compare({name: MODULES[name] for name in (OURS, against)}, plan)
+    Console().print(as_table(figures, OURS, against, plan))
+    if json_file:
+        json_file.write_text(json.dumps(as_values(figures, OURS, against, plan), indent=2) + "\n")

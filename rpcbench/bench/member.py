@@ -1,0 +1,77 @@
+"""One of the two processes of a pair: `python -m rpcbench.bench.member API RANK MEETING [DESCRIPTOR]`.
+
+Rank 1 serves calls. Rank 0 drives: it reads orders as JSON lines from a socket, times a batch for each and answers with
+the seconds of every call. A wrong result is an error, never a figure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from rpcbench.bench.workloads import CALLEE, WORKLOADS, Api, Operation
+
+_WARM_UP_SHARE = 0.2
+_FEWEST = 3
+
+
+def batch(operation: Operation, seconds: float) -> list[float]:
+    """Warm up, then repeat for about `seconds`; returns the seconds of each call."""
+    _repeat(operation, seconds * _WARM_UP_SHARE)
+    if not operation.right(operation.run()):
+        raise AssertionError("the call returned a wrong result")
+    return _repeat(operation, seconds)
+
+
+def _repeat(operation: Operation, seconds: float) -> list[float]:
+    times: list[float] = []
+    run = operation.run
+    end = perf_counter() + seconds
+    while (begin := perf_counter()) < end or len(times) < _FEWEST:
+        run()
+        times.append(perf_counter() - begin)
+    return times
+
+
+def _obey(api: Api, order: dict[str, Any]) -> dict[str, Any]:
+    draw = random.Random(order["seed"])
+    torch.manual_seed(draw.getrandbits(63))
+    try:
+        return {"seconds": batch(WORKLOADS[order["workload"]](api, draw), order["budget"])}
+    except Exception:  # noqa: BLE001 - whatever failed here is told to the one who asked
+        return {"error": traceback.format_exc()}
+
+
+def _drive(api: Api, orders: socket.socket) -> None:
+    with orders, orders.makefile("rw", encoding="utf-8") as lines:
+        print(json.dumps({"ready": True}), file=lines, flush=True)
+        for line in lines:
+            print(json.dumps(_obey(api, json.loads(line))), file=lines, flush=True)
+
+
+def main(name: str, rank: str, meeting: str, descriptor: str = "") -> None:
+    warnings.filterwarnings("ignore", module=r"torch\.distributed")  # torch warns of its own use of itself
+    torch.set_num_threads(1)
+    api = Api.named(name)
+    options = api.rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting}")
+    api.rpc.init_rpc(["driver", CALLEE][int(rank)], rank=int(rank), world_size=2, rpc_backend_options=options)
+    try:
+        if descriptor:
+            _drive(api, socket.socket(fileno=int(descriptor)))
+    except ConnectionError:  # nobody is left to answer to, and the other member would wait for us
+        os.killpg(0, signal.SIGKILL)
+    api.rpc.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

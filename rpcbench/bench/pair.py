@@ -1,0 +1,124 @@
+"""A pair of processes seen from the one that compares: start, ask, freeze, thaw, end.
+
+The pair is a process group of our own session. So one signal stops both, Ctrl-C does not reach them before us, and
+should we be killed while they are stopped, the kernel hangs them up: no stopped process stays behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rpcbench.words.errors import RpcError
+
+_REPLY_SECONDS = 120.0
+_END_SECONDS = 5.0
+_STDERR = 2
+_QUIET = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+class BenchError(RpcError):
+    """One side could not do the work; its own traceback is the text."""
+
+
+def launch(
+    module: str, *args: str, stdout: int = _STDERR, group: int = 0, descriptors: tuple[int, ...] = ()
+) -> subprocess.Popen[str]:
+    """`python -m module args…` in the process group `group`, or (0) in one of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *args],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        env={**os.environ, **_QUIET},
+        process_group=group,
+        pass_fds=descriptors,
+        text=True,
+    )
+
+
+class Pair:
+    """A driver and a worker that use the RPC module `api`; `name` is what errors call them."""
+
+    def __init__(self, name: str, api: str, meeting: Path) -> None:
+        self.name = name
+        ours, theirs = socket.socketpair()
+        ours.settimeout(_REPLY_SECONDS)
+        member = "rpcbench.bench.member"
+        with theirs:
+            driver = launch(member, api, "0", str(meeting), str(theirs.fileno()), descriptors=(theirs.fileno(),))
+        worker = launch(member, api, "1", str(meeting), group=driver.pid)
+        self._processes = (driver, worker)
+        self._orders = ours
+        self._lines = ours.makefile("rw", encoding="utf-8")
+
+    def ready(self) -> None:
+        """Wait until the two have met."""
+        self._reply()
+
+    def ask(self, workload: str, seed: str, budget: float) -> list[float]:
+        """Seconds of each call of one batch of about `budget` seconds."""
+        order = {"workload": workload, "seed": seed, "budget": budget}
+        print(json.dumps(order), file=self._lines, flush=True)
+        seconds: list[float] = self._reply()["seconds"]
+        return seconds
+
+    def _reply(self) -> dict[str, Any]:
+        try:
+            line = self._lines.readline()
+        except TimeoutError:
+            raise BenchError(f"{self.name}: no reply within {_REPLY_SECONDS:.0f} s") from None
+        if not line:
+            raise BenchError(f"{self.name}: the driver process ended, see its output above")
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise BenchError(f"{self.name}:\n{reply['error']}")
+        return reply
+
+    def freeze(self) -> None:
+        """Stop both; returns when they stand still."""
+        self._signal(signal.SIGSTOP)
+        for process in self._processes:
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # both ended: the next reply says so
+            os.killpg(self._processes[0].pid, number)
+
+    def close(self) -> None:
+        """End both, politely first."""
+        self.thaw()
+        self._lines.close()
+        self._orders.close()
+        try:
+            for process in self._processes:
+                process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
+
+
+@contextlib.contextmanager
+def pairs(sides: dict[str, str]) -> Iterator[list[Pair]]:
+    """One pair for each side (its name and RPC module), met and frozen."""
+    with tempfile.TemporaryDirectory(prefix="rpcbench-bench-") as directory, contextlib.ExitStack() as stack:
+        started = []
+        for name, api in sides.items():
+            started.append(Pair(name, api, Path(directory) / name))
+            stack.callback(started[-1].close)
+        for pair in started:
+            pair.ready()
+            pair.freeze()
+        yield started

@@ -1,0 +1,89 @@
+"""`rpcbench demo | lab | bench`: reads the arguments, then imports what the subcommand needs.
+
+Nothing heavy is imported before it is asked for, so `rpcbench --help` answers at once. An `RpcError` says itself what
+to do, so it is printed without a traceback; anything else is a bug and shows where it happened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import rpcbench
+from rpcbench.words.errors import RpcError
+
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit status."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if options.command == "lab":
+        options.rest = rest
+    elif rest:
+        parser.error(f"unknown arguments: {' '.join(rest)}")
+    try:
+        options.run(options)
+    except RpcError as error:
+        print(f"rpcbench {options.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rpcbench", description="A Jupyter workbench for distributed PyTorch.")
+    parser.add_argument("--version", action="version", version=f"rpcbench {rpcbench.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="train a two-stage pipeline on two workers, and show where the time went")
+    demo.add_argument("--json", type=Path, metavar="FILE", help="also write accuracy, seconds and idle share here")
+    demo.add_argument("--epochs", type=_positive, metavar="N", help="passes over the training data")
+    demo.set_defaults(run=_demo)
+
+    lab = commands.add_parser(
+        "lab", help="open JupyterLab on the notebooks", epilog="Everything after `lab` is passed on to JupyterLab."
+    )
+    lab.set_defaults(run=_lab)
+
+    bench = commands.add_parser("bench", help="time our RPC and another one on the same work, in one run")
+    bench.add_argument("--against", choices=["torch"], default="torch", help="the other side (default: torch)")
+    bench.add_argument("--rounds", type=_positive, metavar="N", help="batches of each workload on each side")
+    bench.add_argument("--quick", action="store_true", help="only see that everything runs")
+    bench.add_argument("--seed", type=int, help="repeat the draws of an earlier run")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
+    bench.set_defaults(run=_bench)
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not a number from 1 up")
+    return number
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from rpcbench.cli import demo
+
+    demo.run(json_file=options.json, epochs=options.epochs)
+
+
+def _lab(options: argparse.Namespace) -> None:
+    from rpcbench.cli import lab
+
+    lab.run(options.rest)
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from rpcbench.bench import command
+
+    seed = random.randrange(1 << 32) if options.seed is None else options.seed
+    command.run(
+        against=options.against, seed=seed, quick=options.quick, rounds=options.rounds, json_file=options.json
+    )

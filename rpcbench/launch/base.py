@@ -1,0 +1,59 @@
+"""What every way of starting workers offers: a `Launcher` starts workers and hands out one `Handle` for each.
+
+Rules
+- An exit status is as `subprocess` has it: the code, or minus the number of the signal that ended the worker.
+- A launcher knows processes and nothing of RPC: it says that a worker's process ended, others say what that means.
+- All methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from rpcbench.words.config import WorldConfig
+
+
+class Handle(Protocol):
+    """One started worker."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """The exit status; None while the worker runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status, waited for `timeout` seconds at most (None: until it is there); then TimeoutError."""
+
+    def kill(self) -> None:
+        """End the worker, and what it started, at once. Does not wait; harmless on a worker that has ended."""
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the worker's process alone. Harmless on a worker that has ended."""
+
+    def last_words(self) -> str:
+        """The last lines that the worker wrote outside any cell or call; empty if it wrote none."""
+
+
+ExitCallback = Callable[[Handle, int], object]
+"""(handle, exit status): called once, after `handle.poll()` knows it, on a thread of the launcher: must be brief."""
+
+
+class Launcher(Protocol):
+    """A way of starting workers."""
+
+    def warm(self) -> None:
+        """Begin, in the background, whatever makes the first `start` quick."""
+
+    def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> Handle:
+        """Start one worker and return when its process is there (it has not joined yet).
+
+        Errors: RpcError if it cannot be started, ShutdownError after `close`.
+        """
+
+    def close(self) -> None:
+        """End all workers and whatever started them, within a bounded time. May be called again."""

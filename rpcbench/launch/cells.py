@@ -1,0 +1,181 @@
+"""Cells on a worker: taken from a queue, run one after the other on the worker's main thread.
+
+Rules
+- An interrupt names its cell. It raises KeyboardInterrupt on the main thread while that very cell runs; a cell that
+  still waits is dropped; one that is over is left alone, and so is whatever runs next.
+- Nothing that a cell does, and no moment at which an interrupt comes, ends the loop.
+- A cell's error is raised in `run_cell`, so it travels as any error of a call does; its rendered traceback goes ahead
+  with the output.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from rpcbench.agent.current import caller, current
+from rpcbench.launch.outbox import CellKey, CellStream, Notice, Outbox
+from rpcbench.words.errors import CallCancelled
+from rpcbench.words.futures import blocked
+
+if TYPE_CHECKING:
+    from rpcbench.agent.core import Agent
+    from rpcbench.launch.shell import Outcome
+
+OUTPUT = "cell"
+SHOWN = "shown"
+INTERRUPT = "interrupt"
+_READY_SECONDS = 2.0
+_CALM_SECONDS = 0.2
+"""After a KeyboardInterrupt was raised no second one is for so long: the first must find its way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What to run: `push` are variables set before, `want` names of variables to bring back after.
+
+    `value` asks for the value of the last expression under the name "", and for it not to be shown.
+    """
+
+    number: int
+    code: str
+    push: dict[str, Any] = field(default_factory=dict)
+    want: tuple[str, ...] = ()
+    value: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    key: CellKey
+    cell: Cell
+    reply: Future[dict[str, Any]] = field(default_factory=Future)
+
+
+class CellRunner:
+    """Runs cells on the thread that calls `serve`, which must be the main one."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._logs = {"stdout": sys.stdout, "stderr": sys.stderr}
+        self._outbox = Outbox(self._notify, self._logs)
+        self._gate = threading.Lock()
+        self._running: CellKey | None = None
+        self._given_up: deque[CellKey] = deque(maxlen=64)
+        self._raised = float("-inf")
+        agent.on_notice(INTERRUPT, self._interrupt)
+        agent.on_notice(SHOWN, self._outbox.shown)
+        with _registered:
+            _runners[agent] = self
+            _registered.notify_all()
+
+    def serve(self) -> None:
+        """Run cells until `stop`. Takes over SIGINT, `sys.stdout` and `sys.stderr` meanwhile."""
+        before = signal.signal(signal.SIGINT, self._on_signal)
+        sys.stdout, sys.stderr = (CellStream(name, self._outbox, log) for name, log in self._logs.items())
+        try:
+            while (job := self._jobs.get()) is not None:
+                self._reply(job, self._attempt(job))
+        finally:
+            sys.stdout, sys.stderr = self._logs.values()
+            signal.signal(signal.SIGINT, before)
+
+    def stop(self) -> None:
+        """End `serve` after the cells that wait already. From any thread."""
+        self._jobs.put(None)
+
+    def run(self, key: CellKey, cell: Cell) -> dict[str, Any]:
+        """Queue the cell and wait for its values; its error is raised. Called on a pool thread."""
+        job = _Job(key, cell)
+        self._jobs.put(job)
+        with blocked():
+            return job.reply.result()
+
+    def _attempt(self, job: _Job) -> Outcome:
+        """The outcome of the cell, whatever happens in it and whenever an interrupt comes."""
+        from rpcbench.launch.shell import Outcome
+
+        self._outbox.begin(job.key)
+        try:
+            try:
+                self._admit(job.key)
+                return self._run(job.cell)
+            finally:
+                self._dismiss()
+        except BaseException as error:  # noqa: BLE001  (an interrupt that came just before or after the cell's own code)
+            self._dismiss()
+            return Outcome(error=error)
+
+    def _run(self, cell: Cell) -> Outcome:
+        from rpcbench.launch.shell import WorkerShell
+
+        if not WorkerShell.initialized():
+            WorkerShell.start(self._agent.name, self._outbox)
+        return WorkerShell.instance().run(cell.code, cell.push, cell.want, cell.value)
+
+    def _admit(self, key: CellKey) -> None:
+        with self._gate:
+            given_up = key in self._given_up
+            self._running = None if given_up else key
+        if given_up:
+            raise KeyboardInterrupt("interrupted before it began")
+
+    def _dismiss(self) -> None:
+        with self._gate:
+            self._running = None
+
+    def _reply(self, job: _Job, outcome: Outcome) -> None:
+        error = outcome.error
+        kind = None if error is None else type(error).__name__
+        self._outbox.end(job.key, json.dumps({"error": kind, "traceback": outcome.traceback}))
+        if error is None:
+            job.reply.set_result(outcome.values)
+        elif isinstance(error, Exception):
+            job.reply.set_exception(error)
+        else:
+            job.reply.set_exception(CallCancelled(f"the cell on {self._agent.name} ended by {kind}"))
+
+    def _interrupt(self, asker: int, notice: Notice) -> None:
+        key = CellKey(asker, notice["cell"])
+        with self._gate:
+            if self._running == key:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            else:
+                self._given_up.append(key)
+
+    def _on_signal(self, _signal: int, _frame: FrameType | None) -> None:
+        """On the main thread, between two of its bytecodes; takes no lock, which that thread may hold."""
+        now = time.monotonic()
+        if self._running is not None and now - self._raised > _CALM_SECONDS:
+            self._raised = now
+            raise KeyboardInterrupt
+
+    def _notify(self, member: int, notice: Notice) -> None:
+        self._agent.notify(member, OUTPUT, notice)
+
+
+_runners: weakref.WeakKeyDictionary[Agent, CellRunner] = weakref.WeakKeyDictionary()
+"""The runner of each agent of this process: where `run_cell` looks its own up."""
+_registered = threading.Condition()
+
+
+def run_cell(cell: Cell) -> dict[str, Any]:
+    """On a worker, through a call: run the cell on its main thread; the values asked for, or the cell's error."""
+    agent = current()
+    with _registered:
+        # A worker that has just joined may be asked a moment before its main thread gets here.
+        _registered.wait_for(lambda: agent in _runners, _READY_SECONDS)
+        runner = _runners.get(agent)
+    if runner is None:
+        raise RuntimeError(f"{agent.name} runs no cells: it is not a worker of a cluster")
+    return runner.run(CellKey(caller(), cell.number), cell)

@@ -1,0 +1,224 @@
+"""A cluster: this process as member 0, "notebook", and workers on this host, started and ended together.
+
+Guarantees
+- When the constructor returns all workers serve; if one cannot start, all are ended and the error has its last words.
+- Workers, sockets and files go with `shutdown()`, at the end of a `with` block, and however this process ends.
+- A worker that dies is told of with its exit status or signal; its name can be started again, as a new incarnation.
+"""
+
+from __future__ import annotations
+
+import atexit
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from rpcbench.agent import current
+from rpcbench.agent.core import WorkerInfo
+from rpcbench.launch.base import Handle
+from rpcbench.launch.process import ProcessLauncher
+from rpcbench.launch.worker import LEAVE
+from rpcbench.rpc.rref import RRef
+from rpcbench.rpc.start import start_agent
+from rpcbench.transport.rundir import RunDirectory
+from rpcbench.words.config import DEFAULT_TIMEOUT, NOTEBOOK, UNSET_TIMEOUT, WorldConfig
+from rpcbench.words.errors import RpcError, UnknownWorkerError
+from rpcbench.words.futures import Future
+
+START_SECONDS = 60.0
+_LEAVE_SECONDS = 3.0
+_OBITUARY_SECONDS = 0.5
+
+
+class Cluster:
+    """`n` workers, named worker1 … workern. Leave by `shutdown()`, or use it in a `with` block.
+
+    start: "fork" (from a process that has torch loaded; default on Linux) or "spawn". rpc_timeout: seconds a call may
+    take that names no timeout, 0 for none. RpcError where a worker cannot start.
+    """
+
+    def __init__(self, n: int = 2, *, start: str | None = None, rpc_timeout: float = DEFAULT_TIMEOUT) -> None:
+        if n < 1:
+            raise ValueError(f"a cluster has at least one worker, not {n}")
+        directory = RunDirectory()
+        self._launcher = ProcessLauncher(directory, start)
+        self._launcher.warm()
+        self._config = WorldConfig(
+            NOTEBOOK, 0, secrets.token_hex(8), str(directory.path), secrets.token_bytes(32), rpc_timeout=rpc_timeout
+        )
+        self._handles: dict[str, Handle] = {}
+        self._incarnations: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self._using: ExitStack | None = None
+        self._ended = False
+        self.agent = start_agent(self._config)
+        self.agent.owner = self
+        self.agent.explain = self._obituary
+        self.agent.on_member(self._member_changed)
+        atexit.register(self.shutdown)
+        try:
+            self._start([f"worker{i}" for i in range(1, n + 1)])
+        except BaseException:
+            self.shutdown()
+            raise
+
+    # -- members
+    @property
+    def workers(self) -> list[str]:
+        """Names of the workers that serve."""
+        return [info.name for info in self.agent.members() if info.id != 0]
+
+    def pid(self, name: str) -> int:
+        """Process id of a worker."""
+        return self._handle(name).pid
+
+    def scale(self, n: int) -> None:
+        """Start more workers, or end the last ones, until there are `n`. Names of lost workers are started again."""
+        if n < 1:
+            raise ValueError(f"a cluster has at least one worker, not {n}; end it with shutdown()")
+        wanted = [f"worker{i}" for i in range(1, n + 1)]
+        self._leave([name for name in self.workers if name not in wanted])
+        self._start([name for name in wanted if name not in self.workers])
+
+    def restart(self, name: str) -> None:
+        """End a worker, if it still runs, and start it again under its name; what it held is lost."""
+        handle = self._handle(name)
+        handle.kill()
+        handle.wait(_LEAVE_SECONDS)
+        self._await(lambda: name not in self.workers, [], f"the end of {name}")
+        self._start([name])
+
+    def interrupt(self, name: str) -> None:
+        """Interrupt the cell that runs on a worker, from outside: KeyboardInterrupt there. Harmless when it is idle."""
+        self._handle(name).interrupt()
+
+    def shutdown(self) -> None:
+        """End all workers and remove all files. Idempotent."""
+        with self._changed:
+            if self._ended:
+                return
+            self._ended = True
+        atexit.unregister(self.shutdown)
+        self.agent.shutdown(graceful=False)
+        self._launcher.close()
+
+    # -- calls
+    def rpc_sync(self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT) -> Any:
+        """As `rpcbench.rpc.rpc_sync`, in this cluster."""
+        return self.agent.call(to, func, args, kwargs, timeout).wait()
+
+    def rpc_async(
+        self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
+    ) -> Future[Any]:
+        """As `rpcbench.rpc.rpc_async`, in this cluster."""
+        return self.agent.call(to, func, args, kwargs, timeout)
+
+    def remote(
+        self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
+    ) -> RRef[Any]:
+        """As `rpcbench.rpc.remote`, in this cluster."""
+        rref = self.agent.create(to, func, args, kwargs, timeout)
+        assert isinstance(rref, RRef)
+        return rref
+
+    def __enter__(self) -> Self:
+        self._using = ExitStack()
+        self._using.enter_context(current.using(self.agent))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._using is not None:
+            self._using.close()
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        if self._ended:
+            return "<Cluster: shut down>"
+        lost = [name for name in self._handles if name not in self.workers]
+        return f"<Cluster of {', '.join(self.workers) or 'no workers'}{f'; lost: {lost}' if lost else ''}>"
+
+    # -- starting and ending
+    def _start(self, names: list[str]) -> None:
+        """Start workers side by side and wait until all serve."""
+        handles = []
+        for name in names:
+            incarnation = self._incarnations.get(name, -1) + 1
+            self._incarnations[name] = incarnation
+            config = WorldConfig(
+                name,
+                int(name.removeprefix("worker")),
+                self._config.cluster,
+                self._config.directory,
+                self._config.secret,
+                incarnation,
+                rpc_timeout=self._config.rpc_timeout,
+            )
+            self._handles[name] = handle = self._launcher.start(config, self._exited)
+            handles.append(handle)
+        self._await(lambda: set(names) <= set(self.workers), handles, f"{', '.join(names)} to join")
+
+    def _leave(self, names: list[str]) -> None:
+        handles = [self._handles.pop(name) for name in names]
+        for name in names:
+            self.agent.notify(self.agent.member(name).id, LEAVE, None)
+        for handle in handles:
+            try:
+                handle.wait(_LEAVE_SECONDS)
+            except TimeoutError:
+                handle.kill()
+        self._await(lambda: not set(names) & set(self.workers), [], f"{', '.join(names)} to leave")
+
+    def _await(self, done: Callable[[], bool], handles: list[Handle], what: str) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        with self._changed:
+            while not done():
+                for handle in handles:
+                    if handle.poll() is not None:
+                        words = handle.last_words()
+                        raise RpcError(f"{handle.name} ended ({_ending(handle.poll())}) before it could serve:\n{words}")
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise RpcError(f"waited {START_SECONDS:g} s in vain for {what}")
+
+    def _exited(self, handle: Handle, status: int) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _obituary(self, name: str, reason: str) -> str:
+        """Why a worker's connection ended, as far as its process knows."""
+        handle = self._handles.get(name)
+        if handle is None:
+            return reason
+        try:
+            return f"its process ended ({_ending(handle.wait(_OBITUARY_SECONDS))})"
+        except TimeoutError:
+            return reason
+
+    def _handle(self, name: str) -> Handle:
+        handle = self._handles.get(name)
+        if handle is None:
+            raise UnknownWorkerError(f"this cluster has no {name!r}; it has {', '.join(self._handles)}")
+        return handle
+
+
+def cluster() -> Cluster:
+    """The current cluster: the innermost `with`, else the latest started. RuntimeError where there is none."""
+    agent = current.find()
+    if agent is None or not isinstance(agent.owner, Cluster):
+        raise RuntimeError("no cluster is running: start one with rpcbench.Cluster(2), in a notebook %cluster start 2")
+    return agent.owner
+
+
+def _ending(status: int | None) -> str:
+    """An exit status in words."""
+    if status is None or status >= 0:
+        return f"exit code {status}"
+    return f"killed by {signal.Signals(-status).name}"

@@ -1,0 +1,107 @@
+"""The handle of a worker process of this host, and the end of its log.
+
+Rules: a handle is given out once its process is there; `begin`, `refuse` and `end` are the starter's, called once each
+on the thread that reads its replies.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from rpcbench.launch.base import ExitCallback
+from rpcbench.words.errors import RpcError
+
+_LAST_LINES = 20
+_LAST_BYTES = 1 << 14
+
+
+class ProcessHandle:
+    """One worker process of this host. See `Handle` for the methods."""
+
+    def __init__(self, name: str, log: Path, send_signal: Callable[[int], None], on_exit: ExitCallback | None) -> None:
+        self.name = name
+        self.log = log
+        self._send_signal = send_signal
+        self._on_exit = on_exit
+        self._answered = threading.Event()
+        self._ended = threading.Event()
+        self._pid: int | None = None
+        self._error: RpcError | None = None
+        self._status: int | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self._pid is not None
+
+    @property
+    def pid(self) -> int:
+        assert self._pid is not None, "not started yet"
+        return self._pid
+
+    def poll(self) -> int | None:
+        return self._status
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"{self.name} (process {self.pid}) still runs after {timeout:g} s")
+        assert self._status is not None
+        return self._status
+
+    def kill(self) -> None:
+        self._send_signal(signal.SIGKILL)
+
+    def interrupt(self) -> None:
+        self._send_signal(signal.SIGINT)
+
+    def last_words(self) -> str:
+        return tail(self.log)
+
+    def __repr__(self) -> str:
+        state = "running" if self._status is None else f"exit status {self._status}"
+        return f"<worker process {self.name} {self._pid}: {state}>"
+
+    def started(self, timeout: float) -> bool:
+        """Whether the process is there within `timeout` seconds; raises why it cannot be."""
+        answered = self._answered.wait(timeout)
+        if self._error is not None:
+            raise self._error
+        return answered
+
+    def abandon(self) -> None:
+        """Nobody will hold this handle: end the process, whether it is there yet or not, and tell nobody."""
+        self._on_exit = None
+        self.kill()
+
+    def begin(self, pid: int) -> None:
+        self._pid = pid
+        self._answered.set()
+
+    def refuse(self, error: RpcError) -> None:
+        self._error = error
+        self._answered.set()
+
+    def end(self, status: int) -> None:
+        self._status = status
+        self._ended.set()
+        if self._on_exit is None:
+            return
+        try:
+            self._on_exit(self, status)
+        except Exception:
+            logging.getLogger(__name__).exception("on_exit of %s failed", self.name)
+
+
+def tail(log: Path) -> str:
+    """The last lines of a log; empty if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.splitlines()[-_LAST_LINES:])

@@ -1,0 +1,194 @@
+"""What a cell writes, on its way from the worker to the member that asked.
+
+Guarantees
+- Items of one cell are numbered 0, 1, 2, … without gaps in the order they were written; the last one is `end`.
+- Small writes are gathered for at most `GATHER_SECONDS`, then sent; what is long travels in pieces (`part`, `part`, …,
+  then the item with the rest).
+- The asker tells what it has shown. At most `WINDOW` notices are ahead of that: a flood slows its writer down instead
+  of filling memory, and a stopped cell is silent soon. An asker that says nothing holds up each notice for a second.
+- Any thread may write, also in a finalizer or while an interrupt is on its way: a write is one `SimpleQueue.put`, and
+  only the sending thread numbers and sends. What is written while no cell runs goes to the worker's log.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TextIO
+
+from rpcbench.words.errors import RpcError
+
+GATHER_SECONDS = 0.01
+WINDOW = 32
+_FULL = 10_000
+_SILENCE_SECONDS = 1.0
+_LONGEST = 1 << 18
+_TEXT = ("stdout", "stderr")
+
+Notice = dict[str, Any]
+
+
+class CellKey(NamedTuple):
+    """A cell as every process knows it: the member that asked, and that member's number for it."""
+
+    asker: int
+    number: int
+
+
+class _Item(NamedTuple):
+    key: CellKey
+    kind: str
+    content: str
+
+
+class Outbox:
+    """Gathers, numbers and sends what cells write. `notify(member id, notice)` does the sending."""
+
+    def __init__(self, notify: Callable[[int, Notice], None], logs: dict[str, TextIO]) -> None:
+        self._notify = notify
+        self._logs = logs
+        self._pid = os.getpid()
+        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._room = threading.Lock()
+        self._key: CellKey | None = None
+        self._live: CellKey | None = None
+        self._count = 0
+        self._shown = threading.Condition()
+        self._shown_count = 0
+        threading.Thread(target=self._send_for_ever, name="rpcbench-outbox", daemon=True).start()
+
+    def begin(self, key: CellKey) -> None:
+        """From here on everything written in this process belongs to this cell."""
+        self._put(_Item(key, "begin", ""))
+        self._key = key
+
+    def end(self, key: CellKey, content: str) -> None:
+        """The cell is over: `content` is its last item."""
+        self._key = None
+        self._put(_Item(key, "end", content))
+
+    def write(self, stream: str, text: str) -> None:
+        """Text for "stdout" or "stderr" of the cell that runs; for the log if none does, or in a forked child."""
+        key = self._key
+        if key is None or os.getpid() != self._pid:
+            self._log(stream, text)
+            return
+        self._put(_Item(key, stream, text))
+
+    def show(self, kind: str, content: str) -> None:
+        """A display, a result or a clear for the cell that runs; nobody sees those when none does."""
+        key = self._key
+        if key is not None and os.getpid() == self._pid:
+            self._put(_Item(key, kind, content))
+
+    def shown(self, asker: int, notice: Notice) -> None:
+        """The asker has shown this many notices of its cell. On a pool thread."""
+        with self._shown:
+            if self._live == (asker, notice["cell"]):
+                self._shown_count = notice["shown"]
+                self._shown.notify()
+
+    def _put(self, item: _Item) -> None:
+        self._queue.put(item)
+        if self._queue.qsize() > _FULL and threading.current_thread().name != "rpcbench-outbox":
+            self._room.acquire(timeout=_SILENCE_SECONDS)
+
+    def _send_for_ever(self) -> None:
+        while True:
+            for item in _joined(self._gather()):
+                self._send(item)
+            if self._room.locked():
+                self._room.release()
+
+    def _gather(self) -> Iterator[_Item]:
+        """The next item and those that follow it closely, up to the first that is not text."""
+        item = self._queue.get()
+        deadline = time.monotonic() + GATHER_SECONDS
+        yield item
+        while item.kind in _TEXT and (left := deadline - time.monotonic()) > 0:
+            try:
+                item = self._queue.get(timeout=left)
+            except queue.Empty:
+                return
+            yield item
+
+    def _send(self, item: _Item) -> None:
+        if item.kind == "begin":
+            self._begin(item.key)
+        elif item.key != self._live:
+            self._log(item.kind, item.content)
+        else:
+            self._deliver(item)
+
+    def _begin(self, key: CellKey | None) -> None:
+        with self._shown:
+            self._live, self._count, self._shown_count = key, 0, 0
+
+    def _deliver(self, item: _Item) -> None:
+        """Send the item, in pieces if need be."""
+        text = item.content.encode("utf-8", "backslashreplace").decode()
+        last = max(0, len(text) - 1) // _LONGEST * _LONGEST
+        try:
+            for start in range(0, last, _LONGEST):
+                self._number(item.key, item.kind if item.kind in _TEXT else "part", text[start : start + _LONGEST])
+            self._number(item.key, item.kind, text[last:])
+        except RpcError as error:
+            self._log("stderr", f"rpcbench: the member that asked for cell {item.key.number} is gone: {error}\n")
+            self._begin(None)
+        if item.kind == "end":
+            self._begin(None)
+
+    def _number(self, key: CellKey, kind: str, content: str) -> None:
+        number, self._count = self._count, self._count + 1
+        with self._shown:
+            self._shown.wait_for(lambda: number - self._shown_count < WINDOW, _SILENCE_SECONDS)
+        self._notify(key.asker, {"cell": key.number, "n": number, "kind": kind, "content": content})
+
+    def _log(self, kind: str, text: str) -> None:
+        if kind in _TEXT:
+            self._logs[kind].write(text)
+            self._logs[kind].flush()
+
+
+def _joined(items: Iterator[_Item]) -> Iterator[_Item]:
+    """Neighbouring texts of one stream of one cell as one item."""
+    for (key, kind), group in itertools.groupby(items, key=lambda item: (item.key, item.kind)):
+        if kind in _TEXT:
+            yield _Item(key, kind, "".join(item.content for item in group))
+        else:
+            yield from group
+
+
+class CellStream(io.TextIOBase):
+    """The worker's `sys.stdout` or `sys.stderr`: text goes to the outbox, the file descriptor is the log's."""
+
+    encoding = "utf-8"
+    errors = "replace"
+
+    def __init__(self, name: str, outbox: Outbox, log: TextIO) -> None:
+        super().__init__()
+        self.name = f"<{name}>"
+        self._stream = name
+        self._outbox = outbox
+        self._log = log
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        self._outbox.write(self._stream, text)
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._log.fileno()
+
+    @property
+    def buffer(self) -> Any:
+        return self._log.buffer

@@ -1,0 +1,89 @@
+"""Workers as processes of this host, forked from a starter that has torch loaded, or spawned where fork is not safe.
+
+Guarantees
+- Worker processes outlive neither `close` nor this process, however it ends; nor does the run directory.
+- The secret of a world goes to its worker over a pipe: no command line or environment shows it.
+- If the starter is lost, its workers are too; the next `start` makes a new one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from types import TracebackType
+from typing import Self
+
+from rpcbench.launch.base import ExitCallback
+from rpcbench.launch.handle import ProcessHandle
+from rpcbench.launch.rundir import RunDirectory
+from rpcbench.launch.starter import Starter
+from rpcbench.words.config import WorldConfig
+from rpcbench.words.errors import ShutdownError
+
+ENTRY = "rpcbench.launch.worker:main"
+_MODES = ("fork", "spawn")
+
+
+class ProcessLauncher:
+    """Starts workers of one cluster, which keeps its files in `run_directory`. See `Launcher` for the methods.
+
+    `start` is "fork" or "spawn"; by default what RPCBENCH_START says, else fork on Linux and spawn elsewhere.
+    `entry` names what a worker runs, "module:function", called with its WorldConfig. In mode "fork" the module is
+    imported before workers fork, and so must start no thread, open no socket and run no torch operation.
+    """
+
+    def __init__(self, run_directory: RunDirectory, start: str | None = None, entry: str = ENTRY) -> None:
+        self.mode = _mode(start)
+        self._directory = run_directory
+        self._entry = entry
+        self._maker = os.getpid()
+        # Held while the starter is made: whoever comes meanwhile needs that one starter and could only wait.
+        self._making = threading.Lock()
+        self._starter: Starter | None = None
+        self._closed = False
+
+    def warm(self) -> None:
+        """Begin to start the starter; returns at once."""
+        self._current()
+
+    def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> ProcessHandle:
+        """Start a worker with this process's directory, environment and import path as they are now.
+
+        Errors: ValueError for a name that no file can have, RpcError with the starter's last words, ShutdownError.
+        """
+        if not config.name or "/" in config.name or "\0" in config.name:
+            raise ValueError(f"a worker cannot be called {config.name!r}: its log file takes that name")
+        return self._current().start(config, on_exit)
+
+    def _current(self) -> Starter:
+        with self._making:
+            if self._closed:
+                raise ShutdownError("this launcher is closed and starts no workers; make a new cluster")
+            if self._starter is None or self._starter.lost:
+                self._starter = Starter(self.mode, self._directory.path, self._entry)
+            return self._starter
+
+    def close(self) -> None:
+        """End the workers (SIGTERM, SIGKILL after 0.5 s) and the starter, and remove the run directory."""
+        if os.getpid() != self._maker:
+            return
+        with self._making:
+            self._closed = True
+            starter = self._starter
+        if starter is not None:
+            starter.stop()
+        self._directory.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _mode(asked: str | None) -> str:
+    mode = asked or os.environ.get("RPCBENCH_START") or ("fork" if sys.platform == "linux" else "spawn")
+    if mode not in _MODES:
+        raise ValueError(f"start={mode!r} (or RPCBENCH_START) is no way to start workers; use one of {_MODES}")
+    return mode

@@ -1,0 +1,162 @@
+"""The IPython shell in which a worker runs cells: magics, `await`, rich display and tracebacks as in a notebook.
+
+Its namespace is the worker's `__main__`, so a function that a cell defines is the one that a call by reference finds.
+Nothing is printed on the terminal: displays and results go to the outbox as mime bundles (JSON text), the traceback
+of a failed cell comes back in its outcome.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from IPython.core.compilerop import CachingCompiler
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets import Type
+from traitlets.config import Config
+
+from rpcbench.launch.outbox import Outbox
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a cell ended: the values that were asked for, or an error with its rendered traceback (ANSI lines)."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    error: BaseException | None = None
+    traceback: tuple[str, ...] = ()
+
+
+class _Compiler(CachingCompiler):
+    """Names cells in tracebacks after the worker: `Cell worker1[3], line 2`."""
+
+    worker = ""
+
+    def format_code_name(self, name: str) -> tuple[str, str] | None:
+        if name not in self._filename_map:
+            return None
+        return "Cell", f"{self.worker}[{self._filename_map[name]}]"
+
+
+class _Publisher(DisplayPublisher):
+    """`display()`, its updates and `clear_output()` on a worker."""
+
+    outbox: Outbox
+
+    def publish(
+        self,
+        data: Any,
+        metadata: Any = None,
+        source: Any = None,
+        *,
+        transient: Any = None,
+        update: bool = False,
+        **_: Any,
+    ) -> None:
+        self._validate_data(data, metadata)  # type: ignore[no-untyped-call]
+        bundle = {"data": data, "metadata": metadata or {}, "transient": transient or {}}
+        self.outbox.show("update" if update else "display", _encoded(bundle))
+
+    def clear_output(self, wait: bool = False) -> None:
+        self.outbox.show("clear", json.dumps(bool(wait)))
+
+
+class _ResultHook(DisplayHook):
+    """The value of a cell's last expression; held back when the asker wants it as a value."""
+
+    outbox: Outbox
+    held_back = False
+
+    def write_output_prompt(self) -> None:
+        pass
+
+    def finish_displayhook(self) -> None:
+        self._is_active = False
+
+    def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
+        if not self.held_back:
+            self.outbox.show("result", _encoded({"data": format_dict, "metadata": md_dict or {}}))
+
+
+class WorkerShell(InteractiveShell):
+    """IPython's shell without a terminal. One per process, as `get_ipython()` and `__main__` are."""
+
+    compiler_class = Type(_Compiler)
+    display_pub_class = Type(_Publisher)
+    displayhook_class = Type(_ResultHook)
+
+    compile: _Compiler
+    display_pub: _Publisher
+    displayhook: _ResultHook
+    _shown: tuple[BaseException, tuple[str, ...]] | None = None
+
+    @classmethod
+    def start(cls, worker: str, outbox: Outbox) -> WorkerShell:
+        """The shell of this process; `worker` is the name that tracebacks show."""
+        config = Config()
+        config.HistoryManager.enabled = False
+        shell: WorkerShell = cls.instance(config=config, user_module=sys.modules["__main__"])
+        shell.compile.worker = worker
+        shell.display_pub.outbox = outbox
+        shell.displayhook.outbox = outbox
+        return shell
+
+    def run(self, code: str, push: dict[str, Any], want: tuple[str, ...], value: bool) -> Outcome:
+        """Run a cell after setting the variables in `push`; bring back those in `want`.
+
+        With `value`, the last expression is not shown but brought back, under the name "".
+        """
+        self._shown = None
+        self.user_ns.update(push)
+        self.displayhook.held_back = value
+        result = self.run_cell(code, store_history=True)  # type: ignore[no-untyped-call]
+        error = result.error_before_exec or result.error_in_exec
+        if error is not None:
+            return Outcome(error=error, traceback=self._rendered(error))
+        missing = [name for name in want if name not in self.user_ns]
+        if missing:
+            error = NameError(f"{self.compile.worker} has no variable {missing[0]!r} to bring back (-o)")
+            return Outcome(error=error, traceback=self._rendered(error))
+        values = {name: self.user_ns[name] for name in want}
+        return Outcome({**values, "": result.result} if value else values)
+
+    def _rendered(self, error: BaseException) -> tuple[str, ...]:
+        if isinstance(error, UsageError):
+            return ()
+        if self._shown is not None and self._shown[0] is error:
+            return self._shown[1]
+        return tuple(self.InteractiveTB.get_exception_only(type(error), error))  # type: ignore[no-untyped-call]
+
+    def _showtraceback(self, etype: Any, evalue: BaseException, stb: list[str]) -> None:
+        """Keep the traceback of the cell's own error; print one that the cell asked to see (`%tb`)."""
+        running = self.displayhook.exec_result
+        if running is None or running.error_in_exec is evalue:
+            self._shown = evalue, tuple(stb)
+        else:
+            super()._showtraceback(etype, evalue, stb)
+
+    def show_usage_error(self, exc: BaseException) -> None:
+        """The asker shows it."""
+
+    def enable_gui(self, gui: Any = None) -> None:
+        """A worker has no window to run an event loop for; inline figures need none."""
+
+    def ask_exit(self) -> None:
+        raise RuntimeError("exit() does not end a worker: use cluster.restart(name), or %cluster stop")
+
+
+def _encoded(bundle: dict[str, Any]) -> str:
+    """A mime bundle as JSON; bytes become base64 as in a notebook file. TypeError if a value is not JSON's."""
+    return json.dumps(bundle, default=_base64)
+
+
+def _base64(value: object) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    raise TypeError(f"a display holds a {type(value).__name__}, which cannot be shown in a notebook")

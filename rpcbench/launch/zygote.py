@@ -1,0 +1,261 @@
+"""The starter: a small process beside the notebook that starts workers, reports their exits and ends them.
+
+Run as a script by path, so it imports nothing of ours before it knows the notebook's import path. It talks in JSON
+lines over a socket on its standard input:
+    requests  {"prepare": mode, ...}  {"start": number, ...}  {"signal": signal, "to": number}
+    replies   {"ready": true}  {"started": number, "pid": pid}  {"failed": number, "error": text}
+              {"exited": number, "status": exit status}
+
+Guarantees
+- When the notebook is gone, however it went, all workers and the run directory are gone soon after; when the
+  starter is gone, so are its workers (Linux).
+- Mode "fork" imports torch and the entry's module once and runs no torch operation: a process that has run a
+  parallel one has threads and locks that its forks inherit broken.
+- A worker inherits no descriptor of the starter or of its siblings; what a worker started ends with it, unless that
+  made a session of its own.
+- Nothing here polls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Request = dict[str, Any]
+
+_WORKER = str(Path(__file__).with_name("become.py"))
+_CAUGHT = (signal.SIGCHLD, signal.SIGTERM)
+_TERM_SECONDS = 0.5
+_KILL_SECONDS = 2.0
+
+
+class Service:
+    """Serves one notebook until that goes."""
+
+    def __init__(self) -> None:
+        self._own = contextlib.ExitStack()
+        self._channel = self._own.enter_context(socket.socket(fileno=os.dup(0)))
+        self._wake, wake = (self._own.enter_context(end) for end in socket.socketpair())
+        self._selector = self._own.enter_context(selectors.DefaultSelector())
+        self._heard = b""
+        self._children: dict[int, int] = {}
+        self._mode = ""
+        self._directory = ""
+        self._over = False
+        self._orphaned = False
+        _hide_input()
+        self._listen(self._channel.fileno(), self._hear)
+        self._catch_signals(wake)
+
+    def _catch_signals(self, wake: socket.socket) -> None:
+        for end in (self._wake, wake):
+            end.setblocking(False)
+        signal.set_wakeup_fd(wake.fileno())
+        for number in _CAUGHT:
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._listen(self._wake.fileno(), self._woken)
+
+    def _listen(self, descriptor: int, react: Callable[[], Request | None]) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, react)
+
+    def serve(self) -> Request | None:
+        """Serve until the notebook is gone, then None; but in each process forked for a worker, its request."""
+        while not self._over:
+            for key, _ in self._selector.select():
+                request: Request | None = key.data()
+                if request is not None:
+                    return request
+        self._end_all()
+        return None
+
+    def _hear(self) -> Request | None:
+        try:
+            data = self._channel.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._orphan()
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        for line in lines:
+            request = self._take(json.loads(line))
+            if request is not None:
+                return request
+        return None
+
+    def _take(self, request: Request) -> Request | None:
+        if "prepare" in request:
+            self._prepare(request)
+        elif "start" in request:
+            return self._start(request)
+        else:
+            self._signal(request["to"], request["signal"])
+        return None
+
+    def _prepare(self, request: Request) -> None:
+        self._mode, self._directory = request["prepare"], request["directory"]
+        self._watch(request["notebook"])
+        if self._mode == "fork":
+            sys.path[:] = request["sys_path"]
+            _preload(request["entry"])
+        os.chdir("/")
+        self._tell({"ready": True})
+
+    def _watch(self, notebook: int) -> None:
+        """Notice the notebook's end even if a process that it forked still holds its end of our channel."""
+        if not hasattr(os, "pidfd_open"):
+            return
+        try:
+            descriptor = os.pidfd_open(notebook)
+        except ProcessLookupError:
+            self._orphan()
+            return
+        self._own.callback(os.close, descriptor)
+        self._listen(descriptor, self._orphan)
+
+    def _orphan(self) -> None:
+        self._over = self._orphaned = True
+
+    def _start(self, request: Request) -> Request | None:
+        number = request["start"]
+        request["starter"] = os.getpid()
+        try:
+            pid = self._fork() if self._mode == "fork" else _spawn(request)
+        except OSError as error:
+            self._tell({"failed": number, "error": f"{type(error).__name__}: {error}"})
+            return None
+        if pid == 0:
+            return request
+        self._children[pid] = number
+        self._tell({"started": number, "pid": pid})
+        return None
+
+    def _fork(self) -> int:
+        """As `os.fork`; the child has nothing of the starter's, and no signal for it falls to our handlers."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _CAUGHT)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._leave()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _CAUGHT)
+        return pid
+
+    def _leave(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for number in _CAUGHT:
+            signal.signal(number, signal.SIG_DFL)
+        self._own.close()
+
+    def _signal(self, number: int, which: int) -> None:
+        for pid, child in self._children.items():
+            if child == number:
+                send = _signal_group if which == signal.SIGKILL else os.kill
+                send(pid, which)
+
+    def _woken(self) -> None:
+        if signal.SIGTERM in self._wake.recv(1 << 12):
+            self._over = True
+        self._reap()
+
+    def _reap(self) -> None:
+        for pid in list(self._children):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                # The worker's number cannot be in use again so soon, or at all while its group has members.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+                self._tell({"exited": self._children.pop(pid), "status": os.waitstatus_to_exitcode(status)})
+
+    def _tell(self, reply: dict[str, Any]) -> None:
+        try:
+            self._channel.sendall(json.dumps(reply).encode() + b"\n")
+        except ConnectionError:
+            self._orphan()
+
+    def _end_all(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            if key.fileobj != self._wake.fileno():
+                self._selector.unregister(key.fileobj)
+        for which, seconds in ((signal.SIGTERM, _TERM_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
+            for pid in self._children:
+                _signal_group(pid, which)
+            self._await_exits(time.monotonic() + seconds)
+        if self._orphaned and self._directory:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(self._directory)
+
+    def _await_exits(self, deadline: float) -> None:
+        while self._children and (left := deadline - time.monotonic()) > 0:
+            if self._selector.select(left):
+                self._woken()
+
+
+def _preload(entry: str) -> None:
+    """Import what every worker needs, and lay it out so that forks share it: a collection would touch every page."""
+    import torch
+
+    torch.set_num_threads(1)
+    for module in ("rpcbench.words.config", "rpcbench.launch.become", entry.partition(":")[0]):
+        importlib.import_module(module)
+    if threading.active_count() > 1:
+        raise RuntimeError(f"importing {entry} started a thread; a process with threads cannot be forked safely")
+    sys.stdout.flush()
+    gc.disable()
+    gc.freeze()
+
+
+def _signal_group(pid: int, which: int) -> None:
+    """Signal an unreaped worker and what it started; the worker alone if it has not made its session yet."""
+    try:
+        os.killpg(pid, which)
+    except (ProcessLookupError, PermissionError):
+        os.kill(pid, which)
+
+
+def _spawn(request: Request) -> int:
+    """Start a new interpreter that reads `request` from its standard input; its process id."""
+    read, write = os.pipe()
+    # A worker that ends before it has read its request is reported as any other.
+    with contextlib.suppress(BrokenPipeError), os.fdopen(write, "wb") as pipe:
+        try:
+            arguments = [sys.executable, "-P", _WORKER, request["name"]]
+            actions = [(os.POSIX_SPAWN_DUP2, read, 0)]
+            pid = os.posix_spawn(sys.executable, arguments, request["environ"], file_actions=actions)
+        finally:
+            os.close(read)
+        pipe.write(json.dumps(request).encode())
+    return pid
+
+
+def _hide_input() -> None:
+    """What is imported here must not read requests."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+def main() -> None:
+    request = Service().serve()
+    if request is not None:
+        from rpcbench.launch import become
+
+        become.run(request)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Run a cell on workers and wait for it: what `%%remote` does, without its syntax.
+
+Rules
+- Output is shown while the cell runs, in the notebook cell that asked. A cell has no deadline.
+- Ctrl-C interrupts the cell on all its workers, waits at most `PATIENCE` seconds for them, and raises KeyboardInterrupt
+  in any case; a second one does not wait.
+- A worker's error is raised here with its own type, after the results of all other workers were kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
+from rpcbench.notebook.relay import Inbox, Relay
+from rpcbench.notebook.screen import Pane, Screen
+from rpcbench.notebook.tracebacks import Failed, interrupted
+from rpcbench.words.errors import RemoteError
+from rpcbench.words.ids import Counter
+
+if TYPE_CHECKING:
+    from rpcbench.agent.core import Agent, WorkerInfo
+
+PATIENCE = 5.0
+_STRAGGLER_SECONDS = 1.0
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What goes along with a cell and what shall come back: as in `launch.cells.Cell`."""
+
+    push: Values = field(default_factory=dict)
+    want: tuple[str, ...] = ()
+    value: bool = False
+
+
+class Answer(NamedTuple):
+    """What came of a cell: values by worker, and the failures, both in the order the workers were named in."""
+
+    values: dict[str, Values]
+    failures: list[Failed]
+
+    def by_name(self, several: bool) -> Values:
+        """Values by the name of the variable; of several workers, each is a dict by worker."""
+        if not several:
+            return next(iter(self.values.values()), {})
+        names = dict.fromkeys(name for values in self.values.values() for name in values)
+        return {name: {worker: values[name] for worker, values in self.values.items()} for name in names}
+
+
+class _Part:
+    """The cell on one worker."""
+
+    def __init__(self, member: WorkerInfo, pane: Pane) -> None:
+        self.member = member
+        self.inbox = Inbox(pane)
+        self.values: Values = {}
+        self.error: Exception | None = None
+        self.replied = threading.Event()
+
+    def settle(self, answer: Callable[[], Values]) -> None:
+        """The reply is here, or never will be."""
+        try:
+            self.values = answer()
+        except Exception as error:  # noqa: BLE001  (whatever the cell raised is what came of it)
+            self.error = error
+        self.replied.set()
+
+    def wait(self, deadline: float = math.inf) -> bool:
+        """Until the reply and all output are here; False if that is not so by `deadline` (monotonic seconds)."""
+        if not _wait(self.replied, deadline):
+            return False
+        if self.error is None:
+            return _wait(self.inbox.over, deadline)
+        # The output of a failed cell may be a little behind its reply; a cell that never began there sends none.
+        if isinstance(self.error.__cause__, RemoteError) and self.inbox.begun.wait(_STRAGGLER_SECONDS):
+            return _wait(self.inbox.over, deadline)
+        return True
+
+    def failed(self) -> Failed | None:
+        if self.error is None:
+            return None
+        end = self.inbox.end
+        stopped = end is not None and end.error == "KeyboardInterrupt"
+        return Failed(self.member.name, self.error, end.traceback if end else [], stopped)
+
+
+def _wait(event: threading.Event, deadline: float) -> bool:
+    return event.wait(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+
+
+class CellDesk:
+    """Runs cells on the workers of one agent's world."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self._relay = Relay(agent)
+        self._numbers = Counter()
+
+    def run(self, screen: Screen, workers: Sequence[str], code: str, ask: Ask) -> Answer:
+        """Run the cell on all `workers` at once and wait for them.
+
+        Errors: UnknownWorkerError or WorkerLostError before anything runs; KeyboardInterrupt after Ctrl-C. What
+        happens on a worker is in the answer.
+        """
+        cell = Cell(self._numbers.next(), code, ask.push, ask.want, ask.value)
+        members = [self.agent.member(name) for name in workers]
+        parts = [_Part(m, Pane(screen, m.name, m.name if len(members) > 1 else "")) for m in members]
+        try:
+            for part in parts:
+                self._send(part, cell)
+            for part in parts:
+                part.wait()
+                part.inbox.pane.finish()
+        except KeyboardInterrupt:
+            raise self._stop(parts, cell) from None
+        values = {part.member.name: part.values for part in parts if part.error is None}
+        return Answer(values, _failures(parts))
+
+    def _send(self, part: _Part, cell: Cell) -> None:
+        worker = part.member.id
+        self._relay.open(worker, cell.number, part.inbox)
+        try:
+            future = self.agent.call(worker, run_cell, (cell,), timeout=0.0)
+        except Exception as error:  # noqa: BLE001  (the others shall run it all the same)
+            self._relay.close(worker, cell.number)
+            part.settle(functools.partial(_raise, error))
+        else:
+            future.add_done_callback(lambda done: part.settle(done.value))
+
+    def _stop(self, parts: list[_Part], cell: Cell) -> KeyboardInterrupt:
+        """Interrupt the cell everywhere, wait a little, and say what came of it."""
+        deadline = time.monotonic() + PATIENCE
+        busy = [part for part in parts if not part.replied.is_set()]
+        try:
+            for part in busy:
+                self.agent.notify(part.member.id, INTERRUPT, {"cell": cell.number})
+            busy = [part for part in parts if not part.wait(deadline)]
+        except KeyboardInterrupt:
+            busy = [part for part in parts if not part.wait(time.monotonic())]
+        for part in parts:
+            part.inbox.pane.finish()
+        return interrupted(_failures(parts), [part.member.name for part in busy])
+
+
+def _failures(parts: list[_Part]) -> list[Failed]:
+    return [failed for part in parts if (failed := part.failed()) is not None]
+
+
+def _raise(error: Exception) -> Values:
+    raise error

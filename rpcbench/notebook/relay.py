@@ -1,0 +1,122 @@
+"""What arrives from workers' outboxes, put in order and handed to the cell it belongs to.
+
+Guarantees
+- Items of one cell on one worker are shown in the order of their numbers, whatever order they arrive in, each once.
+- A cell is over when its `end` and all before it were shown, or when its worker is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rpcbench.launch.cells import OUTPUT, SHOWN
+
+if TYPE_CHECKING:
+    from rpcbench.agent.core import Agent, WorkerInfo
+    from rpcbench.notebook.screen import Pane
+
+Notice = dict[str, Any]
+
+
+class InOrder:
+    """Turns notices that arrive in any order into items (kind, content) in order, pieces joined."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self._early: dict[int, tuple[str, str]] = {}
+        self._parts: list[str] = []
+
+    def add(self, notice: Notice) -> Iterator[tuple[str, str]]:
+        """The items that this notice makes ready: none, one, or it and those that waited for it."""
+        self._early[notice["n"]] = notice["kind"], notice["content"]
+        while self.passed in self._early:
+            kind, content = self._early.pop(self.passed)
+            self.passed += 1
+            if kind == "part":
+                self._parts.append(content)
+            else:
+                parts, self._parts = self._parts, []
+                yield kind, "".join([*parts, content])
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the cell ended there: the name of the error's class (None if there was none) and its traceback."""
+
+    error: str | None
+    traceback: list[str]
+
+
+class Inbox:
+    """The output of one cell on one worker: shown on its pane as it comes, until the end is there."""
+
+    def __init__(self, pane: Pane) -> None:
+        self.pane = pane
+        self.begun = threading.Event()
+        self.over = threading.Event()
+        self.end: End | None = None
+        self.shown = 0
+        self._items = InOrder()
+
+    def take(self, notice: Notice) -> None:
+        """Show what this notice makes ready."""
+        self.begun.set()
+        for kind, content in self._items.add(notice):
+            if kind == "end":
+                self.end = End(**json.loads(content))
+            else:
+                self.pane.show(kind, content)
+        self.shown = self._items.passed
+        if self.end is not None:
+            self.over.set()
+
+    def lose(self) -> None:
+        """Nothing more will come."""
+        self.begun.set()
+        self.over.set()
+
+
+class Relay:
+    """All inboxes of one agent. Its notices come one at a time, so showing needs no lock."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._lock = threading.Lock()
+        self._inboxes: dict[tuple[int, int], Inbox] = {}
+        agent.on_notice(OUTPUT, self._arrived)
+        agent.on_member(self._changed)
+
+    def open(self, worker: int, cell: int, inbox: Inbox) -> None:
+        with self._lock:
+            self._inboxes[worker, cell] = inbox
+
+    def close(self, worker: int, cell: int) -> None:
+        """No more is wanted, or nothing more will come."""
+        with self._lock:
+            inbox = self._inboxes.pop((worker, cell), None)
+        if inbox is not None:
+            inbox.lose()
+
+    def _arrived(self, worker: int, notice: Notice) -> None:
+        cell = notice["cell"]
+        with self._lock:
+            inbox = self._inboxes.get((worker, cell))
+        if inbox is None:
+            return
+        inbox.take(notice)
+        if inbox.over.is_set():
+            self.close(worker, cell)
+        else:
+            self._agent.notify(worker, SHOWN, {"cell": cell, "shown": inbox.shown})
+
+    def _changed(self, kind: str, member: WorkerInfo, _reason: str) -> None:
+        if kind == "joined":
+            return
+        with self._lock:
+            cells = [cell for worker, cell in self._inboxes if worker == member.id]
+        for cell in cells:
+            self.close(member.id, cell)

@@ -1,0 +1,91 @@
+"""How errors of remote cells look in a notebook: the lines of the remote cell, not those of the machinery here.
+
+An error keeps its type. IPython asks an exception for `_render_traceback_`; that is where the worker's own rendering
+goes. Elsewhere (a script, a test) the remote traceback is the error's `__cause__`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar, cast
+
+from rpcbench.words.errors import RpcError
+
+E = TypeVar("E", bound=BaseException)
+
+
+class Failed(NamedTuple):
+    """What went wrong on one worker. `lines`: the traceback as rendered there, empty if the cell did not raise it.
+
+    `stopped` says that the cell ended by a KeyboardInterrupt, which no call carries as itself.
+    """
+
+    worker: str
+    error: Exception
+    lines: list[str]
+    stopped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendering:
+    """`error._render_traceback_()`, in a form that can be pickled along with the error."""
+
+    lines: list[str]
+
+    def __call__(self) -> list[str]:
+        return self.lines
+
+
+def shown_as(error: E, lines: list[str]) -> E:
+    """The error, to be shown as these lines; IPython has its own way for its UsageError."""
+    cast(Any, error)._render_traceback_ = _Rendering(lines)
+    return error
+
+
+def raised(failures: list[Failed]) -> BaseException:
+    """The error to raise for a cell that failed on these workers: the first one's, shown with all their tracebacks."""
+    first = failures[0]
+    if first.stopped:
+        return interrupted(failures, [])
+    for other in failures[1:]:
+        first.error.add_note(f"also on {other.worker}: {_last_line(other.error)}")
+    return shown_as(first.error, _story(failures))
+
+
+def interrupted(failures: list[Failed], busy: list[str]) -> KeyboardInterrupt:
+    """What Ctrl-C raises: shows where the cell stood on each worker, and which of them still runs it."""
+    text = "the cell was interrupted"
+    if busy:
+        names = ", ".join(busy)
+        text = f"the cell still runs on {names}, deaf to the interrupt; cluster.restart({busy[0]!r}) would end it"
+    return shown_as(KeyboardInterrupt(text), [*_story(failures), f"KeyboardInterrupt: {text}"])
+
+
+@contextlib.contextmanager
+def short() -> Iterator[None]:
+    """Errors about workers that are raised inside are shown by their last line: the frames between are ours."""
+    try:
+        yield
+    except (RpcError, RuntimeError) as error:
+        if hasattr(error, "_render_traceback_"):
+            raise
+        raise shown_as(error, [_last_line(error)]) from None
+
+
+def _story(failures: list[Failed]) -> list[str]:
+    """All tracebacks under the names of their workers; the same error elsewhere takes one line."""
+    if len(failures) == 1:
+        return failures[0].lines or [_last_line(failures[0].error)]
+    lines, seen = [], set()
+    for failed in failures:
+        last = _last_line(failed.error)
+        lines += [f"[{failed.worker}] {last}"] if last in seen else [f"[{failed.worker}]", *(failed.lines or [last])]
+        seen.add(last)
+    return lines
+
+
+def _last_line(error: BaseException) -> str:
+    return traceback.format_exception_only(error)[0].strip()

@@ -1,0 +1,173 @@
+"""The thread that keeps open panels up to date.
+
+Guarantees
+- A viewer is shown the world at most once per `period`, only after a change, and never on the kernel's event loop
+  (which starves while a cell runs).
+- While nothing changes the thread sleeps on a condition; with no viewer open it ends and nothing is subscribed.
+- A browser that missed a message (one that opened late, a broken connection) is right again within `heal` seconds:
+  after changes each viewer also sends its whole state at that pace.
+- After `close` returns, nothing more is sent. A viewer that fails is closed and says why; the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from rpcbench.telemetry.views import World
+
+logger = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """Where worlds come from. `wake` is called from any thread, once the change can be seen in `world()`."""
+
+    def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` after each change, until the returned function is called."""
+
+    def world(self) -> World:
+        """The present state, in dicts that nobody changes later; rows may be shared."""
+
+
+class Viewer(Protocol):
+    """Something that draws a world: a panel."""
+
+    def show(self, world: World) -> bool:
+        """Send what changed; False if nothing did."""
+
+    def send_whole(self) -> None:
+        """Send everything again, for browsers that missed something."""
+
+    def fail(self, error: Exception) -> None:
+        """Say why no more will come."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    viewer: Viewer
+    source: Source
+    unsubscribe: Callable[[], None] = field(init=False)
+    stale: bool = True
+    whole_at: float = math.inf
+
+
+class Publisher:
+    """Shows worlds to the open viewers, from one thread that lives while there are any."""
+
+    def __init__(self, period: float = 0.1, heal: float = 5.0) -> None:
+        self._period = period
+        self._heal = heal
+        self._changed = threading.Condition()
+        self._entries: dict[int, _Entry] = {}
+        self._pushing: Viewer | None = None
+        self._thread: threading.Thread | None = None
+
+    def open(self, viewer: Viewer, source: Source) -> None:
+        """Show `viewer` the source's world now, and again after each change. Harmless if it is open already."""
+        entry = _Entry(viewer, source)
+        entry.unsubscribe = source.subscribe(partial(self._wake, entry))
+        with self._changed:
+            if id(viewer) not in self._entries:
+                self._entries[id(viewer)] = entry
+                self._changed.notify_all()
+                self._start()
+                return
+        entry.unsubscribe()
+
+    def close(self, viewer: Viewer) -> None:
+        """Stop showing: no message is sent after this, and the source is told. Harmless if it is closed already."""
+        with self._changed:
+            entry = self._entries.pop(id(viewer), None)
+            self._changed.notify_all()
+            if threading.current_thread() is not self._thread:
+                self._changed.wait_for(lambda: self._pushing is not viewer)
+        if entry is not None:
+            entry.unsubscribe()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rpcbench-panels", daemon=True)
+            self._thread.start()
+
+    def _wake(self, entry: _Entry) -> None:
+        if entry.stale:  # `_next` clears it before the world is read: this change will be seen
+            return
+        with self._changed:
+            entry.stale = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while due := self._next():
+            began = time.monotonic()
+            self._push(due)
+            with self._changed:
+                rest = began + self._period - time.monotonic()
+                self._changed.wait_for(lambda: not self._entries, timeout=max(0.0, rest))
+
+    def _next(self) -> list[tuple[_Entry, bool]]:
+        """Wait for entries with something to send, each with whether its world changed; none when no viewer is left."""
+        with self._changed:
+            while self._entries:
+                now = time.monotonic()
+                due = [(entry, entry.stale) for entry in self._entries.values() if entry.stale or entry.whole_at <= now]
+                if due:
+                    for entry, _ in due:
+                        entry.stale = False
+                    return due
+                first = min(entry.whole_at for entry in self._entries.values())
+                self._changed.wait(None if first == math.inf else first - now)
+            self._thread = None
+            return []
+
+    def _push(self, due: list[tuple[_Entry, bool]]) -> None:
+        worlds: dict[int, World] = {}
+        for entry, changed in due:
+            with self._turn(entry) as is_open:
+                if is_open:
+                    self._try(entry, changed, worlds)
+
+    def _try(self, entry: _Entry, changed: bool, worlds: dict[int, World]) -> None:
+        try:
+            if changed:
+                self._show(entry, worlds)
+            if entry.whole_at <= time.monotonic():
+                entry.whole_at = math.inf
+                entry.viewer.send_whole()
+        except Exception as error:  # noqa: BLE001  whatever a source or a view raises, the other panels go on
+            self._give_up(entry, error)
+
+    def _show(self, entry: _Entry, worlds: dict[int, World]) -> None:
+        """Show one viewer the world; one look at a source serves all its viewers."""
+        source = entry.source
+        if id(source) not in worlds:
+            worlds[id(source)] = source.world()
+        if entry.viewer.show(worlds[id(source)]):
+            entry.whole_at = min(entry.whole_at, time.monotonic() + self._heal)
+
+    @contextlib.contextmanager
+    def _turn(self, entry: _Entry) -> Iterator[bool]:
+        """Marks whose turn it is, so that `close` can wait for its end. False if it was closed meanwhile."""
+        with self._changed:
+            is_open = self._entries.get(id(entry.viewer)) is entry
+            self._pushing = entry.viewer if is_open else None
+        try:
+            yield is_open
+        finally:
+            with self._changed:
+                self._pushing = None
+                self._changed.notify_all()
+
+    def _give_up(self, entry: _Entry, error: Exception) -> None:
+        logger.warning("a panel stopped", exc_info=error)
+        for last in (partial(self.close, entry.viewer), partial(entry.viewer.fail, error)):
+            try:
+                last()
+            except Exception:
+                logger.exception("a panel that stopped could not be closed")

@@ -1,0 +1,15 @@
+"""The RRef panel: who owns each RRef, who uses it, and which forks are still on their way."""
+
+from __future__ import annotations
+
+from rpcbench.panels.base import Panel, asset
+from rpcbench.telemetry.views import rref_view
+
+
+class RRefPanel(Panel):
+    """Workers as columns, RRefs as rows; see `rpcbench.telemetry.views.rref_view`."""
+
+    look = staticmethod(rref_view)
+    sentence = "RRefs by owner and user, live while this notebook's kernel runs. Run the cell to see the panel."
+    _esm = asset("rrefs", ".js")
+    _css = asset("rrefs", ".css")

@@ -1,0 +1,98 @@
+"""A batch cut into micro-batches and put together again, with the weights that keep gradients exact.
+
+A batch is a tensor, or tuples, lists and dicts of batches; dimension 0 of every tensor counts the samples. The mean
+loss over N samples is the sum of the micro-batches' mean losses, each weighted by its share n_i / N: an unweighted mean
+of means gives other gradients as soon as micro-batches are uneven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+
+from rpcbench.words.errors import PipelineError
+
+
+def sizes(samples: int, microbatches: int) -> list[int]:
+    """Samples in each micro-batch, as even as can be, larger ones first. PipelineError if one would be empty."""
+    if microbatches < 1:
+        raise PipelineError(f"microbatches must be at least 1, not {microbatches}")
+    if samples < microbatches:
+        raise PipelineError(
+            f"a batch of {samples} samples cannot make {microbatches} micro-batches: give larger batches, "
+            "or fewer micro-batches"
+        )
+    small, larger = divmod(samples, microbatches)
+    return [small + 1] * larger + [small] * (microbatches - larger)
+
+
+def cut(batch: Any, microbatches: int) -> list[Any]:
+    """The micro-batches, built as `batch` is, of views on its tensors. PipelineError if the tensors do not fit."""
+    bounds = accumulate(sizes(samples(batch), microbatches), initial=0)
+    return [_slice(batch, begin, end) for begin, end in pairwise(bounds)]
+
+
+def samples(batch: Any) -> int:
+    """How many samples a batch has. PipelineError if its tensors disagree, or it has none, or something else in it."""
+    lengths: dict[int, str] = {}
+    for path, tensor in _tensors(batch, "batch"):
+        if tensor.dim() == 0:
+            raise PipelineError(f"{path} has no dimension to cut: dimension 0 of every tensor must count the samples")
+        lengths.setdefault(tensor.shape[0], path)
+    if not lengths:
+        raise PipelineError("the batch has no tensor in it")
+    if len(lengths) > 1:
+        told = ", ".join(f"{path} has {length}" for length, path in lengths.items())
+        raise PipelineError(f"the tensors of a batch must have the same number of samples: {told}")
+    return next(iter(lengths))
+
+
+def weights(sizes: Sequence[int], reduction: str = "mean") -> list[float]:
+    """Factors that make the micro-batches' losses add up to the whole batch's: shares for "mean", ones for "sum".
+
+    Exact where the loss is a mean or sum over samples; not for one that leaves samples out, as `ignore_index` does.
+    """
+    if reduction == "mean":
+        return [size / sum(sizes) for size in sizes]
+    if reduction == "sum":
+        return [1.0] * len(sizes)
+    raise PipelineError(f"unknown loss reduction {reduction!r}; there are 'mean' and 'sum'")
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """The batch that was cut into these parts, in their order."""
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(list(parts))
+    if isinstance(first, dict):
+        return {key: join([part[key] for part in parts]) for key in first}
+    return _like(first, [join(column) for column in zip(*parts, strict=True)])
+
+
+def _slice(batch: Any, begin: int, end: int) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch[begin:end]
+    if isinstance(batch, dict):
+        return {key: _slice(value, begin, end) for key, value in batch.items()}
+    return _like(batch, [_slice(item, begin, end) for item in batch])
+
+
+def _like(batch: Any, items: Sequence[Any]) -> Any:
+    """A list, tuple or named tuple as `batch` is."""
+    return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+
+
+def _tensors(batch: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(batch, torch.Tensor):
+        yield path, batch
+    elif isinstance(batch, dict):
+        for key, value in batch.items():
+            yield from _tensors(value, f"{path}[{key!r}]")
+    elif isinstance(batch, list | tuple):
+        for index, item in enumerate(batch):
+            yield from _tensors(item, f"{path}[{index}]")
+    else:
+        raise PipelineError(f"{path} is {type(batch).__name__}; a batch is tensors, in tuples, lists or dicts")

@@ -1,0 +1,239 @@
+"""A model cut into stages: a plan first, the stages themselves once a schedule has said how many.
+
+    model     embed   layers.0   layers.1   layers.2   head          a chain: each module feeds the next
+    at=["layers.1"]          │
+    stages    0: embed layers.0      1: layers.1 layers.2 head
+
+Guarantees: every stage has at least one module; the stages in a row are the model; their modules are the model's own,
+not copies; and each key of a stage's state_dict has its name in the un-split model (`Stage.key`).
+Rules: only chains can be cut; a chain within a chain (nn.Sequential in nn.Sequential) may be cut inside; a parameter or
+buffer belongs to one stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from rpcbench.pipeline.balance import balanced
+from rpcbench.words.errors import PipelineError
+
+
+class Link(NamedTuple):
+    """One module of the chain, under its name in the un-split model."""
+
+    name: str
+    module: nn.Module
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One piece of the model and the worker it is for. `names[i]` is the un-split name of `module[i]`."""
+
+    index: int
+    worker: str
+    names: tuple[str, ...]
+    module: nn.Sequential
+
+    def key(self, own: str) -> str:
+        """What the un-split model calls a parameter or buffer of `module`: "0.weight" may be "layers.2.weight"."""
+        position, _, rest = own.partition(".")
+        return f"{self.names[int(position)]}.{rest}"
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All parameters and buffers under their un-split names; one used twice comes twice."""
+        parameters = self.module.named_parameters(remove_duplicate=False)
+        for own, tensor in chain(parameters, self.module.named_buffers(remove_duplicate=False)):
+            yield self.key(own), tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """A model to be cut for these workers: links per stage, or None to balance parameters. Made by `split`."""
+
+    links: tuple[Link, ...]
+    workers: tuple[str, ...]
+    sizes: tuple[int, ...] | None
+
+    def cut(self, chunks: int = 1) -> list[Stage]:
+        """The stages, `chunks` for each worker; stage s is for worker number s modulo the number of workers.
+
+        PipelineError if the split names another number of stages, if the model has too few modules, or if two stages
+        share a parameter or buffer.
+        """
+        bounds = pairwise(accumulate(self._sizes(len(self.workers) * chunks), initial=0))
+        stages = [self._stage(index, self.links[begin:end]) for index, (begin, end) in enumerate(bounds)]
+        _refuse_ties(stages)
+        return stages
+
+    def _sizes(self, stages: int) -> Sequence[int]:
+        if self.sizes is None:
+            _enough(self.links, stages)
+            return balanced(_parameters(self.links), stages)
+        if len(self.sizes) != stages:
+            raise PipelineError(
+                f"the split has {len(self.sizes)} stages, but this schedule runs {stages} on {_list(self.workers)}: "
+                "split into as many, or choose other workers or another schedule"
+            )
+        return self.sizes
+
+    def _stage(self, index: int, links: Sequence[Link]) -> Stage:
+        module = nn.Sequential(*(link.module for link in links))
+        return Stage(index, self.workers[index % len(self.workers)], tuple(link.name for link in links), module)
+
+
+def split(
+    model: nn.Module | Sequence[nn.Module],
+    workers: Sequence[str],
+    balance: str | Sequence[int] = "params",
+    at: Sequence[str] | None = None,
+) -> Stages:
+    """Plan to cut `model`, an nn.Sequential or a list of modules to run one after the other, for these workers.
+
+        split(model, ["worker1", "worker2"])                      # the largest stage as small as can be, in parameters
+        split(model, ["worker1", "worker2"], balance=[3, 1])      # that many of the model's children in each stage
+        split(model, ["worker1", "worker2"], at=["layers.2"])     # a new stage begins at each of these modules
+
+    Nothing is sent or copied. PipelineError if the model is no chain, or the numbers or names do not fit it.
+    """
+    children = _children(model)
+    workers = _checked_workers(workers)
+    parts = [list(_links(child)) for child in children]
+    links = tuple(link for part in parts for link in part)
+    _enough(links, len(workers))
+    sizes: list[int] | None = None
+    if at is not None:
+        if balance != "params":
+            raise PipelineError(f"give balance={balance!r} or at={at!r}, not both")
+        sizes = _sizes_at(at, links)
+    elif not isinstance(balance, str):
+        sizes = _sizes_by_children(balance, [len(part) for part in parts])
+    elif balance != "params":
+        raise PipelineError(f"unknown balance {balance!r}; there is 'params', or a list with the modules per stage")
+    if sizes is not None and len(sizes) % len(workers):
+        raise PipelineError(
+            f"{len(sizes)} stages for {len(workers)} workers ({_list(workers)}): each worker needs as many stages "
+            "as the others. Split into fewer or more stages, or start more workers"
+        )
+    return Stages(links, workers, None if sizes is None else tuple(sizes))
+
+
+def _checked_workers(workers: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(workers, str) or not workers or not all(isinstance(worker, str) for worker in workers):
+        raise PipelineError(f'workers must be a list of names as ["worker1", "worker2"], not {workers!r}')
+    twice = sorted({worker for worker in workers if list(workers).count(worker) > 1})
+    if twice:
+        raise PipelineError(f"worker {twice[0]!r} is named twice; several stages on a worker are the schedule's choice")
+    return tuple(workers)
+
+
+def _children(model: nn.Module | Sequence[nn.Module]) -> list[Link]:
+    """The modules to be run in turn. `named_children` would leave out the second use of a module."""
+    if isinstance(model, nn.ModuleList | list | tuple):
+        children = [Link(str(index), module) for index, module in enumerate(model)]
+    elif isinstance(model, nn.Module) and _is_chain(model):
+        children = [Link(name, module) for name, module in model._modules.items() if module is not None]
+    else:
+        raise PipelineError(
+            f"{type(model).__name__} cannot be cut: it is no plain nn.Sequential, so the order of its modules is not "
+            "known. Give split() an nn.Sequential, or a list of modules to be run one after the other"
+        )
+    for name, module in children:
+        if not isinstance(module, nn.Module):
+            raise PipelineError(f"item {name} of the list is {module!r}, not a torch.nn.Module")
+    return children
+
+
+def _is_chain(module: nn.Module) -> bool:
+    """An nn.Sequential that does nothing but run its modules: no forward of its own, no hooks, no parameters."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    own = (module._parameters, module._buffers)
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not any(hooks + own)
+
+
+def _links(link: Link) -> Iterator[Link]:
+    """The link itself, or what it chains."""
+    if not _is_chain(link.module) or not len(link.module._modules):
+        yield link
+        return
+    for name, module in link.module._modules.items():
+        if module is not None:
+            yield from _links(Link(f"{link.name}.{name}", module))
+
+
+def _enough(links: Sequence[Link], stages: int) -> None:
+    if len(links) < stages:
+        raise PipelineError(
+            f"{stages} stages need at least {stages} modules, but the model has {len(links)} ({_names(links)}): "
+            "use fewer workers, or cut the model finer"
+        )
+
+
+def _sizes_by_children(balance: Sequence[int], widths: Sequence[int]) -> list[int]:
+    """Children per stage to links per stage; `widths` is the number of links of each child."""
+    if not all(isinstance(size, int) and size > 0 for size in balance):
+        raise PipelineError(f"balance={list(balance)!r}: each stage needs a whole number of modules, at least 1")
+    if sum(balance) != len(widths):
+        raise PipelineError(
+            f"balance={list(balance)!r} shares out {sum(balance)} modules, but the model has {len(widths)}"
+        )
+    return [sum(widths[begin:end]) for begin, end in pairwise(accumulate(balance, initial=0))]
+
+
+def _sizes_at(at: Sequence[str], links: Sequence[Link]) -> list[int]:
+    if isinstance(at, str):
+        raise PipelineError(f"at must be a list of names: at=[{at!r}]")
+    starts = [_start(name, links) for name in at]
+    bounds = [0, *starts, len(links)]
+    for name, (before, start) in zip(at, pairwise(bounds[:-1]), strict=True):
+        if start <= before:
+            raise PipelineError(
+                f"at={list(at)!r}: no module is left for the stage before {name!r}. Name, in the model's order, "
+                "the first module of each stage but the first"
+            )
+    return [end - begin for begin, end in pairwise(bounds)]
+
+
+def _start(name: str, links: Sequence[Link]) -> int:
+    for index, link in enumerate(links):
+        if f"{link.name}.".startswith(f"{name}."):
+            return index
+    raise PipelineError(f"the model cannot be cut at {name!r}; its modules are {_names(links)}")
+
+
+def _parameters(links: Sequence[Link]) -> list[int]:
+    """Numbers of parameters per link; one that is used again counts where it comes first."""
+    seen: set[int] = set()
+    counts = []
+    for link in links:
+        new = [parameter for parameter in link.module.parameters() if id(parameter) not in seen]
+        seen.update(map(id, new))
+        counts.append(sum(parameter.numel() for parameter in new))
+    return counts
+
+
+def _refuse_ties(stages: Sequence[Stage]) -> None:
+    """Each copy of a tied weight would go its own way after the first step, unseen."""
+    first: dict[int, tuple[int, str]] = {}
+    for stage in stages:
+        for name, tensor in stage.tensors():
+            index, other = first.setdefault(id(tensor), (stage.index, name))
+            if index != stage.index:
+                raise PipelineError(
+                    f"{name!r} of stage {stage.index} is tied to {other!r} of stage {index}: weights shared between "
+                    "stages are not supported. Cut elsewhere (balance=, at=) so that one stage has both, or untie them"
+                )
+
+
+def _names(links: Sequence[Link]) -> str:
+    return _list([link.name for link in links])
+
+
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:12])
+    return shown if len(names) <= 12 else f"{shown}, … {names[-1]}"

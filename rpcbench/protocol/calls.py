@@ -1,0 +1,134 @@
+"""Calls: each gets exactly one answer.
+
+    caller   started → (answered | expired | cancelled | lost): the first one counts, later ones are ignored
+    callee   arrived → held (its RRefs are not all confirmed) → running → answered
+
+A call is never repeated, and runs at most once. A call whose caller has gone, or no longer waits, is dropped while
+it is held; once it runs it runs to its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rpcbench.protocol.effects import Effects, Reject, Resolve, Run
+from rpcbench.wire.messages import Call, Create, Failure, Fetch, Result
+from rpcbench.words.errors import CallCancelled, RpcTimeoutError, WorkerLostError
+from rpcbench.words.events import Note, Row, Table
+from rpcbench.words.ids import Id
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A call of ours that waits for its answer."""
+
+    to: int
+    label: str
+    since: float
+    timeout: float | None
+
+
+class Calls:
+    """Calls made from here and calls served here."""
+
+    def __init__(self) -> None:
+        self.note: Note | None = None
+        self.outgoing: dict[int, Outgoing] = {}
+        self.serving: dict[tuple[int, int], Call | Create | Fetch] = {}
+        self._held: dict[tuple[int, int], set[Id]] = {}
+
+    # -- caller
+    def start(self, call: int, to: int, label: str, now: float, timeout: float | None) -> None:
+        self.outgoing[call] = Outgoing(to, label, now, timeout)
+        self._tell("CallStarted", call)
+
+    def answered(self, source: int, answer: Result | Failure) -> Effects:
+        return [Resolve(answer.call, source, answer)] if self._finish(answer.call) else []
+
+    def expired(self, call: int, name: str) -> Effects:
+        waiting = self._finish(call)
+        if waiting is None:
+            return []
+        ms = round((waiting.timeout or 0) * 1000)
+        text = (
+            f"RPC ran for more than set timeout ({ms} ms) and will now be marked with an error: "
+            f"{waiting.label} on {name}. It may still be running there; pass timeout= for a longer one."
+        )
+        return [Reject(call, RpcTimeoutError(text))]
+
+    def cancelled(self, call: int) -> tuple[Effects, int | None]:
+        waiting = self._finish(call)
+        if waiting is None:
+            return [], None
+        return [Reject(call, CallCancelled(f"{waiting.label} was cancelled by its caller"))], waiting.to
+
+    def failed(self, call: int, error: Exception) -> Effects:
+        return [Reject(call, error)] if self._finish(call) else []
+
+    # -- callee
+    def arrived(self, source: int, message: Call | Create | Fetch, pending: set[Id]) -> Effects:
+        key = (source, message.call)
+        self.serving[key] = message
+        if pending:
+            self._held[key] = pending
+            return []
+        return [Run(source, message)]
+
+    def confirmed(self, fork: Id) -> Effects:
+        """An RRef that held calls wait for is known to its owner, or never will be."""
+        effects: Effects = []
+        for key in [key for key, pending in self._held.items() if fork in pending]:
+            self._held[key].discard(fork)
+            if not self._held[key]:
+                del self._held[key]
+                effects.append(Run(key[0], self.serving[key]))
+        return effects
+
+    def cancel_asked(self, source: int, call: int) -> Call | Create | Fetch | None:
+        """The message, if it had not begun to run: it never will."""
+        key = (source, call)
+        return self.serving.pop(key) if self._held.pop(key, None) is not None else None
+
+    def served(self, source: int, call: int) -> bool:
+        """The function has returned; True if the caller may still want the answer."""
+        return self.serving.pop((source, call), None) is not None
+
+    # -- both
+    def lost(self, worker: int, name: str, reason: str) -> tuple[Effects, list[Call | Create | Fetch]]:
+        """Fail calls to the lost worker; return held calls from it, which will not run."""
+        effects: Effects = []
+        for call, waiting in list(self.outgoing.items()):
+            if waiting.to == worker:
+                error = WorkerLostError(f"{name} was lost while it had {waiting.label} to do: {reason}")
+                effects += self.failed(call, error)
+        keys = [key for key in self.serving if key[0] == worker]
+        dropped = [self.serving[key] for key in keys if key in self._held]
+        for key in keys:
+            self._held.pop(key, None)
+            del self.serving[key]
+        return effects, dropped
+
+    def table(self) -> Table:
+        return {str(call): _row(call, waiting) for call, waiting in self.outgoing.items()}
+
+    def check(self) -> None:
+        """Raise if the tables contradict each other."""
+        assert self._held.keys() <= self.serving.keys(), "a held call that nobody serves"
+        assert all(self._held.values()), "a held call that waits for nothing"
+
+    def _finish(self, call: int) -> Outgoing | None:
+        waiting = self.outgoing.pop(call, None)
+        if waiting is not None:
+            self._tell("CallEnded", call)
+        return waiting
+
+    def _tell(self, kind: str, call: int) -> None:
+        if self.note is not None:
+            waiting = self.outgoing.get(call)
+            self.note(kind, "calls", str(call), _row(call, waiting) if waiting else None)
+
+
+def _row(call: int, waiting: Outgoing) -> Row:
+    row: dict[str, Any] = {"call": call, "to": waiting.to, "label": waiting.label, "since": waiting.since}
+    return row

@@ -1,0 +1,134 @@
+"""What a machine wants done. Effects of different events may be carried out in any order."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rpcbench.wire.messages import (
+    Call, Create, Failure, Fetch, Gradients, Member, Message, Notice, Result, WalkFailed,
+)  # fmt: skip
+from rpcbench.words.ids import Id
+
+
+class Send(NamedTuple):
+    """Put a message, with its number for that receiver, on the wire."""
+
+    to: int
+    seq: int
+    message: Message
+
+
+class Run(NamedTuple):
+    """Run a user's function, or fetch a value: all RRefs it needs are known to their owners."""
+
+    source: int
+    message: Call | Create | Fetch
+
+
+class Resolve(NamedTuple):
+    """The answer to a call of ours has come."""
+
+    call: int
+    source: int
+    answer: Result | Failure
+
+
+class Reject(NamedTuple):
+    """A call of ours will get no answer."""
+
+    call: int
+    error: Exception
+
+
+class Free(NamedTuple):
+    """Nobody uses this RRef any more: let go of its value."""
+
+    rref: Id
+
+
+class OwnerLost(NamedTuple):
+    """The owner of this RRef is gone, and its value with it."""
+
+    rref: Id
+
+
+class Explore(NamedTuple):
+    """Find the recvs behind this send; answer with `explored`."""
+
+    context: int
+    walk: Id
+    message: int
+
+
+class Propagate(NamedTuple):
+    """Discovery is over: start the backward pass from its roots; answer with `propagated`."""
+
+    context: int
+    walk: Id
+
+
+class Accumulate(NamedTuple):
+    """Gradients for a send have come: run what became complete; answer with `propagated`."""
+
+    source: int
+    message: Gradients
+
+
+class WalkEnded(NamedTuple):
+    """The backward pass that this member began is over; `failure` where it went wrong, with the worker to blame."""
+
+    context: int
+    walk: Id
+    failure: WalkFailed | None
+    source: int
+
+
+class ForgetWalk(NamedTuple):
+    """This member's part of a pass is over: its graph may go."""
+
+    context: int
+    walk: Id
+
+
+class ForgetContext(NamedTuple):
+    """The context is released: its graph and gradients may go."""
+
+    context: int
+
+
+class Heard(NamedTuple):
+    """A notice has come for whoever listens."""
+
+    source: int
+    notice: Notice
+
+
+class Joined(NamedTuple):
+    """A new member is in the world."""
+
+    member: Member
+
+
+class Gone(NamedTuple):
+    """A member is no longer in the world; `lost` if it went without a word."""
+
+    member: Member
+    lost: bool
+    reason: str
+
+
+class Complete(NamedTuple):
+    """The world has all members it waits for (at start), or all are ready to stop (`closing`)."""
+
+    closing: bool
+
+
+class Rejected(NamedTuple):
+    """Member 0 does not let this process in."""
+
+    reason: str
+
+
+Effect = Any
+"""Any of the tuples above."""
+Effects = list[Effect]

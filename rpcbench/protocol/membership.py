@@ -1,0 +1,155 @@
+"""Who is in the world. Member 0 alone changes it and publishes a numbered view; the others report and follow.
+
+    joining ── View that names me ──> in ── Ready(leaving) ──> left
+                                       └── connection ends ──> lost
+
+A world with `world_size` is closed: it is complete when so many are in, a join without a size (or with another) is
+refused, and it stops when all are ready. A world without is open: members come and go. If member 0 goes, the world
+ends. A process that starts again under the same id has a higher incarnation: its predecessor is gone first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rpcbench.protocol.effects import Complete, Effects, Gone, Joined, Rejected
+from rpcbench.protocol.rrefs import Outbox
+from rpcbench.wire.messages import Join, Member, Ready, Refused, Report, View
+
+LEADER = 0
+Outcome = tuple[Effects, Outbox]
+
+
+class Membership:
+    def __init__(self, me: Member, world_size: int | None) -> None:
+        self.me = me
+        self.world_size = world_size
+        self.members: dict[int, Member] = {}
+        self.epoch = 0
+        self.closing = False
+        self._complete = False
+        self._ready: set[int] = set()
+        self._lost: dict[int, str] = {}
+
+    @property
+    def leads(self) -> bool:
+        return self.me.id == LEADER
+
+    def start(self) -> Outcome:
+        """Found the world, or ask to be let in."""
+        if self.leads:
+            return self._change(lambda: self.members.update({LEADER: self.me}))
+        return [], [(LEADER, Join(self.me, self.world_size))]
+
+    # -- member 0
+    def on_join(self, source: int, message: Join) -> Outcome:
+        reason = self._objection(source, message)
+        if reason:
+            return [], [(source, Refused(reason))]
+        return self._change(lambda: self.members.update({source: message.member}))
+
+    def _objection(self, source: int, message: Join) -> str | None:
+        member, size = message.member, self.world_size
+        if source != member.id:
+            return f"worker {source} asks for id {member.id}"
+        if self.closing:
+            return "this world is about to end"
+        if message.world_size != size:
+            kinds = ["open (world_size=None)" if n is None else f"closed (world_size={n})" for n in (size, message.world_size)]
+            return f"this world is {kinds[0]}, but {member.name} asks to join one that is {kinds[1]}"
+        if size is not None and not 0 <= member.id < size:
+            return f"id {member.id} of {member.name} does not fit a world of {size}"
+        if any(other.name == member.name for other in self.members.values()):
+            return f"worker name {member.name} is not unique: another worker has it already"
+        if member.id in self.members:
+            return f"id {member.id} of {member.name} is not unique: {self.members[member.id].name} has it already"
+        return None
+
+    def on_ready(self, source: int, message: Ready) -> Outcome:
+        if source not in self.members:
+            return [], []
+        if message.leaving:
+            return self._change(lambda: self.members.pop(source))
+        self._ready.add(source)
+        return self._close_if_ready()
+
+    def on_report(self, message: Report) -> Outcome:
+        member = self.members.get(message.id)
+        if member is None or member.incarnation != message.incarnation:
+            return [], []
+        return self.lost(message.id, message.reason)
+
+    def ready(self, leaving: bool) -> Outcome:
+        """This member has nothing more to do (or goes at once)."""
+        if not self.leads:
+            return [], [(LEADER, Ready(leaving))]
+        if leaving:
+            return self._change(self._close)
+        return self.on_ready(LEADER, Ready(False))
+
+    def _close_if_ready(self) -> Outcome:
+        if self._ready >= self.members.keys():
+            return self._change(self._close)
+        return [], []
+
+    def _close(self) -> None:
+        self.closing = True
+
+    def _change(self, change: Callable[[], object]) -> Outcome:
+        """Change the members, publish the new view."""
+        before = dict(self.members)
+        change()
+        self.epoch += 1
+        view = View(self.epoch, tuple(self.members.values()), tuple(self._lost.items()), self.closing)
+        outbox: Outbox = [(to, view) for to in self.members if to != LEADER]
+        return self._compare(before), outbox
+
+    # -- everyone
+    def lost(self, worker: int, reason: str) -> Outcome:
+        """A connection to a member has ended without a word."""
+        member = self.members.get(worker)
+        if member is None or self.closing:
+            return [], []
+        if not self.leads:
+            if worker == LEADER:
+                return self._world_ended(reason)
+            return [], [(LEADER, Report(worker, member.incarnation, reason))]
+        self._lost[worker] = reason
+        effects, outbox = self._change(lambda: self.members.pop(worker))
+        more, out = self._close_if_ready() if self._ready else ([], [])
+        return effects + more, outbox + out
+
+    def _world_ended(self, reason: str) -> Outcome:
+        before, self.members = self.members, {}
+        self._lost = {LEADER: reason}
+        gone: Effects = [Gone(member, True, reason) for id_, member in before.items() if id_ != self.me.id]
+        return gone, []
+
+    def on_view(self, view: View) -> Effects:
+        if view.epoch <= self.epoch:
+            return []
+        before = self.members
+        self.epoch, self.closing = view.epoch, view.closing
+        self.members = {member.id: member for member in view.members}
+        self._lost = dict(view.lost)
+        return self._compare(before)
+
+    def on_refused(self, message: Refused) -> Effects:
+        return [Rejected(message.reason)]
+
+    def _compare(self, before: dict[int, Member]) -> Effects:
+        effects: Effects = []
+        for id_, member in before.items():
+            if self.members.get(id_) != member and id_ != self.me.id:
+                reason = self._lost.get(id_)
+                effects.append(Gone(member, reason is not None, reason or "it left"))
+        effects += [Joined(m) for i, m in self.members.items() if before.get(i) != m and i != self.me.id]
+        if not self._complete and self._filled():
+            self._complete = True
+            effects.append(Complete(False))
+        if self.closing:
+            effects.append(Complete(True))
+        return effects
+
+    def _filled(self) -> bool:
+        return self.me.id in self.members and (self.world_size is None or len(self.members) >= self.world_size)

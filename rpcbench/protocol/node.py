@@ -1,0 +1,232 @@
+"""One whole member of a world as a plain value: all machines, joined.
+
+The agent feeds it under one lock; a simulation feeds many of them from one thread. Each message to a member has a
+number, and each number is handled once, so a message that comes twice does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rpcbench.protocol.calls import Calls
+from rpcbench.protocol.contexts import Contexts
+from rpcbench.protocol.effects import Effects, Gone, Heard, Joined, Send
+from rpcbench.protocol.membership import Membership
+from rpcbench.protocol.rrefs import Outbox, RRefs
+from rpcbench.protocol.window import Window
+from rpcbench.wire import messages as m
+from rpcbench.words.errors import ProtocolError
+from rpcbench.words.events import Note, Tables
+from rpcbench.words.ids import Id
+
+Outcome = tuple[Effects, Outbox]
+
+
+class Node:
+    def __init__(self, me: m.Member, world_size: int | None) -> None:
+        self.me = me.id
+        self.calls = Calls()
+        self.rrefs = RRefs(me.id, me.incarnation)
+        self.contexts = Contexts(me.id)
+        self.members = Membership(me, world_size)
+        self._sent: dict[int, int] = {}
+        self._seen: dict[int, Window] = {}
+        self._handlers: dict[type[Any], Callable[[int, Any, float], Outcome]] = {
+            m.Call: self._on_request,
+            m.Create: self._on_create,
+            m.Fetch: self._on_request,
+            m.Result: self._on_result,
+            m.Failure: self._on_failure,
+            m.Cancel: self._on_cancel,
+            m.ForkRequest: lambda source, msg, now: ([], self.rrefs.on_fork_request(source, msg)),
+            m.ForkAccept: self._on_fork_accept,
+            m.ChildAccept: lambda source, msg, now: self.rrefs.on_child_accept(msg),
+            m.UserDelete: lambda source, msg, now: (self.rrefs.on_user_delete(msg), []),
+            m.Discover: lambda source, msg, now: self.contexts.on_discover(source, msg),
+            m.Discovered: lambda source, msg, now: self.contexts.on_discovered(msg),
+            m.Gradients: lambda source, msg, now: self.contexts.on_gradients(source, msg),
+            m.Settled: lambda source, msg, now: self.contexts.on_settled(msg),
+            m.WalkFailed: lambda source, msg, now: self.contexts.on_failed(source, msg),
+            m.ReleaseContext: lambda source, msg, now: self.contexts.release(msg.context),
+            m.Join: lambda source, msg, now: self.members.on_join(source, msg),
+            m.Refused: lambda source, msg, now: (self.members.on_refused(msg), []),
+            m.View: lambda source, msg, now: (self.members.on_view(msg), []),
+            m.Ready: lambda source, msg, now: self.members.on_ready(source, msg),
+            m.Report: lambda source, msg, now: self.members.on_report(msg),
+            m.Notice: lambda source, msg, now: ([Heard(source, msg)], []),
+        }
+
+    # -- what comes in
+    def handle(self, source: int, seq: int, message: m.Message, now: float) -> Effects:
+        """A message has arrived."""
+        window = self._seen.get(source)
+        if window is None:
+            window = self._seen[source] = Window()
+        if not window.first_time(seq):
+            return []
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise ProtocolError(f"no rule for a {type(message).__name__}")
+        return self._after(*handler(source, message, now))
+
+    def _on_request(self, source: int, message: m.Call | m.Create | m.Fetch, now: float) -> Outcome:
+        pending, outbox = self._adopt(() if isinstance(message, m.Fetch) else message.forks)
+        return self.calls.arrived(source, message, pending), outbox
+
+    def _on_create(self, source: int, message: m.Create, now: float) -> Outcome:
+        created = self.rrefs.on_create(source, message.rref, message.fork, message.label, now)
+        effects, outbox = self._on_request(source, message, now)
+        return effects, created + outbox
+
+    def _on_result(self, source: int, message: m.Result, now: float) -> Outcome:
+        _, outbox = self._adopt(message.forks)
+        resolved = self.calls.answered(source, message)
+        if resolved:
+            return resolved, outbox
+        effects, released = self._disown(message.forks)  # nobody waits any more
+        return effects, outbox + released
+
+    def _on_failure(self, source: int, message: m.Failure, now: float) -> Outcome:
+        return self.calls.answered(source, message), []
+
+    def _on_cancel(self, source: int, message: m.Cancel, now: float) -> Outcome:
+        dropped = self.calls.cancel_asked(source, message.call)
+        return ([], []) if dropped is None or isinstance(dropped, m.Fetch) else self._disown(dropped.forks)
+
+    def _on_fork_accept(self, source: int, message: m.ForkAccept, now: float) -> Outcome:
+        effects, outbox = self.rrefs.on_fork_accept(message)
+        return effects + self.calls.confirmed(message.fork), outbox
+
+    def _adopt(self, forks: Iterable[m.Fork]) -> tuple[set[Id], Outbox]:
+        pending: set[Id] = set()
+        outbox: Outbox = []
+        for fork in forks:
+            waits, out = self.rrefs.adopt(fork)
+            outbox += out
+            if waits:
+                pending.add(fork.fork)
+        return pending, outbox
+
+    def _disown(self, forks: Iterable[m.Fork]) -> Outcome:
+        """RRefs of a message that nobody will open."""
+        effects: Effects = []
+        outbox: Outbox = []
+        for fork in forks:
+            more, out = self.rrefs.came_home(fork) if fork.owner == self.me else ([], self.rrefs.release(fork.fork))
+            effects, outbox = effects + more, outbox + out
+        return effects, outbox
+
+    # -- what this member does
+    def start(self) -> Effects:
+        return self._after(*self.members.start())
+
+    def send(self, to: int, message: m.Message) -> Effects:
+        """Any message that needs no bookkeeping."""
+        return self._number([(to, message)])
+
+    def call(self, to: int, message: m.Call | m.Create | m.Fetch, now: float, timeout: float | None) -> Effects:
+        """Begin a call; its forks are shared already."""
+        self.calls.start(message.call, to, message.label if not isinstance(message, m.Fetch) else "to_here", now, timeout)
+        return self._number([(to, message)])
+
+    def expired(self, call: int) -> Effects:
+        """The deadline of a call has passed."""
+        waiting = self.calls.outgoing.get(call)
+        if waiting is None:
+            return []
+        return self.calls.expired(call, self.name(waiting.to)) + self._number([(waiting.to, m.Cancel(call))])
+
+    def cancel(self, call: int) -> Effects:
+        """The caller gives a call up."""
+        effects, to = self.calls.cancelled(call)
+        return effects if to is None else effects + self._number([(to, m.Cancel(call))])
+
+    def opened(self, forks: Iterable[m.Fork]) -> Effects:
+        """A body has been unpickled: RRefs of ours in it stand for the values themselves now."""
+        effects: Effects = []
+        outbox: Outbox = []
+        for fork in forks:
+            if fork.owner == self.me:
+                more, out = self.rrefs.came_home(fork)
+                effects, outbox = effects + more, outbox + out
+        return self._after(effects, outbox)
+
+    def dropped(self, forks: Iterable[m.Fork]) -> Effects:
+        """A body will not be opened."""
+        return self._after(*self._disown(forks))
+
+    def unsent(self, to: int, message: m.Message, error: Exception) -> Effects:
+        """A message could not be put on the wire: take back what it would have carried."""
+        effects: Effects = []
+        outbox: Outbox = []
+        for fork in getattr(message, "forks", ()):
+            more, out = self.rrefs.unshare(fork)
+            effects, outbox = effects + more, outbox + out
+        if isinstance(message, m.Create):
+            self.rrefs.abandon(message.fork)
+        if isinstance(message, m.Call | m.Create | m.Fetch):
+            effects += self.calls.failed(message.call, error)
+        return self._after(effects, outbox)
+
+    def outcome(self, outcome: Outcome) -> Effects:
+        """Number the messages of a machine's outcome."""
+        return self._after(*outcome)
+
+    def lost(self, worker: int, reason: str) -> Effects:
+        """The connection to a member has ended without a word."""
+        return self._after(*self.members.lost(worker, reason))
+
+    # -- looking
+    def name(self, worker: int) -> str:
+        member = self.members.members.get(worker)
+        return member.name if member else f"worker {worker}"
+
+    def listen(self, note: Note | None) -> None:
+        """Tell of every change from now on (None: of none)."""
+        self.calls.note = self.rrefs.note = self.contexts.note = note
+
+    def tables(self) -> Tables:
+        return {**self.rrefs.tables(), "contexts": self.contexts.table(), "calls": self.calls.table()}
+
+    def check(self) -> None:
+        """Raise AssertionError if any table contradicts another."""
+        self.calls.check()
+        self.rrefs.check()
+        self.contexts.check()
+
+    # -- inside
+    def _after(self, effects: Effects, outbox: Outbox) -> Effects:
+        """Follow up members that went or came, then number the messages."""
+        follow: Effects = []
+        for effect in effects:
+            if isinstance(effect, Gone):
+                follow += self._gone(effect)
+            elif isinstance(effect, Joined):
+                self._sent.setdefault(effect.member.id, 0)
+        return effects + follow + self._number(outbox)
+
+    def _gone(self, gone: Gone) -> Effects:
+        worker = gone.member.id
+        why = f"{gone.member.name}: {gone.reason}"
+        calls, held = self.calls.lost(worker, gone.member.name, gone.reason)
+        effects, outbox, waiting = self.rrefs.lost(worker)
+        effects = calls + effects
+        for fork in waiting:
+            effects += self.calls.confirmed(fork)
+        for message in held:
+            more, out = self._disown(() if isinstance(message, m.Fetch) else message.forks)
+            effects, outbox = effects + more, outbox + out
+        failure = m.WalkFailed(0, Id(0, 0), 0, "WorkerLostError", why, m.EMPTY)
+        more, out = self.contexts.lost(worker, failure)
+        self._sent.pop(worker, None)
+        self._seen.pop(worker, None)
+        return effects + more + self._number([(to, msg) for to, msg in outbox + out if to != worker])
+
+    def _number(self, outbox: Outbox) -> Effects:
+        effects: Effects = []
+        for to, message in outbox:
+            seq = self._sent.get(to, 0)
+            self._sent[to] = seq + 1
+            effects.append(Send(to, seq, message))
+        return effects

@@ -1,0 +1,260 @@
+"""The RRef protocol: who owns which value, who uses it, and when it may be let go.
+
+An RRef has one owner, which keeps the value, and users, each with a fork of its own. Messages may overtake each other.
+
+Guarantees
+- The owner keeps a value while any user, or any RRef on its way inside a message, can still reach it.
+- When all users are gone the owner lets go, and no table holds anything.
+
+Rules that give them
+- A user tells the owner that it is gone (UserDelete) only when it is released here, the owner has confirmed it,
+  and every fork it passed on is known to the owner (ChildAccept).
+- A function runs only when the owners of all RRefs among its arguments have confirmed them.
+- An RRef that comes home to its owner makes no fork; its parent is told when the owner holds the value itself.
+
+Why each table exists
+    owned     forks of each RRef this member owns: its reference count, with the holder, so a lost holder's can go
+    users     forks held here
+    children  forks passed on from here that their owner may not know yet; they keep the parent alive
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rpcbench.protocol.effects import Effects, Free, OwnerLost
+from rpcbench.wire.messages import ChildAccept, Fork, ForkAccept, ForkRequest, UserDelete
+from rpcbench.words.events import Note, Row, Table
+from rpcbench.words.ids import Id
+
+Outbox = list[tuple[int, Any]]
+"""(receiver, message) pairs; the node numbers them."""
+
+
+@dataclass(slots=True)
+class Owned:
+    """The owner's side of one RRef."""
+
+    type: str = ""
+    created: bool = False  # a fork may be known before the call that creates the value has come
+    ready: bool = False
+    failed: bool = False
+    made: float = 0.0
+    forks: dict[Id, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class User:
+    """One fork held here. `parent` is None for the fork that came with the creating call."""
+
+    rref: Id
+    owner: int
+    parent: int | None
+    type: str = ""
+    confirmed: bool = False
+    released: bool = False
+    children: dict[Id, int] = field(default_factory=dict)
+
+
+class RRefs:
+    """All RRefs of one member. Methods return effects and messages, `(effects, outbox)`."""
+
+    def __init__(self, me: int, incarnation: int) -> None:
+        self.note: Note | None = None
+        self.me = me
+        self.owned: dict[Id, Owned] = {}
+        self.users: dict[Id, User] = {}
+        self.children: dict[Id, Id] = {}
+        self._incarnation = incarnation
+        self._serial = 0
+
+    def new_id(self) -> Id:
+        serial, self._serial = self._serial, self._serial + 1
+        return Id(self.me, serial, self._incarnation)
+
+    # -- making and sharing
+    def create_user(self, owner: int, type_: str) -> tuple[Id, Id]:
+        """For `remote()`: this member becomes the first user of a value that `owner` will make."""
+        rref, fork = self.new_id(), self.new_id()
+        self.users[fork] = User(rref, owner, None, type_)
+        self._tell_user("UserCreated", fork)
+        return rref, fork
+
+    def share(self, rref: Id, fork: Id | None, type_: str, to: int, now: float) -> Fork:
+        """An RRef goes into a message to `to`. `fork` is the user's own, None where this member owns the value."""
+        child = self.new_id()
+        if fork is None:
+            owned = self.owned.get(rref)
+            if owned is None:
+                owned = self.owned[rref] = Owned(type_, created=True, ready=True, made=now)
+            owned.forks[child] = to
+            self._tell_owned("ForkAdded", rref)
+            return Fork(rref, self.me, child, self.me, type_)
+        user = self.users[fork]
+        user.children[child] = to
+        self.children[child] = fork
+        self._tell_user("ChildAdded", fork)
+        return Fork(rref, user.owner, child, self.me, type_)
+
+    def unshare(self, fork: Fork) -> tuple[Effects, Outbox]:
+        """The message that was to carry it was not sent."""
+        if fork.owner == self.me:
+            return self._drop_fork(fork.rref, fork.fork), []
+        return self._child_known(fork.fork)
+
+    # -- receiving
+    def adopt(self, fork: Fork) -> tuple[bool, Outbox]:
+        """A message brought this RRef. True if its owner must confirm it before a function may run on it."""
+        if fork.owner == self.me:
+            return False, []
+        confirmed = fork.parent == fork.owner
+        self.users[fork.fork] = User(fork.rref, fork.owner, fork.parent, fork.type, confirmed)
+        self._tell_user("UserAdded", fork.fork)
+        return not confirmed, [] if confirmed else [(fork.owner, ForkRequest(fork.rref, fork.fork))]
+
+    def came_home(self, fork: Fork) -> tuple[Effects, Outbox]:
+        """The owner holds the value that this RRef stands for by itself now."""
+        if fork.parent == self.me:
+            return self._drop_fork(fork.rref, fork.fork), []
+        return [], [(fork.parent, ChildAccept(fork.fork))]
+
+    def on_create(self, source: int, rref: Id, fork: Id, type_: str, now: float) -> Outbox:
+        owned = self.owned.setdefault(rref, Owned())
+        owned.created, owned.type, owned.made = True, type_, now
+        owned.forks[fork] = source
+        self._tell_owned("RRefCreated", rref)
+        return [(source, ForkAccept(rref, fork))]
+
+    def on_fork_request(self, source: int, message: ForkRequest) -> Outbox:
+        self.owned.setdefault(message.rref, Owned()).forks[message.fork] = source
+        self._tell_owned("ForkAdded", message.rref)
+        return [(source, ForkAccept(message.rref, message.fork))]
+
+    def on_fork_accept(self, message: ForkAccept) -> tuple[Effects, Outbox]:
+        user = self.users.get(message.fork)
+        if user is None or user.confirmed:
+            return [], []
+        user.confirmed = True
+        self._tell_user("UserConfirmed", message.fork)
+        told: Outbox = [] if user.parent is None else [(user.parent, ChildAccept(message.fork))]
+        return [], told + self._retire(message.fork)
+
+    def on_child_accept(self, message: ChildAccept) -> tuple[Effects, Outbox]:
+        return self._child_known(message.fork)
+
+    def on_user_delete(self, message: UserDelete) -> Effects:
+        return self._drop_fork(message.rref, message.fork)
+
+    # -- ends
+    def release(self, fork: Id) -> Outbox:
+        """The last handle on this fork is gone."""
+        user = self.users.get(fork)
+        if user is None or user.released:
+            return []
+        user.released = True
+        self._tell_user("UserReleased", fork)
+        return self._retire(fork)
+
+    def abandon(self, fork: Id) -> None:
+        """The creating call could not be sent: there will be no owner to tell."""
+        if fork in self.users:
+            self._forget_user(fork)
+
+    def value_set(self, rref: Id, type_: str, failed: bool) -> None:
+        """The creating call has returned, or failed."""
+        owned = self.owned.get(rref)
+        if owned is not None:
+            owned.ready, owned.failed, owned.type = True, failed, type_ or owned.type
+            self._tell_owned("ValueSet", rref)
+
+    def lost(self, worker: int) -> tuple[Effects, Outbox, list[Id]]:
+        """A member is gone: its forks with it, and all values it owned. Third: forks that were waiting for it."""
+        effects: Effects = []
+        outbox: Outbox = []
+        waiting: list[Id] = []
+        for rref, owned in list(self.owned.items()):
+            for fork in [fork for fork, holder in owned.forks.items() if holder == worker]:
+                effects += self._drop_fork(rref, fork)
+        for child in [c for c, parent in self.children.items() if self.users[parent].children[c] == worker]:
+            more, out = self._child_known(child)
+            effects, outbox = effects + more, outbox + out
+        for fork, user in list(self.users.items()):
+            if user.owner == worker:
+                self._forget_user(fork)
+                effects.append(OwnerLost(user.rref))
+                waiting.append(fork)
+        return effects, outbox, waiting
+
+    # -- looking
+    def tables(self) -> dict[str, Table]:
+        return {
+            "owned": {str(rref): _owned_row(rref, owned) for rref, owned in self.owned.items()},
+            "users": {str(fork): _user_row(fork, user) for fork, user in self.users.items()},
+        }
+
+    def check(self) -> None:
+        """Raise if the tables contradict each other."""
+        for child, parent in self.children.items():
+            assert child in self.users[parent].children, f"child {child} unknown to its parent {parent}"
+        for rref, owned in self.owned.items():
+            assert owned.forks or not owned.created, f"{rref} is kept for nobody"
+
+    # -- inside
+    def _drop_fork(self, rref: Id, fork: Id) -> Effects:
+        owned = self.owned.get(rref)
+        if owned is None or owned.forks.pop(fork, None) is None:
+            return []
+        if owned.forks or not owned.created:
+            self._tell_owned("ForkDropped", rref)
+            return []
+        del self.owned[rref]
+        self._tell_owned("RRefFreed", rref)
+        return [Free(rref)]
+
+    def _child_known(self, child: Id) -> tuple[Effects, Outbox]:
+        parent = self.children.pop(child, None)
+        if parent is None:
+            return [], []
+        del self.users[parent].children[child]
+        self._tell_user("ChildAccepted", parent)
+        return [], self._retire(parent)
+
+    def _retire(self, fork: Id) -> Outbox:
+        user = self.users[fork]
+        if not (user.released and user.confirmed and not user.children):
+            return []
+        self._forget_user(fork)
+        return [(user.owner, UserDelete(user.rref, fork))]
+
+    def _forget_user(self, fork: Id) -> None:
+        for child in self.users.pop(fork).children:
+            del self.children[child]
+        self._tell_user("UserGone", fork)
+
+    def _tell_owned(self, kind: str, rref: Id) -> None:
+        if self.note is not None:
+            owned = self.owned.get(rref)
+            self.note(kind, "owned", str(rref), _owned_row(rref, owned) if owned else None)
+
+    def _tell_user(self, kind: str, fork: Id) -> None:
+        if self.note is not None:
+            user = self.users.get(fork)
+            self.note(kind, "users", str(fork), _user_row(fork, user) if user else None)
+
+
+def _owned_row(rref: Id, owned: Owned) -> Row:
+    forks = [{"fork": str(fork), "holder": holder} for fork, holder in owned.forks.items()]
+    return {
+        "rref": str(rref), "ready": owned.ready, "failed": owned.failed, "type": owned.type, "forks": forks,
+        "made": owned.made,
+    }  # fmt: skip
+
+
+def _user_row(fork: Id, user: User) -> Row:
+    state = "deleting" if user.released else "confirmed" if user.confirmed else "pending"
+    children = [{"fork": str(child), "to": to} for child, to in user.children.items()]
+    return {
+        "rref": str(user.rref), "fork": str(fork), "owner": user.owner, "parent": user.parent, "state": state,
+        "children": children, "type": user.type,
+    }  # fmt: skip

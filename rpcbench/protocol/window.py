@@ -1,0 +1,28 @@
+"""Each message once, whatever its order: the numbers seen from one sender.
+
+Numbers count up without gaps, so all below `floor` have been seen, and only what came early is kept.
+"""
+
+from __future__ import annotations
+
+
+class Window:
+    def __init__(self) -> None:
+        self._floor = 0
+        self._early: set[int] = set()
+
+    def first_time(self, number: int) -> bool:
+        """True once for each number."""
+        if number == self._floor and not self._early:
+            self._floor += 1
+            return True
+        if number < self._floor or number in self._early:
+            return False
+        self._early.add(number)
+        while self._floor in self._early:
+            self._early.remove(self._floor)
+            self._floor += 1
+        return True
+
+    def __len__(self) -> int:
+        return len(self._early)

@@ -1,0 +1,14 @@
+"""The figures `torch.distributed.rpc.constants` names."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from rpcbench.words.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, UNSET_TIMEOUT
+
+DEFAULT_RPC_TIMEOUT_SEC: float = DEFAULT_TIMEOUT
+DEFAULT_INIT_METHOD: str = "env://"
+DEFAULT_SHUTDOWN_TIMEOUT: float = 0
+DEFAULT_NUM_WORKER_THREADS: int = DEFAULT_THREADS
+DEFAULT_PROCESS_GROUP_TIMEOUT: timedelta = timedelta(milliseconds=(1 << 31) - 1)
+UNSET_RPC_TIMEOUT: float = UNSET_TIMEOUT

@@ -1,0 +1,17 @@
+"""Puts an agent together: RRefs for its handles, distributed autograd for its recorder."""
+
+from __future__ import annotations
+
+from rpcbench.agent.core import Agent
+from rpcbench.autograd.recorder import AutogradRecorder
+from rpcbench.rpc.rref import RRef
+from rpcbench.transport.base import Link
+from rpcbench.words.config import JOIN_SECONDS, WorldConfig
+
+
+def start_agent(config: WorldConfig, link: Link | None = None, timeout: float = JOIN_SECONDS) -> Agent:
+    """A started agent, ready to serve. RpcError where the world does not let it in, or stays incomplete."""
+    agent = Agent(config, RRef.held, link)
+    agent.recorder = AutogradRecorder(agent)
+    agent.start(timeout)
+    return agent

@@ -1,0 +1,61 @@
+"""What the agent needs of a connection, and the one seam between the machines and the wire.
+
+A `Connection` moves whole messages to one authenticated peer. A `Link` stands between an agent and all of its
+connections, on every transport: recording, faults, holding and reordering of messages attach there, by overriding
+`outgoing` and `incoming`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from rpcbench.wire.body import Body
+from rpcbench.wire.messages import Message
+
+
+class Connection(Protocol):
+    """One authenticated peer. `send` may be called from any thread."""
+
+    def send(self, control: bytes, body: Body, may_wait: bool) -> None:
+        """Queue or write one message. NotConnectedError once the connection has ended.
+
+        With `may_wait` a caller far ahead of the peer is held back; without it the call never blocks.
+        """
+        ...
+
+    def close(self) -> None:
+        """Write out what is queued, then end the connection. The peer reads an end of stream."""
+        ...
+
+
+Deliver = Callable[[int, int, Message], None]
+"""(source, number, message): hands a message that arrived to the agent."""
+Transmit = Callable[[int, int, Message, bool], None]
+"""(receiver, number, message, may_wait): puts a message on its connection."""
+
+
+class Link:
+    """Passes everything on at once. Subclasses may hold, drop, repeat, reorder or record."""
+
+    def __init__(self) -> None:
+        self._transmit: Transmit | None = None
+        self._deliver: Deliver | None = None
+
+    def attach(self, transmit: Transmit, deliver: Deliver) -> None:
+        self._transmit, self._deliver = transmit, deliver
+
+    def outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
+        """A message is on its way out."""
+        assert self._transmit is not None
+        self._transmit(to, seq, message, may_wait)
+
+    def incoming(self, source: int, seq: int, message: Message) -> None:
+        """A message has come in."""
+        assert self._deliver is not None
+        self._deliver(source, seq, message)
+
+    def clock(self) -> float:
+        """Monotonic seconds, for deadlines; a subclass may stop it."""
+        return time.monotonic()

@@ -1,0 +1,211 @@
+"""Messages as bytes on a stream, without any I/O.
+
+A frame is a fixed header, then its parts. A message whose buffers are large is announced by its frame and its buffers
+follow in CHUNK frames, so that a small frame never waits for more than one chunk. All sizes are checked against
+`Limits` before memory is taken. `Decoder` tells the reader where to put the next bytes: large buffers are received
+straight into the memory where they stay.
+
+    MESSAGE  kind=1  stream  counts of control, payload, tensors, buffers | lengths of buffers | control payload tensors [buffers]
+    CHUNK    kind=2  stream  length                                       | bytes, continuing that stream's buffers
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rpcbench.wire.body import Body
+from rpcbench.words.errors import ProtocolError
+
+HEAD = struct.Struct("<BBHIIQI")  # kind, chunked, buffers, stream, control, payload, tensors
+CHUNK = 1 << 20
+_MESSAGE, _CHUNK = 1, 2
+_LENGTH = struct.Struct("<Q")
+_SCRATCH = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Largest parts that a peer may announce, in bytes (buffers: a count)."""
+
+    control: int = 16 << 20
+    body: int = 8 << 30
+    buffers: int = 1 << 15
+    streams: int = 1 << 10
+
+
+class Frame(NamedTuple):
+    """One decoded message: control bytes and body."""
+
+    control: bytes
+    body: Body
+
+
+Parts = list["bytes | memoryview"]
+
+
+def encode(stream: int, control: bytes, body: Body, limits: Limits) -> tuple[Parts, Iterator[Parts]]:
+    """The announcing frame, and the chunks that follow it (none for a small message)."""
+    buffers = [memoryview(b).cast("B") for b in body.buffers]
+    lengths = [b.nbytes for b in buffers]
+    total = sum(lengths)
+    if len(control) > limits.control or len(body.payload) + len(body.tensors) + total > limits.body:
+        raise ProtocolError(
+            f"message of {len(body.payload) + total} bytes (control {len(control)}) is over the limit of "
+            f"{limits.body} ({limits.control}); send it in parts"
+        )
+    if len(buffers) > limits.buffers:
+        raise ProtocolError(f"a message carries at most {limits.buffers} large tensors, this one {len(buffers)}")
+    chunked = total > CHUNK
+    head = HEAD.pack(
+        _MESSAGE, chunked, len(buffers), stream, len(control), len(body.payload), len(body.tensors)
+    ) + struct.pack(f"<{len(buffers)}Q", *lengths)
+    first: Parts = [b"".join((head, control, body.payload, body.tensors))]
+    if not chunked:
+        return [*first, *buffers], iter(())
+    return first, _chunks(stream, buffers)
+
+
+def _chunks(stream: int, buffers: list[memoryview]) -> Iterator[Parts]:
+    for buffer in buffers:
+        for start in range(0, buffer.nbytes, CHUNK):
+            piece = buffer[start : start + CHUNK]
+            yield [HEAD.pack(_CHUNK, 0, 0, stream, 0, piece.nbytes, 0), piece]
+
+
+class _Incoming:
+    """A message under way: where the next bytes of its buffers go."""
+
+    def __init__(self, control: bytes, payload: bytes, tensors: bytes, lengths: tuple[int, ...]) -> None:
+        self.control, self.payload, self.tensors = control, payload, tensors
+        self.buffers = [bytearray(n) for n in lengths]
+        self._views = [memoryview(b) for b in self.buffers if b]
+        self.left = sum(lengths)
+
+    def target(self, limit: int) -> memoryview:
+        return self._views[0][:limit]
+
+    def advance(self, count: int) -> None:
+        self.left -= count
+        view = self._views[0][count:]
+        if view.nbytes:
+            self._views[0] = view
+        else:
+            self._views.pop(0)
+
+    def frame(self) -> Frame:
+        return Frame(self.control, Body(self.payload, self.tensors, self.buffers))
+
+
+class Decoder:
+    """Bytes in, frames out. `target()` says where the next bytes go, `received(n)` that n have been put there."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._scratch = memoryview(bytearray(_SCRATCH))
+        self._pending = bytearray()
+        self._streams: dict[int, _Incoming] = {}
+        self._current: _Incoming | None = None
+        self._left = 0  # bytes of the current buffers or chunk still to come
+        self._direct = False
+
+    def target(self) -> memoryview:
+        """Memory for the next bytes: never empty."""
+        if self._current is not None and not self._pending:
+            self._direct = True
+            return self._current.target(self._left)
+        self._direct = False
+        return self._scratch
+
+    def received(self, count: int) -> list[Frame]:
+        """Frames completed by the `count` bytes put into the last target. ProtocolError for nonsense."""
+        frames: list[Frame] = []
+        if self._direct:
+            self._filled(count, frames)
+        else:
+            self._pending += self._scratch[:count]
+        while self._pending and self._step(frames):
+            pass
+        return frames
+
+    @property
+    def idle(self) -> bool:
+        """No message is half here: a stream that ends now ends cleanly."""
+        return not self._pending and not self._streams and self._current is None
+
+    def _step(self, frames: list[Frame]) -> bool:
+        if self._current is not None:
+            self._copy(frames)
+            return True
+        if len(self._pending) < HEAD.size:
+            return False
+        kind, chunked, buffers, stream, control, payload, tensors = HEAD.unpack_from(self._pending)
+        if kind == _CHUNK:
+            self._begin_chunk(stream, payload)
+            return True
+        if kind != _MESSAGE:
+            raise ProtocolError(f"frame of unknown kind {kind}")
+        return self._begin_message(bool(chunked), buffers, stream, control, payload, tensors, frames)
+
+    def _begin_chunk(self, stream: int, length: int) -> None:
+        incoming = self._streams.get(stream)
+        if incoming is None or not 0 < length <= min(CHUNK, incoming.left):
+            raise ProtocolError(f"chunk of {length} bytes for stream {stream}, which does not expect it")
+        del self._pending[: HEAD.size]
+        self._current, self._left = incoming, length
+
+    def _begin_message(
+        self, chunked: bool, buffers: int, stream: int, control: int, payload: int, tensors: int, frames: list[Frame]
+    ) -> bool:
+        limits = self._limits
+        if control > limits.control or payload + tensors > limits.body or buffers > limits.buffers:
+            raise ProtocolError("a message announces more than the limits allow")
+        start = HEAD.size + _LENGTH.size * buffers
+        if len(self._pending) < start:
+            return False
+        lengths = struct.unpack_from(f"<{buffers}Q", self._pending, HEAD.size)
+        if payload + tensors + sum(lengths) > limits.body or len(self._streams) >= limits.streams:
+            raise ProtocolError("a message announces more than the limits allow")
+        end = start + control + payload + tensors
+        if len(self._pending) < end:
+            return False
+        with memoryview(self._pending) as view:
+            parts = [bytes(view[a:b]) for a, b in _spans(start, control, payload, tensors)]
+        del self._pending[:end]
+        incoming = _Incoming(parts[0], parts[1], parts[2], lengths)
+        if incoming.left == 0:
+            frames.append(incoming.frame())
+        elif chunked:
+            if stream in self._streams:
+                raise ProtocolError(f"stream {stream} is announced twice")
+            self._streams[stream] = incoming
+        else:
+            self._current, self._left = incoming, incoming.left
+        return True
+
+    def _copy(self, frames: list[Frame]) -> None:
+        assert self._current is not None
+        target = self._current.target(min(self._left, len(self._pending)))
+        count = target.nbytes
+        target[:] = self._pending[:count]
+        del self._pending[:count]
+        self._filled(count, frames)
+
+    def _filled(self, count: int, frames: list[Frame]) -> None:
+        incoming = self._current
+        assert incoming is not None
+        incoming.advance(count)
+        self._left -= count
+        if self._left == 0:
+            self._current = None
+        if incoming.left == 0:
+            frames.append(incoming.frame())
+            self._streams = {key: value for key, value in self._streams.items() if value is not incoming}
+
+
+def _spans(start: int, *lengths: int) -> Iterator[tuple[int, int]]:
+    for length in lengths:
+        yield start, start + length
+        start += length

@@ -1,0 +1,306 @@
+"""Every message that crosses the wire, and its form as bytes.
+
+Control fields are msgpack: plain numbers, strings and tuples. Only user data (`body`) holds a pickle, which nobody
+opens before the peer has proved that it knows the secret; protocol machines never look into it. `unpack` checks
+number and type of all fields, so machines may trust what they get.
+"""
+
+from __future__ import annotations
+
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgpack
+
+from rpcbench.wire.body import Body
+from rpcbench.words.errors import ProtocolError
+from rpcbench.words.ids import Id
+
+
+class Fork(NamedTuple):
+    """One RRef inside a body: what the receiver needs to become a user of it."""
+
+    rref: Id
+    owner: int
+    fork: Id
+    parent: int
+    type: str
+
+
+class Scope(NamedTuple):
+    """The autograd context a message belongs to, and the message's own number in it."""
+
+    context: int
+    message: int
+
+
+class Call(NamedTuple):
+    """Run a function and send back what it returns. `budget`: seconds until the caller stops waiting."""
+
+    call: int
+    label: str
+    budget: float | None
+    forks: tuple[Fork, ...]
+    scope: Scope | None
+    body: Body
+
+
+class Create(NamedTuple):
+    """Run a function and keep what it returns as the value of `rref`; the caller is its first user, `fork`."""
+
+    call: int
+    rref: Id
+    fork: Id
+    label: str
+    budget: float | None
+    forks: tuple[Fork, ...]
+    scope: Scope | None
+    body: Body
+
+
+class Fetch(NamedTuple):
+    """Send back a copy of the value of `rref`, once it is there."""
+
+    call: int
+    rref: Id
+    budget: float | None
+    scope: Scope | None
+
+
+class Result(NamedTuple):
+    """The answer to a Call or Fetch, or (with an empty body) that a Create has finished."""
+
+    call: int
+    forks: tuple[Fork, ...]
+    scope: Scope | None
+    body: Body
+
+
+class Failure(NamedTuple):
+    """The answer where the function raised: the exception itself, if it can travel, and its story as text."""
+
+    call: int
+    type: str
+    text: str
+    body: Body
+
+
+class Cancel(NamedTuple):
+    """The caller no longer waits."""
+
+    call: int
+
+
+class ForkRequest(NamedTuple):
+    """A new user tells the owner."""
+
+    rref: Id
+    fork: Id
+
+
+class ForkAccept(NamedTuple):
+    """The owner knows this user now."""
+
+    rref: Id
+    fork: Id
+
+
+class ChildAccept(NamedTuple):
+    """A new user tells the one it got its RRef from that the owner knows it, so the parent may go."""
+
+    fork: Id
+
+
+class UserDelete(NamedTuple):
+    """A user tells the owner that it is gone."""
+
+    rref: Id
+    fork: Id
+
+
+class Discover(NamedTuple):
+    """The send with this number takes part in a backward pass: find out what lies behind it."""
+
+    context: int
+    walk: Id
+    message: int
+
+
+class Discovered(NamedTuple):
+    """All that lies behind that send is known."""
+
+    context: int
+    walk: Id
+    message: int
+
+
+class Gradients(NamedTuple):
+    """Gradients for the tensors of the send with this number."""
+
+    context: int
+    walk: Id
+    message: int
+    retain: bool
+    body: Body
+
+
+class Settled(NamedTuple):
+    """Everything that followed from those gradients is done, here and further on."""
+
+    context: int
+    walk: Id
+    message: int
+
+
+class WalkFailed(NamedTuple):
+    """Discovery or backward went wrong behind that send."""
+
+    context: int
+    walk: Id
+    message: int
+    type: str
+    text: str
+    body: Body
+
+
+class ReleaseContext(NamedTuple):
+    """The context is over; forget it and tell the others you know of."""
+
+    context: int
+
+
+class Member(NamedTuple):
+    """One process of the world, and where it listens."""
+
+    id: int
+    name: str
+    incarnation: int
+    address: str
+
+
+class Join(NamedTuple):
+    """A process asks member 0 to be let in."""
+
+    member: Member
+    world_size: int | None
+
+
+class Refused(NamedTuple):
+    """Member 0 does not let it in."""
+
+    reason: str
+
+
+class View(NamedTuple):
+    """Member 0 tells everyone who is in the world now. `lost` names those who went without a word, with the reason."""
+
+    epoch: int
+    members: tuple[Member, ...]
+    lost: tuple[tuple[int, str], ...]
+    closing: bool
+
+
+class Ready(NamedTuple):
+    """A member has nothing more to do and waits for the others (`leaving` False), or goes now (True)."""
+
+    leaving: bool
+
+
+class Report(NamedTuple):
+    """A member tells member 0 that another one cannot be reached any more."""
+
+    id: int
+    incarnation: int
+    reason: str
+
+
+class Notice(NamedTuple):
+    """One-way words between faces: cell output, telemetry. `data` is msgpack, for whoever listens on `channel`."""
+
+    channel: str
+    data: bytes
+
+
+Message = Any
+"""Any of the tuples above."""
+KINDS: tuple[type[Any], ...] = (
+    Call, Create, Fetch, Result, Failure, Cancel,
+    ForkRequest, ForkAccept, ChildAccept, UserDelete,
+    Discover, Discovered, Gradients, Settled, WalkFailed, ReleaseContext,
+    Join, Refused, View, Ready, Report, Notice,
+)  # fmt: skip
+EMPTY = Body(b"", b"", [])
+_CODES = {kind: code for code, kind in enumerate(KINDS)}
+
+
+class _Field(NamedTuple):
+    """How one field is checked and rebuilt: plain types, a named tuple, or a tuple of such."""
+
+    plain: tuple[type, ...]
+    record: type[Any] | None
+    many: bool
+
+
+def _field(hint: Any) -> _Field:
+    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    plain: list[type] = []
+    for option in options:
+        if get_origin(option) is tuple:
+            inner = get_args(option)[0]
+            record = inner if isinstance(inner, type) and issubclass(inner, tuple) else None
+            return _Field((tuple,), record, True)
+        if isinstance(option, type) and hasattr(option, "_fields"):
+            return _Field((tuple, NoneType) if NoneType in options else (tuple,), option, False)
+        plain += [float, int] if option is float else [option]
+    return _Field(tuple(plain), None, False)
+
+
+def _layout(kind: type[Any]) -> tuple[_Field, ...]:
+    hints = get_type_hints(kind)
+    return tuple(_field(hints[name]) for name in kind._fields if name != "body")
+
+
+_LAYOUTS: dict[type[Any], tuple[_Field, ...]] = {}
+for _record in (Id, Fork, Scope, Member, *KINDS):
+    _LAYOUTS[_record] = _layout(_record)
+_HAS_BODY = frozenset(kind for kind in KINDS if "body" in kind._fields)
+
+
+def pack(seq: int, message: Any) -> tuple[bytes, Body]:
+    """A message as control bytes and body (empty where the kind has none)."""
+    kind = type(message)
+    fields, body = (message[:-1], message.body) if kind in _HAS_BODY else (message, EMPTY)
+    return msgpack.packb((_CODES[kind], seq, *fields)), body
+
+
+def unpack(control: bytes | memoryview, body: Body) -> tuple[int, Any]:
+    """Number and message. ProtocolError for anything that `pack` cannot have made."""
+    try:
+        code, seq, *fields = msgpack.unpackb(control, use_list=False, strict_map_key=True)
+        kind = KINDS[code]
+        if type(seq) is not int or seq < 0 or code < 0:
+            raise ProtocolError(f"message number {seq!r} is not a count")
+        values = _rebuild(kind, fields)
+    except ProtocolError:
+        raise
+    except Exception as error:
+        raise ProtocolError(f"nonsense instead of a message: {error}") from error
+    return seq, kind(*values, body) if kind in _HAS_BODY else kind(*values)
+
+
+def _rebuild(kind: type[Any], fields: Any) -> list[Any]:
+    layout = _LAYOUTS[kind]
+    if len(fields) != len(layout):
+        raise ProtocolError(f"{kind.__name__} has {len(layout)} fields, not {len(fields)}")
+    return [_check(kind, field, value) for field, value in zip(layout, fields, strict=True)]
+
+
+def _check(kind: type[Any], field: _Field, value: Any) -> Any:
+    if not isinstance(value, field.plain):
+        raise ProtocolError(f"a field of {kind.__name__} holds a {type(value).__name__}")
+    if field.record is None or value is None:
+        return value
+    record = field.record
+    if not field.many:
+        return record(*_rebuild(record, value))
+    return tuple(record(*_rebuild(record, item)) for item in value)

@@ -1,0 +1,42 @@
+"""What a process must know to join a world, and the figures the runtime works with.
+
+A `WorldConfig` travels to a new worker over a pipe, never on a command line: it holds the secret.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+DEFAULT_TIMEOUT = 60.0
+UNSET_TIMEOUT = -1.0
+DEFAULT_THREADS = 16
+HANDSHAKE_SECONDS = 5.0
+JOIN_SECONDS = 60.0
+NOTEBOOK = "notebook"
+
+
+@dataclass(frozen=True, slots=True)
+class WorldConfig:
+    """Everything one member needs: who it is, where member 0 listens, and the secret both must know.
+
+    `world_size` None means an open world, where members come and go; a number closes it at that many.
+    """
+
+    name: str
+    id: int
+    cluster: str
+    directory: str
+    secret: bytes = field(repr=False)
+    incarnation: int = 0
+    world_size: int | None = None
+    rpc_timeout: float = DEFAULT_TIMEOUT
+    threads: int = DEFAULT_THREADS
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "secret": self.secret.hex()})
+
+    @staticmethod
+    def from_json(text: str) -> WorldConfig:
+        fields = json.loads(text)
+        return WorldConfig(**{**fields, "secret": bytes.fromhex(fields["secret"])})

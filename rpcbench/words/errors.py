@@ -1,0 +1,92 @@
+"""Every error rpcbench raises, in one tree. Each says who is at fault and what to do.
+
+    RuntimeError
+    └── RpcError                      something about a call; programs written for torch match on RuntimeError
+        ├── RpcTimeoutError           (also TimeoutError) the deadline passed; the callee may still run
+        ├── WorkerLostError           the other process is gone
+        ├── UnknownWorkerError        (also ValueError) no such worker: a typing error of the caller
+        ├── SerializationError        (also TypeError) an argument or result that cannot travel
+        ├── RemoteError               what stands behind a user's error: worker and remote traceback; its `cause`
+        ├── CallCancelled             the caller, or Ctrl-C, gave the call up
+        ├── NotConnectedError         the peer cannot be reached (yet)
+        ├── ShutdownError             this side has stopped, or is stopping
+        └── ProtocolError             a peer broke the rules: nonsense bytes, an unknown message, a wrong size
+            └── AuthenticationError   a peer that does not know the secret
+    ValueError
+    └── PipelineError                 a split or a schedule that cannot run; raised before anything is sent
+
+All can be pickled: `args` are the constructor's arguments.
+"""
+
+from __future__ import annotations
+
+
+class RpcError(RuntimeError):
+    """Root of all errors about remote calls.
+
+    `maybe_executed` says whether the callee may have run the function: after a lost connection or a passed deadline
+    nobody can know, and calls are never repeated on their own.
+    """
+
+    maybe_executed: bool = False
+
+
+class RpcTimeoutError(RpcError, TimeoutError):
+    """The deadline of a call passed before the reply came."""
+
+    maybe_executed = True
+
+
+class WorkerLostError(RpcError):
+    """The worker that a call, an RRef or a backward pass needs is gone.
+
+    Source: raised on the caller when the connection ends or the worker's process exits.
+    """
+
+    maybe_executed = True
+
+
+class UnknownWorkerError(RpcError, ValueError):
+    """A name or id that belongs to no member of this world."""
+
+
+class SerializationError(RpcError, TypeError):
+    """A value that cannot be sent, with the path to the part that is to blame."""
+
+
+class RemoteError(RpcError):
+    """Raised nowhere by itself: the `__cause__` of a user's error, holding the worker and the remote traceback."""
+
+    def __init__(self, worker: str, traceback: str) -> None:
+        super().__init__(worker, traceback)
+        self.worker = worker
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        return f"on {self.worker}:\n{self.traceback}"
+
+
+class CallCancelled(RpcError):
+    """The caller gave the call up; the callee was told, and may still run."""
+
+    maybe_executed = True
+
+
+class NotConnectedError(RpcError):
+    """No connection to the peer could be made."""
+
+
+class ShutdownError(RpcError):
+    """The runtime on this side is stopped."""
+
+
+class ProtocolError(RpcError):
+    """The peer sent something that the protocol does not allow; its connection is closed."""
+
+
+class AuthenticationError(ProtocolError):
+    """The peer does not know this cluster's secret, or belongs to another cluster."""
+
+
+class PipelineError(ValueError):
+    """A split or schedule that cannot run, with the place that is wrong."""

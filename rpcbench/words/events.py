@@ -1,0 +1,46 @@
+"""What the runtime says about itself: one kind of event, a change of one row of one table.
+
+A table's rows are small dicts of plain values (numbers, strings, lists). An event carries the row as it is after the
+change, or None where the row is gone; so tables plus events equal later tables, and every picture is drawn from
+tables. `kind` is a past-tense name ("ForkAdded") for those who tell the story rather than the state.
+
+Tables
+    owned     RRefs this worker owns           key "0.3"      forks, ready, type
+    users     forks this worker holds          key "0.4"      rref, owner, parent, state, children
+    contexts  autograd contexts                key "281…"     known, sends, recvs, passes, gradients
+    calls     calls in flight from here        key "17"       to, label
+    ops       pipeline operations              key "s3.w1.5"  step, worker, stage, op, microbatch, begin, end, bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+Row = dict[str, Any]
+Table = dict[str, Row]
+Tables = dict[str, Table]
+
+
+class Event(NamedTuple):
+    """One change of one row. `seq` counts a worker's events without gaps; `time` is monotonic seconds."""
+
+    seq: int
+    time: float
+    kind: str
+    table: str
+    key: str
+    row: Row | None
+
+
+Note = Callable[[str, str, str, "Row | None"], None]
+"""(kind, table, key, row): how machines tell of a change, called only while somebody listens."""
+
+
+def apply(tables: Tables, table: str, key: str, row: Row | None) -> None:
+    """Carry one change out on a copy of the tables."""
+    rows = tables.setdefault(table, {})
+    if row is None:
+        rows.pop(key, None)
+    else:
+        rows[key] = row

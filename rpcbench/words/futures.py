@@ -1,0 +1,212 @@
+"""Futures that behave in a notebook: interruptible, awaitable, and still torch's.
+
+Guarantees
+- `wait()` returns at once on Ctrl-C (torch's own wait holds the signal back until the result is there).
+- A pool thread that waits tells its pool, which may start another: nesting deeper than the pool works.
+- Continuations run on the thread that waits, or on a pool thread; never on a thread that reads a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import torch
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+if TYPE_CHECKING:
+
+    class _Base(torch.futures.Future[T], Generic[T]):
+        pass
+else:
+    _Base = torch.futures.Future
+
+
+@contextlib.contextmanager
+def blocked() -> Iterator[None]:
+    """Around anything that blocks: lets the pool of this thread, if it has one, make up for it."""
+    waiting = getattr(threading.current_thread(), "waiting", None)
+    if waiting is None:
+        yield
+        return
+    with waiting():
+        yield
+
+
+Answer = Callable[[], Any]
+"""Makes the value of a future, or raises its error: run once, by a thread that may run user code."""
+Later = Callable[[Callable[[], None]], object]
+"""Runs a function soon, on another thread."""
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+class Future(_Base[T]):
+    """A `torch.futures.Future` whose waits can be interrupted and which can be awaited.
+
+    Made by `rpc_async` and friends, which resolve it through `deliver`. `cancel()` calls `on_cancel`, once.
+    """
+
+    def __init__(self, *, on_cancel: Callable[[], None] | None = None, devices: list[Any] | None = None) -> None:
+        super().__init__(devices=devices)
+        self._changed = threading.Condition(threading.Lock())
+        self._waiters = 0
+        self._answer: Answer | None = None
+        self._taken = False
+        self._outcome: tuple[Any, BaseException | None] | None = None
+        self._on_cancel = on_cancel
+
+    # -- resolving
+    def deliver(self, answer: Answer, later: Later) -> bool:
+        """Runtime only: the answer has arrived. A waiting thread opens it; `later` sees to it where nobody waits.
+
+        False, and nothing else, if the future was resolved before.
+        """
+        with self._changed:
+            if self._answer is not None or self._outcome is not None:
+                return False
+            self._answer = answer
+            awaited = self._waiters > 0
+            self._changed.notify()
+        if not awaited:
+            later(self._open)
+        return True
+
+    def _open(self) -> None:
+        """Open the answer that has arrived, unless another thread does."""
+        with self._changed:
+            answer = self._answer
+            if answer is None or self._taken:
+                return
+            self._taken = True
+        try:
+            outcome = (answer(), None)
+        except BaseException as error:  # noqa: BLE001  (whatever a call raised is its result)
+            self._finish((None, error))
+        else:
+            self._finish(outcome)
+
+    def _finish(self, outcome: tuple[Any, BaseException | None]) -> None:
+        """Wake all waiters, then complete torch's side, which runs the continuations on this thread."""
+        with self._changed:
+            self._outcome = outcome
+            self._answer = None
+            self._changed.notify_all()
+        value, error = outcome
+        if error is None:
+            super().set_result(value)
+            return
+        self._set_unwrap_func(_raise)  # as torch's set_exception, which would call our set_result
+        super().set_result(cast(Any, error if isinstance(error, Exception) else RuntimeError(repr(error))))
+
+    def set_result(self, result: T) -> None:
+        self._resolve((result, None))
+
+    def set_exception(self, result: Any) -> None:
+        assert isinstance(result, Exception), f"{result!r} is not an Exception"
+        self._resolve((None, result))
+
+    def _resolve(self, outcome: tuple[Any, BaseException | None]) -> None:
+        with self._changed:
+            if self._answer is not None or self._outcome is not None:
+                raise RuntimeError("Attempting to mark a completed Future as complete again.")
+            self._taken = True
+            self._answer = lambda: None
+        self._finish(outcome)
+
+    # -- using
+    def wait(self) -> T:
+        """The value, or its error raised; blocks until it is there. Ctrl-C ends the wait, not the call."""
+        if self._outcome is None:
+            try:
+                with self._changed:
+                    self._waiters += 1
+                if self._answer is None:
+                    with blocked():
+                        self._sleep()
+            finally:
+                with self._changed:
+                    self._waiters -= 1
+                self._open()
+            self._sleep_until_opened()
+        return self._value()
+
+    def _sleep(self) -> None:
+        with self._changed:
+            while self._answer is None and self._outcome is None:
+                self._changed.wait()
+
+    def _sleep_until_opened(self) -> None:
+        """Another thread is opening the answer."""
+        with self._changed:
+            while self._outcome is None:
+                self._changed.wait()
+
+    def _value(self) -> T:
+        assert self._outcome is not None
+        value, error = self._outcome
+        if error is not None:
+            raise error
+        return cast(T, value)
+
+    def done(self) -> bool:
+        return self._outcome is not None
+
+    def value(self) -> T:
+        """The value of a completed future; RuntimeError before."""
+        if self._outcome is None:
+            raise RuntimeError("value() may only be called on a completed Future; use wait()")
+        return self._value()
+
+    def cancel(self) -> bool:
+        """Give the call up: the callee is told (best effort) and waiters get CallCancelled. False if it was done."""
+        if self._outcome is not None or self._on_cancel is None:
+            return False
+        self._on_cancel()
+        return True
+
+    def __await__(self) -> Generator[Any, None, T]:
+        loop = asyncio.get_running_loop()
+        bridge: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not bridge.done():
+                bridge.set_result(None)
+
+        self.add_done_callback(lambda _: loop.call_soon_threadsafe(wake))
+        yield from bridge
+        return self._value()
+
+
+def collect_all(futures: Iterable[torch.futures.Future[Any]]) -> Future[list[torch.futures.Future[Any]]]:
+    """A future of all the given ones, done when each is done, with interruptible `wait()`. As torch's collect_all."""
+    gathered: Future[list[torch.futures.Future[Any]]] = Future()
+    futures = list(futures)
+
+    def finish(inner: torch.futures.Future[Any]) -> None:
+        error: Exception | None = None
+        for future in futures:
+            try:
+                future.value()
+            except Exception as failure:  # noqa: BLE001  (whatever a call raised becomes the result)
+                error = failure
+                break
+        if error is None:
+            gathered.set_result(futures)
+        else:
+            gathered.set_exception(error)
+
+    torch.futures.collect_all(futures).add_done_callback(finish)
+    return gathered
+
+
+def wait_all(futures: Iterable[torch.futures.Future[T]]) -> list[T]:
+    """Values of all the given futures, in order; the first error is raised. Interruptible, as torch's is not."""
+    return [cast(T, future.value()) for future in collect_all(futures).wait()]

@@ -1,0 +1,63 @@
+"""Names for things that more than one process knows.
+
+An `Id` is unique over the life of a world: the worker that made it, that worker's incarnation (a restarted worker
+never inherits its predecessor's ids) and a counter. What is shown or returned to users looks as torch's ids do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from typing import NamedTuple
+
+COUNTER_BITS = 48
+MAX_WORKER = (1 << 15) - 1
+_NAME = re.compile(r"[A-Za-z0-9_:.\-]*")
+_LONGEST_NAME = 128
+
+
+class Id(NamedTuple):
+    """Identity of an RRef or of one fork of it."""
+
+    worker: int
+    serial: int
+    incarnation: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.worker}.{self.serial}"
+
+
+def global_id(worker: int, serial: int) -> int:
+    """64-bit id as torch shows it: 16 bits worker, 48 bits counter."""
+    return worker << COUNTER_BITS | serial
+
+
+def worker_of(number: int) -> int:
+    """The worker that made a 64-bit id."""
+    return number >> COUNTER_BITS
+
+
+class Counter:
+    """0, 1, 2, … from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+
+    def next(self) -> int:
+        with self._lock:
+            return next(self._numbers)
+
+
+def check_name(name: str) -> str:
+    """The name itself, or ValueError/RuntimeError with torch's wording where a world cannot have such a worker."""
+    if not isinstance(name, str):
+        raise TypeError(f"worker name must be a str, not {type(name).__name__}")
+    if not name:
+        raise RuntimeError("Worker name must be non-empty.")
+    if len(name) >= _LONGEST_NAME:
+        raise RuntimeError(f"Worker name must be shorter than {_LONGEST_NAME} characters; this one has {len(name)}.")
+    if not _NAME.fullmatch(name):
+        raise RuntimeError(f"Worker name must match ^[A-Za-z0-9-_:.]*$, but got {name!r}.")
+    return name

@@ -1,0 +1,40 @@
+"""Launchers that leave nothing behind."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+from launch_bench import Bench
+
+
+@pytest.fixture
+def bench(request, tmp_path):
+    """A launcher of the test's own; afterwards nothing of it may be left."""
+    made = Bench(getattr(request, "param", "fork"), tmp_path)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield made
+    made.launcher.close()
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    assert not made.directory.path.exists()
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory):
+    """One forking launcher for all tests of a module that leave it as it was."""
+    made = Bench("fork", tmp_path_factory.mktemp("answers"))
+    yield made
+    made.launcher.close()
+
+
+@pytest.fixture(scope="module")
+def spawned(tmp_path_factory):
+    """As `forked`, spawning."""
+    made = Bench("spawn", tmp_path_factory.mktemp("answers"))
+    yield made
+    made.launcher.close()
+
+
+@pytest.fixture(params=["forked", "spawned"])
+def shared(request):
+    """One launcher after the other."""
+    return request.getfixturevalue(request.param)

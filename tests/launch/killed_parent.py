@@ -1,0 +1,39 @@
+"""A notebook that will be killed: it has two workers, a fork that has exited, and one that holds what it inherited."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+import psutil
+
+from rpcbench.launch.process import ProcessLauncher
+from rpcbench.launch.rundir import RunDirectory
+from rpcbench.words.config import WorldConfig
+
+
+def main(mode: str, output: str) -> None:
+    directory = RunDirectory()
+    launcher = ProcessLauncher(directory, start=mode, entry="launch_entries:main")
+    configs = [WorldConfig(name=f"w{n}", id=n, cluster="idle", directory=output, secret=bytes(32)) for n in (1, 2)]
+    workers = [launcher.start(config).pid for config in configs]
+    leaver = os.fork()
+    if leaver == 0:
+        launcher.close()
+        sys.exit()
+    os.waitpid(leaver, 0)
+    holder = os.fork()
+    if holder == 0:
+        time.sleep(60)
+        os._exit(0)
+    starter = psutil.Process(workers[0]).ppid()
+    print(json.dumps({"workers": workers, "starter": starter, "holder": holder, "directory": str(directory.path)}))
+    sys.stdout.flush()
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

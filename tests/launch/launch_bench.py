@@ -1,0 +1,66 @@
+"""What the tests of processes share: waiting for a condition with a bound, and a launcher with its answers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rpcbench.launch.process import ProcessLauncher
+from rpcbench.launch.rundir import RunDirectory
+from rpcbench.words.config import WorldConfig
+
+ENTRY = "launch_entries:main"
+SECONDS = 20.0
+SECRET = b"\xabs" * 16
+_NUMBERS = itertools.count(1)
+
+
+def until(condition, seconds=SECONDS):
+    """Wait until `condition()` is true; for facts about other processes, which nothing announces."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.01)
+
+
+def gone(pid):
+    """Whether the process has ended, whoever is to reap it."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+class Bench:
+    """A launcher, and a folder where its workers leave answers."""
+
+    def __init__(self, mode, folder, entry=ENTRY):
+        self.folder = folder
+        self.directory = RunDirectory()
+        self.launcher = ProcessLauncher(self.directory, start=mode, entry=entry)
+
+    def config(self, task):
+        number = next(_NUMBERS)
+        return WorldConfig(
+            name=f"{task}{number}", id=number, cluster=task, directory=str(self.folder), secret=SECRET
+        )
+
+    def start(self, task, on_exit=None):
+        return self.launcher.start(self.config(task), on_exit)
+
+    def answer(self, handle):
+        path = Path(self.folder, f"{handle.name}.json")
+        until(lambda: path.exists() or handle.poll() is not None)
+        assert path.exists(), handle.last_words()
+        return json.loads(path.read_text())
+
+    def starter_of(self, handle):
+        return psutil.Process(handle.pid).ppid()
+
+
+both = pytest.mark.parametrize("bench", ["fork", "spawn"], indirect=True)

@@ -1,0 +1,293 @@
+"""Real processes: what a worker is born with, how its end is told, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from launch_bench import SECONDS, SECRET, Bench, both, gone, until
+
+from rpcbench.launch import starter
+from rpcbench.launch.process import ProcessLauncher
+from rpcbench.launch.rundir import RunDirectory
+from rpcbench.words.errors import RpcError, ShutdownError
+
+pytestmark = pytest.mark.process
+
+
+ENDS = {
+    "nothing": (0, ""),
+    "leave": (7, "leaving with seven"),
+    "fail": (1, "LookupError: the reason"),
+    "crash": (-signal.SIGSEGV, "Segmentation fault"),
+}
+
+
+def test_exit_status_and_last_words_are_reported(shared):
+    told = queue.SimpleQueue()
+    handles = {task: shared.start(task, lambda *news: told.put((*news, news[0].poll()))) for task in ENDS}
+    for task, (status, words) in ENDS.items():
+        assert handles[task].wait(SECONDS) == status
+        assert words in handles[task].last_words()
+        assert stat.S_IMODE(handles[task].log.stat().st_mode) == 0o600
+    news = [told.get(timeout=SECONDS) for _ in ENDS]
+    assert sorted(news, key=lambda each: each[0].name) == [
+        (handles[task], status, status) for task, (status, _) in sorted(ENDS.items())
+    ]
+    assert told.empty()
+
+
+def test_kill_and_outside_signals(shared):
+    killed, terminated = shared.start("idle"), shared.start("idle")
+    for handle in (killed, terminated):
+        assert shared.answer(handle)["pid"] == handle.pid
+        assert handle.poll() is None
+    killed.kill()
+    os.kill(terminated.pid, signal.SIGTERM)
+    assert killed.wait(SECONDS) == -signal.SIGKILL
+    assert terminated.wait(SECONDS) == -signal.SIGTERM
+    killed.kill()
+    killed.interrupt()
+
+
+def test_wait_is_bounded(forked):
+    handle = forked.start("idle")
+    with pytest.raises(TimeoutError, match=handle.name):
+        handle.wait(0.01)
+    handle.kill()
+    handle.wait(SECONDS)
+
+
+def test_interrupt_reaches_the_handler_of_the_worker(shared):
+    handle = shared.start("interruptible")
+    shared.answer(handle)
+    handle.interrupt()
+    assert handle.wait(SECONDS) == 21
+
+
+def test_a_worker_has_its_callers_surroundings_and_nothing_of_its_siblings(shared, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RPCBENCH_TEST", "héllo\udcff")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.syspath_prepend("/somewhere/else")
+    sibling = shared.start("idle")
+    handle = shared.start("surroundings")
+    born = shared.answer(handle)
+    sibling.kill()
+    assert born["cwd"] == str(tmp_path)
+    assert born["environ"] == dict(os.environ)
+    assert born["sys_path"] == sys.path
+    assert born["main"] is None
+    assert born["session"]
+    assert born["interrupt_ignored"]
+    assert born["defaults"] == [True, True]
+    assert born["secret"] == SECRET.hex()
+    assert born["descriptors"] == {"0": os.devnull, "1": str(handle.log), "2": str(handle.log)}
+
+
+def test_siblings_draw_different_numbers(forked):
+    drawn = [forked.answer(forked.start("draw"))["numbers"] for _ in range(2)]
+    assert all(one != other for one, other in zip(*drawn, strict=True))
+
+
+def test_torch_has_one_thread_unless_the_caller_says_otherwise(shared, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    plain = shared.start("draw")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2,1")
+    asked = shared.start("draw")
+    assert shared.answer(plain)["threads"] == 1
+    assert shared.answer(asked)["threads"] == 2
+
+
+def test_parallel_matmul_and_backward_work(forked):
+    handles = [forked.start("train") for _ in range(2)]
+    for handle in handles:
+        assert forked.answer(handle) == {"threads": 2, "gradient": [512.0]}
+
+
+def test_the_secret_is_not_to_be_seen(shared):
+    handle = shared.start("idle")
+    shared.answer(handle)
+    for pid in (handle.pid, shared.starter_of(handle)):
+        for file in ("cmdline", "environ"):
+            seen = Path(f"/proc/{pid}/{file}").read_bytes()
+            assert seen
+            assert SECRET not in seen
+            assert SECRET.hex().encode() not in seen
+    handle.kill()
+
+
+def test_what_a_worker_started_ends_with_it(forked):
+    handle = forked.start("parent")
+    child = forked.answer(handle)["child"]
+    os.kill(handle.pid, signal.SIGKILL)
+    assert handle.wait(SECONDS) == -signal.SIGKILL
+    until(lambda: gone(child))
+
+
+def test_start_from_threads_that_end(forked):
+    handles = []
+    threads = [threading.Thread(target=lambda: handles.append(forked.start("idle"))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert len({forked.answer(handle)["pid"] for handle in handles}) == 4
+    assert [handle.poll() for handle in handles] == [None] * 4
+    for handle in handles:
+        handle.kill()
+        assert handle.wait(SECONDS) == -signal.SIGKILL
+
+
+def test_on_exit_that_fails_or_starts_harms_nobody(forked, caplog):
+    ended = threading.Event()
+
+    def restart(handle, status):
+        ended.set()
+        forked.start("nothing")
+
+    forked.start("nothing", restart)
+    assert ended.wait(SECONDS)
+    assert forked.start("nothing").wait(SECONDS) == 0
+    assert "hand that to another thread" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "nul\0"])
+def test_names_that_no_file_can_have(bench, name):
+    with pytest.raises(ValueError, match="cannot be called"):
+        bench.launcher.start(dataclasses.replace(bench.config("nothing"), name=name))
+
+
+def test_a_mode_that_does_not_exist(monkeypatch):
+    monkeypatch.setenv("RPCBENCH_START", "teleport")
+    with pytest.raises(ValueError, match=r"teleport.*fork.*spawn"):
+        ProcessLauncher(RunDirectory())
+
+
+@both
+def test_close_ends_everything_twice(bench):
+    handles = [bench.start("idle"), bench.start("stubborn"), bench.start("parent")]
+    child = [bench.answer(handle) for handle in handles][2]["child"]
+    bench.launcher.close()
+    assert [handle.poll() for handle in handles] == [-signal.SIGTERM, -signal.SIGKILL, -signal.SIGTERM]
+    assert gone(child)
+    assert not bench.directory.path.exists()
+    bench.launcher.close()
+    with pytest.raises(ShutdownError):
+        bench.start("nothing")
+
+
+def test_close_before_anything_was_started(bench):
+    bench.launcher.warm()
+    bench.launcher.close()
+
+
+@both
+def test_a_killed_starter_takes_its_workers_and_is_replaced(bench):
+    told = threading.Event()
+    handle = bench.start("parent", lambda *_: told.set())
+    child = bench.answer(handle)["child"]
+    os.kill(bench.starter_of(handle), signal.SIGKILL)
+    assert handle.wait(SECONDS) == -signal.SIGKILL
+    assert told.wait(SECONDS)
+    until(lambda: gone(handle.pid) and gone(child))
+    assert bench.start("nothing").wait(SECONDS) == 0
+
+
+def test_a_starter_asked_to_end_leaves_the_directory_to_the_notebook(bench):
+    handle = bench.start("idle")
+    os.kill(bench.starter_of(handle), signal.SIGTERM)
+    assert handle.wait(SECONDS) == -signal.SIGTERM
+    until(lambda: _starts(bench))
+    assert bench.directory.path.exists()
+
+
+def _starts(bench):
+    try:
+        return bench.start("nothing").wait(SECONDS) == 0
+    except RpcError:  # the old starter is still on its way out
+        return False
+
+
+def test_a_starter_that_cannot_import_says_why(tmp_path):
+    bench = Bench("fork", tmp_path, entry="no_such_module:main")
+    with bench.launcher, pytest.raises(RpcError, match=r"ended with status 1[\s\S]*No module named 'no_such_module'"):
+        bench.start("nothing")
+
+
+def test_an_entry_module_with_threads_is_refused(tmp_path, monkeypatch):
+    source = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    Path(tmp_path, "threaded.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    bench = Bench("fork", tmp_path, entry="threaded:main")
+    with bench.launcher, pytest.raises(RpcError, match="cannot be forked safely"):
+        bench.start("nothing")
+
+
+def test_a_start_that_was_given_up_leaves_no_worker(bench, monkeypatch):
+    running = bench.start("idle")
+    stopped = bench.starter_of(running)
+    os.kill(stopped, signal.SIGSTOP)
+    monkeypatch.setattr(starter, "_START_SECONDS", 0.1)
+    with pytest.raises(RpcError, match="did not answer"):
+        bench.start("idle", on_exit=lambda *_: pytest.fail("nobody holds this worker"))
+    os.kill(stopped, signal.SIGCONT)
+    monkeypatch.undo()
+    bench.start("nothing").wait(SECONDS)
+    until(lambda: [child.pid for child in psutil.Process(stopped).children()] == [running.pid])
+
+
+def test_close_is_bounded_when_the_starter_hangs(bench, monkeypatch):
+    monkeypatch.setattr(starter, "_CLOSE_SECONDS", 0.2)
+    handle = bench.start("idle")
+    os.kill(bench.starter_of(handle), signal.SIGSTOP)
+    begin = time.monotonic()
+    bench.launcher.close()
+    assert time.monotonic() - begin < 5
+    assert handle.wait(SECONDS) == -signal.SIGKILL
+    until(lambda: gone(handle.pid))
+
+
+@contextlib.contextmanager
+def notebook_to_kill(mode, answers):
+    """Another process with two workers in it; yields it and what it said of itself."""
+    script = Path(__file__).with_name("killed_parent.py")
+    with subprocess.Popen([sys.executable, script, mode, answers], stdout=subprocess.PIPE) as notebook:
+        facts = json.loads(notebook.stdout.readline())
+        try:
+            until(lambda: len(list(answers.glob("*.json"))) == 2)
+            yield notebook, facts
+        finally:
+            notebook.kill()
+            os.kill(facts["holder"], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("mode", ["fork", "spawn"])
+def test_a_killed_notebook_leaves_nothing(mode, tmp_path):
+    with notebook_to_kill(mode, tmp_path) as (notebook, facts):
+        notebook.kill()
+        until(lambda: all(gone(pid) for pid in [*facts["workers"], facts["starter"]]), 5)
+        until(lambda: not Path(facts["directory"]).exists(), 5)
+        assert not gone(facts["holder"])
+
+
+@pytest.mark.parametrize("mode", ["fork", "spawn"])
+def test_notebook_and_starter_killed_together_leave_no_worker(mode, tmp_path):
+    with notebook_to_kill(mode, tmp_path) as (notebook, facts):
+        notebook.send_signal(signal.SIGSTOP)
+        os.kill(facts["starter"], signal.SIGKILL)
+        until(lambda: all(gone(pid) for pid in facts["workers"]), 5)
+        shutil.rmtree(facts["directory"])

@@ -1,0 +1,187 @@
+"""Panels as widgets: whole state once, deltas after it, late browsers served, nothing asked when nobody looks."""
+
+from __future__ import annotations
+
+import threading
+
+import comm
+import pytest
+from comm.base_comm import BaseComm
+from worlds import own, use, world
+
+import rpcbench.panels as panels
+from rpcbench.panels.base import Panel
+from rpcbench.telemetry.views import patch, rref_view
+
+
+class Source:
+    def __init__(self):
+        self.at = world(2)
+        self.wakes = []
+
+    def subscribe(self, wake):
+        self.wakes.append(wake)
+        return lambda: self.wakes.remove(wake)
+
+    def world(self):
+        return self.at
+
+
+class Still:
+    """A publisher that shows nothing by itself."""
+
+    def __init__(self):
+        self.viewers = []
+
+    def open(self, viewer, source):
+        if viewer not in self.viewers:
+            self.viewers.append(viewer)
+
+    def close(self, viewer):
+        if viewer in self.viewers:
+            self.viewers.remove(viewer)
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Everything that widgets made in this test send to browsers."""
+    messages = []
+
+    class Recorded(BaseComm):
+        def publish_msg(self, msg_type, data=None, metadata=None, buffers=None, **keys):
+            messages.append((msg_type, data))
+
+    monkeypatch.setattr(comm, "create_comm", Recorded)
+    return messages
+
+
+@pytest.fixture
+def rrefs(sent):
+    made = panels.RRefPanel(Source(), Still())
+    yield made
+    made.close()
+
+
+def deltas(sent):
+    return [data["content"] for _, data in sent if data.get("method") == "custom"]
+
+
+def updates(sent):
+    return [data["state"] for _, data in sent if data.get("method") == "update"]
+
+
+def test_browsers_get_one_whole_and_then_deltas_that_add_up(rrefs, sent):
+    opened = next(data["state"]["state"] for _, data in sent if "state" in data.get("state", {}))
+    at = world(2)
+    for i in range(3):
+        own(at, 1, f"0.{2 * i}")
+        use(at, 0, f"0.{2 * i + 1}", f"0.{2 * i}", 1)
+        assert rrefs.show(at)
+    view = opened["view"]
+    for n, message in enumerate(deltas(sent), start=opened["version"] + 1):
+        assert message["version"] == n
+        view = patch(view, message["delta"])
+    assert view == rref_view(at)
+    assert updates(sent) == []
+    assert set(deltas(sent)[-1]["delta"]["rrefs"]["set"]) == {"0.4"}
+
+
+def test_no_change_is_not_sent(rrefs, sent):
+    assert rrefs.show(world(2))
+    count = len(sent)
+    assert not rrefs.show(world(2))
+    assert len(sent) == count
+
+
+def test_the_first_look_is_sent_even_if_the_world_is_empty(rrefs, sent):
+    assert rrefs.show({})
+    assert [message["version"] for message in deltas(sent)] == [1]
+
+
+def test_a_browser_that_opens_later_gets_the_present_view(rrefs, sent):
+    at = world(2)
+    own(at, 1, "0.0")
+    rrefs.show(at)
+    present = {"version": 1, "view": rref_view(at)}
+    assert rrefs.get_state()["state"] == present
+    rrefs.comm.handle_msg({"content": {"data": {"method": "request_state"}}, "buffers": []})
+    assert updates(sent)[-1]["state"] == present
+    rrefs.send_whole()
+    assert updates(sent)[-1] == {"state": present}
+
+
+def test_it_is_followed_while_a_browser_shows_it(rrefs):
+    def hear(kind, eye):
+        data = {"method": "custom", "content": {"kind": kind, "eye": eye}}
+        rrefs.comm.handle_msg({"content": {"data": data}, "buffers": []})
+        return rrefs in rrefs._publisher.viewers
+
+    assert hear("opened", "a")
+    assert hear("opened", "b")
+    assert hear("closed", "a")
+    assert not hear("closed", "b")
+    assert not hear("closed", "b")
+    assert hear("opened", "c")
+
+
+def test_a_closed_panel_is_followed_no_more(rrefs):
+    publisher = rrefs._publisher
+    assert publisher.viewers == [rrefs]
+    rrefs.close()
+    rrefs.close()
+    assert publisher.viewers == []
+
+
+def test_a_failure_is_shown_in_the_picture(rrefs, sent):
+    rrefs.fail(ValueError("cannot draw"))
+    assert updates(sent) == [{"problem": "ValueError: cannot draw"}]
+
+
+def test_the_text_of_a_saved_notebook_is_a_sentence_that_stays(rrefs):
+    data, _ = rrefs._repr_mimebundle_()
+    before = data["text/plain"]
+    own(at := world(2), 1, "0.0")
+    rrefs.show(at)
+    assert rrefs._repr_mimebundle_()[0]["text/plain"] == before
+    assert before.endswith("Run the cell to see the panel.")
+    assert "application/vnd.jupyter.widget-view+json" in data
+    assert str(rrefs).splitlines()[0] == "3 members, 1 RRef, 0 forks"
+
+
+def test_a_panel_moves_by_itself(sent):
+    source = Source()
+    made = panels.panel("rrefs", source)
+    try:
+        own(source.at, 1, "0.0")
+        changed = threading.Event()
+        made.observe(lambda change: "0.0" in change["new"]["view"]["rrefs"] and changed.set(), "state")
+        source.wakes[0]()
+        assert changed.wait(20) or "0.0" in made.state["view"]["rrefs"]
+    finally:
+        made.close()
+    assert source.wakes == []
+
+
+@pytest.mark.parametrize("name", panels.PANELS)
+def test_each_name_makes_a_panel_with_its_own_code(name, sent):
+    made = panels.panel(name, Source())
+    try:
+        assert isinstance(made, Panel)
+        assert f'panel("{name}", ' in made._esm
+        assert made._esm.index("class Live") < made._esm.index("export default")
+        assert f".rb-{name} " in made._css
+        assert ".rb-panel {" in made._css
+    finally:
+        made.close()
+
+
+def test_an_unknown_name_lists_the_panels():
+    with pytest.raises(ValueError, match=r"'rref': there are rrefs, autograd, pipeline"):
+        panels.panel("rref", Source())
+
+
+def test_nothing_is_loaded_from_elsewhere():
+    for suffix in (".js", ".css"):
+        for file in (p for p in panels.base._HERE.iterdir() if p.suffix == suffix):
+            words = file.read_text().replace("http://www.w3.org/2000/svg", "")
+            assert "http" not in words and "import" not in words and "innerHTML" not in words, file

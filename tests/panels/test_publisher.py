@@ -1,0 +1,236 @@
+"""The publisher's thread: shows changes at a bounded rate, sleeps otherwise, and ends with the last viewer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from unittest.mock import Mock
+
+import pytest
+
+from rpcbench.panels.publisher import Publisher
+
+PATIENCE = 20.0
+
+
+class Counter:
+    """A source whose world is a number."""
+
+    def __init__(self):
+        self.number = 0
+        self.looks = 0
+        self.wakes = []
+
+    def subscribe(self, wake):
+        self.wakes.append(wake)
+        return lambda: self.wakes.remove(wake)
+
+    def world(self):
+        self.looks += 1
+        return {self.number: {}}
+
+    def change(self):
+        self.number += 1
+        for wake in list(self.wakes):
+            wake()
+
+
+class Watcher:
+    """A viewer that notes what it is shown, and fails or blocks when told to."""
+
+    def __init__(self):
+        self.seen = []
+        self.wholes = 0
+        self.failed = None
+        self.error = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.news = threading.Condition()
+
+    def show(self, world):
+        self.entered.set()
+        assert self.gate.wait(PATIENCE)
+        if self.error:
+            raise self.error
+        with self.news:
+            number = next(iter(world))
+            changed = self.seen[-1:] != [number]
+            self.seen.append(number)
+            self.news.notify_all()
+            return changed
+
+    def send_whole(self):
+        with self.news:
+            self.wholes += 1
+            self.news.notify_all()
+
+    def fail(self, error):
+        with self.news:
+            self.failed = error
+            self.news.notify_all()
+
+    def until(self, true):
+        with self.news:
+            assert self.news.wait_for(true, PATIENCE)
+
+
+@pytest.fixture
+def publisher():
+    made = Publisher(period=0.01, heal=1000.0)
+    yield made
+    for entry in list(made._entries.values()):
+        made.close(entry.viewer)
+    ended(made)
+
+
+def ended(publisher):
+    thread = publisher._thread
+    if thread is not None:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def test_a_viewer_sees_the_present_at_once_and_then_each_change(publisher):
+    source, viewer = Counter(), Watcher()
+    publisher.open(viewer, source)
+    viewer.until(lambda: viewer.seen == [0])
+    source.change()
+    viewer.until(lambda: viewer.seen == [0, 1])
+
+
+def test_many_changes_become_few_pictures_and_the_last_is_shown():
+    publisher, source, viewer = Publisher(period=0.05), Counter(), Watcher()
+    began = time.monotonic()
+    publisher.open(viewer, source)
+    for _ in range(2000):
+        source.change()
+    viewer.until(lambda: viewer.seen[-1:] == [2000])
+    assert len(viewer.seen) <= (time.monotonic() - began) / 0.05 + 2
+    publisher.close(viewer)
+
+
+def test_nobody_is_asked_while_nothing_changes(publisher):
+    source, viewer = Counter(), Watcher()
+    publisher.open(viewer, source)
+    viewer.until(lambda: viewer.seen == [0])
+    with viewer.news:
+        assert not viewer.news.wait_for(lambda: len(viewer.seen) > 1, timeout=0.2)
+    assert source.looks == 1
+
+
+def test_one_look_serves_all_viewers_of_a_source(publisher):
+    source, first, second = Counter(), Watcher(), Watcher()
+    publisher.open(first, source)
+    publisher.open(second, source)
+    first.until(lambda: first.seen)
+    second.until(lambda: second.seen)
+    first.gate.clear()
+    first.entered.clear()
+    source.change()
+    assert first.entered.wait(PATIENCE)
+    looks = source.looks
+    first.gate.set()
+    second.until(lambda: second.seen[-1] == 1)
+    assert source.looks == looks
+
+
+def test_a_change_while_viewers_are_shown_reaches_all_of_them(publisher):
+    source, first, second = Counter(), Watcher(), Watcher()
+    first.gate.clear()
+    publisher.open(first, source)
+    publisher.open(second, source)
+    assert first.entered.wait(PATIENCE)
+    source.change()
+    first.gate.set()
+    first.until(lambda: first.seen[-1:] == [1])
+    second.until(lambda: second.seen[-1:] == [1])
+
+
+def test_the_last_close_unsubscribes_and_ends_the_thread(publisher):
+    source, viewer = Counter(), Watcher()
+    publisher.open(viewer, source)
+    viewer.until(lambda: viewer.seen)
+    thread = publisher._thread
+    publisher.close(viewer)
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert source.wakes == []
+    publisher.close(viewer)
+    publisher.open(viewer, source)
+    source.change()
+    viewer.until(lambda: viewer.seen[-1] == 1)
+
+
+def test_opening_twice_is_harmless(publisher):
+    source, viewer = Counter(), Watcher()
+    publisher.open(viewer, source)
+    publisher.open(viewer, source)
+    assert len(source.wakes) == 1
+    publisher.close(viewer)
+    assert source.wakes == []
+
+
+def test_close_waits_for_the_picture_under_way_and_none_follows(publisher):
+    source, viewer = Counter(), Watcher()
+    viewer.gate.clear()
+    publisher.open(viewer, source)
+    assert viewer.entered.wait(PATIENCE)
+    closing = threading.Thread(target=publisher.close, args=(viewer,))
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    viewer.gate.set()
+    closing.join(PATIENCE)
+    assert not closing.is_alive()
+    source.change()
+    ended(publisher)
+    assert viewer.seen == [0]
+
+
+def test_a_viewer_that_fails_says_so_and_the_others_go_on(publisher, caplog):
+    source, bad, good = Counter(), Watcher(), Watcher()
+    bad.error = ValueError("cannot draw")
+    publisher.open(bad, source)
+    publisher.open(good, source)
+    bad.until(lambda: bad.failed is bad.error)
+    source.change()
+    good.until(lambda: good.seen[-1:] == [1])
+    assert len(source.wakes) == 1
+    assert "a panel stopped" in caplog.text
+
+
+def test_a_viewer_that_cannot_even_fail_does_not_stop_the_others(publisher, caplog):
+    source, bad, good = Counter(), Watcher(), Watcher()
+    bad.error = OSError("gone")
+    bad.fail = Mock(side_effect=OSError("gone too"))
+    publisher.open(bad, source)
+    publisher.open(good, source)
+    good.until(lambda: good.seen)
+    source.change()
+    good.until(lambda: good.seen[-1] == 1)
+    assert "could not be closed" in caplog.text
+
+
+def test_after_changes_the_whole_is_sent_once_more(publisher):
+    publisher = Publisher(period=0.005, heal=0.03)
+    source, viewer = Counter(), Watcher()
+    publisher.open(viewer, source)
+    viewer.until(lambda: viewer.wholes == 1)
+    source.change()
+    viewer.until(lambda: viewer.wholes == 2)
+    for wake in source.wakes:
+        wake()  # nothing changed: shown, but no whole is due
+    viewer.until(lambda: len(viewer.seen) == 3)
+    publisher.close(viewer)
+    assert viewer.wholes == 2
+
+
+def test_a_source_that_refuses_is_the_openers_error(publisher):
+    class Refuses(Counter):
+        def subscribe(self, wake):
+            raise RuntimeError("no cluster")
+
+    with pytest.raises(RuntimeError, match="no cluster"):
+        publisher.open(Watcher(), Refuses())
+    assert publisher._thread is None

@@ -1,0 +1,90 @@
+"""Micro-batches: all samples once, in order; and weighted losses whose gradients are the whole batch's."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from rpcbench.pipeline.microbatch import cut, join, samples, sizes, weights
+from rpcbench.words.errors import PipelineError
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@given(st.integers(1, 40), st.data())
+def test_sizes_are_those_of_tensor_split(samples: int, data: st.DataObject) -> None:
+    microbatches = data.draw(st.integers(1, samples))
+    assert sizes(samples, microbatches) == [len(part) for part in torch.arange(samples).tensor_split(microbatches)]
+
+
+def test_every_shape_of_batch_comes_back() -> None:
+    ids, mask = torch.arange(7), torch.rand(7, 2, 3)
+    batch = {"ids": ids, "pair": Pair(mask, [mask, ids]), "more": (), "same": (ids,)}
+    parts = cut(batch, 3)
+    assert [samples(part) for part in parts] == [3, 2, 2]
+    assert torch.equal(parts[1]["pair"].right[0], mask[3:5])
+    back = join(parts)
+    assert list(back) == list(batch) and type(back["pair"]) is Pair and type(back["pair"].right) is list
+    assert back["more"] == () and type(back["same"]) is tuple
+    assert torch.equal(back["ids"], ids) and torch.equal(back["pair"].right[0], mask)
+
+
+def test_microbatches_are_views() -> None:
+    batch = torch.zeros(4, 2)
+    cut(batch, 2)[1].fill_(1)
+    assert batch.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+
+
+def gradients(model: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("microbatches", [1, 4, 7, 60])
+def test_weighted_losses_have_the_whole_batchs_gradients(reduction: str, microbatches: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    batch = {"x": torch.randn(60, 5, dtype=torch.float64), "y": torch.randint(3, (60,))}
+    whole = gradients(model, functional.cross_entropy(model(batch["x"]), batch["y"], reduction=reduction))
+    parts = cut(batch, microbatches)
+    loss = sum(
+        weight * functional.cross_entropy(model(part["x"]), part["y"], reduction=reduction)
+        for weight, part in zip(weights([samples(part) for part in parts], reduction), parts, strict=True)
+    )
+    for own, other in zip(gradients(model, loss), whole, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-13)
+
+
+def test_weights() -> None:
+    assert weights([3, 1]) == [0.75, 0.25]
+    assert weights([3, 1], "sum") == [1.0, 1.0]
+    with pytest.raises(PipelineError, match="unknown loss reduction 'none'; there are 'mean' and 'sum'"):
+        weights([3, 1], "none")
+
+
+@pytest.mark.parametrize(
+    ("batch", "told"),
+    [
+        (torch.zeros(3), "3 samples cannot make 4 micro-batches"),
+        (torch.zeros(0, 2), "0 samples cannot make 4"),
+        (torch.tensor(1.0), "batch has no dimension to cut"),
+        ((torch.zeros(8), torch.zeros(9)), r"batch\[0\] has 8, batch\[1\] has 9"),
+        ({"x": torch.zeros(8), "n": 8}, r"batch\['n'\] is int; a batch is tensors"),
+        ([torch.zeros(8), None], r"batch\[1\] is NoneType"),
+        ((), "no tensor"),
+    ],
+)
+def test_a_batch_that_cannot_be_cut(batch: object, told: str) -> None:
+    with pytest.raises(PipelineError, match=told):
+        cut(batch, 4)
+
+
+def test_no_microbatches() -> None:
+    with pytest.raises(PipelineError, match="at least 1, not 0"):
+        cut(torch.zeros(4), 0)

@@ -1,0 +1,111 @@
+"""Schedules as drawn: a row per worker, a column per unit of time where forward and backward take one unit each."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcbench.pipeline.schedules import Kind, Op, Ops, Schedule, gpipe, named, one_f_one_b, parse, text
+from rpcbench.pipeline.simulate import simulate
+from rpcbench.words.errors import PipelineError
+
+SCHEDULES = st.sampled_from([gpipe, one_f_one_b])
+WORKERS = st.integers(1, 6)
+MICROBATCHES = st.integers(1, 12)
+
+
+def drawn(ops: Ops) -> str:
+    played = simulate(ops, cost=lambda op: 1)
+    rows = [["  "] * int(played.makespan) for _ in ops]
+    for span in played.spans:
+        rows[span.worker][int(span.begin)] = f"{span.op.kind}{span.op.microbatch}"
+    return "\n".join(" ".join(row).rstrip() for row in rows)
+
+
+def picture(written: str) -> str:
+    return dedent(written).strip("\n")
+
+
+def test_gpipe_as_drawn() -> None:
+    assert drawn(gpipe(3, 4)) == picture("""
+        F0 F1 F2 F3             B0 B1 B2 B3
+           F0 F1 F2 F3       B0 B1 B2 B3
+              F0 F1 F2 F3 B0 B1 B2 B3
+    """)
+
+
+def test_1f1b_as_drawn() -> None:
+    assert drawn(one_f_one_b(3, 4)) == picture("""
+        F0 F1 F2       B0 F3 B1    B2    B3
+           F0 F1    B0 F2 B1 F3 B2    B3
+              F0 B0 F1 B1 F2 B2 F3 B3
+    """)
+
+
+def test_1f1b_with_fewer_microbatches_than_workers() -> None:
+    assert drawn(one_f_one_b(4, 2)) == picture("""
+        F0 F1                B0    B1
+           F0 F1          B0    B1
+              F0 F1    B0    B1
+                 F0 B0 F1 B1
+    """)
+
+
+@pytest.mark.parametrize("schedule", [gpipe, one_f_one_b])
+def test_one_microbatch_goes_there_and_back(schedule: Schedule) -> None:
+    assert text(schedule(2, 1)) == "0F0 0B0\n1F0 1B0"
+
+
+def test_one_worker_takes_turns_in_1f1b_and_not_in_gpipe() -> None:
+    assert text(one_f_one_b(1, 2)) == "0F0 0B0 0F1 0B1"
+    assert text(gpipe(1, 2)) == "0F0 0F1 0B0 0B1"
+
+
+@given(SCHEDULES, WORKERS, MICROBATCHES)
+def test_text_and_ops_say_the_same(schedule: Schedule, workers: int, microbatches: int) -> None:
+    ops = schedule(workers, microbatches)
+    assert parse(text(ops)) == ops
+
+
+@given(SCHEDULES, WORKERS, MICROBATCHES)
+def test_backwards_come_in_the_order_of_the_microbatches(schedule: Schedule, workers: int, microbatches: int) -> None:
+    for own in schedule(workers, microbatches):
+        assert [op.microbatch for op in own if op.kind is Kind.BACKWARD] == list(range(microbatches))
+
+
+def test_a_text_is_read_as_written() -> None:
+    assert parse("\n  0F0 0B12\n  1F0\n") == [
+        [Op(0, Kind.FORWARD, 0), Op(0, Kind.BACKWARD, 12)],
+        [Op(1, Kind.FORWARD, 0)],
+    ]
+
+
+@pytest.mark.parametrize("word", ["F0", "0X0", "0F", "0f0", "-1F0", "0F0,"])
+def test_a_wrong_word_is_named(word: str) -> None:
+    with pytest.raises(PipelineError, match=f"'{word}'.*0F3"):
+        parse(f"0F0 {word} 0B0")
+
+
+def test_schedules_have_names() -> None:
+    assert named("gpipe") is gpipe
+    assert named("1f1b") is one_f_one_b
+
+
+def test_an_unknown_name_is_answered_with_the_known() -> None:
+    with pytest.raises(PipelineError, match=r"'1f2b'; there are 'gpipe', '1f1b'"):
+        named("1f2b")
+
+
+@pytest.mark.parametrize("schedule", [gpipe, one_f_one_b])
+def test_numbers_that_make_no_schedule(schedule: Schedule) -> None:
+    with pytest.raises(PipelineError, match=r"workers must be .* not 0"):
+        schedule(0, 4)
+    with pytest.raises(PipelineError, match=r"microbatches must be .* not 0"):
+        schedule(2, 0)
+    with pytest.raises(PipelineError, match=r"microbatches must be .* not 8\.0"):
+        schedule(2, 8.0)  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="chunks must be 1, not 2"):
+        schedule(2, 4, 2)

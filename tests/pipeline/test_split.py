@@ -1,0 +1,199 @@
+"""Models cut in stages: the same numbers come out, under the same names, and every wrong cut is refused."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from rpcbench.pipeline.split import Stage, Stages, split
+from rpcbench.words.errors import PipelineError
+
+TWO = ["worker1", "worker2"]
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def nested() -> nn.Sequential:
+    layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    return nn.Sequential(OrderedDict(embed=nn.Linear(8, 4), layers=layers, head=nn.Linear(4, 2)))
+
+
+def names(stages: list[Stage]) -> list[tuple[str, ...]]:
+    return [stage.names for stage in stages]
+
+
+def run(stages: list[Stage], x: torch.Tensor) -> torch.Tensor:
+    for stage in stages:
+        x = stage.module(x)
+    return x
+
+
+@pytest.mark.parametrize("model", [mlp(), nested()], ids=["flat", "nested"])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_the_stages_in_a_row_are_the_model(model: nn.Sequential, workers: int) -> None:
+    stages = split(model, [f"worker{n}" for n in range(1, workers + 1)]).cut()
+    assert [(stage.index, stage.worker) for stage in stages] == [(n, f"worker{n + 1}") for n in range(workers)]
+    x = torch.randn(5, 8)
+    assert torch.equal(run(stages, x), model(x))
+
+
+@pytest.mark.parametrize("model", [mlp(), nested()], ids=["flat", "nested"])
+def test_state_dicts_together_are_the_models(model: nn.Sequential) -> None:
+    stages = split(model, TWO).cut()
+    gathered = {stage.key(own): value for stage in stages for own, value in stage.module.state_dict().items()}
+    assert list(gathered) == list(model.state_dict())
+    assert all(gathered[name].data_ptr() == value.data_ptr() for name, value in model.state_dict().items())
+
+
+def test_a_stage_tells_its_tensors_by_their_unsplit_names() -> None:
+    model = nested()
+    told = dict(split(model, TWO, at=["layers.1"]).cut()[1].tensors())
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert set(told) == {name for name in own if not name.startswith(("embed.", "layers.0."))}
+    assert all(told[name] is own[name] for name in told)
+
+
+def test_params_balances_parameters() -> None:
+    assert names(split(mlp(), TWO).cut()) == [("0", "1"), ("2", "3", "4")]
+
+
+def test_a_list_counts_the_models_children() -> None:
+    assert names(split(mlp(), TWO, balance=[1, 4]).cut()) == [("0",), ("1", "2", "3", "4")]
+    assert names(split(nested(), TWO, balance=[2, 1]).cut()) == [
+        ("embed", "layers.0", "layers.1", "layers.2"),
+        ("head",),
+    ]
+
+
+def test_names_say_where_a_stage_begins() -> None:
+    assert names(split(nested(), TWO, at=["layers.2"]).cut()) == [
+        ("embed", "layers.0", "layers.1"),
+        ("layers.2", "head"),
+    ]
+    assert names(split(nested(), TWO, at=["layers"]).cut())[0] == ("embed",)
+    three = split(nested(), [*TWO, "worker3"], at=["layers", "head"]).cut()
+    assert names(three) == [("embed",), ("layers.0", "layers.1", "layers.2"), ("head",)]
+
+
+def test_a_name_is_not_taken_for_a_longer_one() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(12)))
+    assert names(split(model, TWO, at=["1"]).cut())[0] == ("0",)
+    assert len(names(split(model, TWO, at=["10"]).cut())[0]) == 10
+
+
+def test_several_chunks_go_round_the_workers() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8)))
+    assert [stage.worker for stage in split(model, TWO).cut(chunks=2)] == TWO * 2
+    assert names(split(model, TWO, balance=[1, 2, 2, 3]).cut(chunks=2))[3] == ("5", "6", "7")
+
+
+@pytest.mark.parametrize("kind", [list, tuple, nn.ModuleList])
+def test_lists_of_modules(kind: type) -> None:
+    model = kind([nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)])
+    assert names(split(model, TWO).cut()) == [("0", "1"), ("2",)]
+
+
+def test_a_module_used_twice_is_run_twice() -> None:
+    shared = nn.Tanh()
+    model = nn.Sequential(nn.Linear(4, 4), shared, nn.Linear(4, 4), shared)
+    stages = split(model, TWO).cut()
+    assert names(stages) == [("0", "1"), ("2", "3")]
+    x = torch.randn(3, 4)
+    assert torch.equal(run(stages, x), model(x))
+
+
+def test_a_chain_that_does_more_is_kept_whole() -> None:
+    class Residual(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + super().forward(x)
+
+    hooked = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    hooked.register_forward_hook(lambda module, args, out: 2 * out)
+    model = nn.Sequential(Residual(nn.Linear(4, 4), nn.ReLU()), hooked, nn.Sequential())
+    stages = split(model, [*TWO, "worker3"]).cut()
+    assert names(stages) == [("0",), ("1",), ("2",)]
+    x = torch.randn(3, 4)
+    assert torch.equal(run(stages, x), model(x))
+
+
+def test_tied_weights_stay_in_one_stage() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    with pytest.raises(PipelineError, match=r"'2\.weight' of stage 1 is tied to '0\.weight' of stage 0"):
+        split(model, TWO, balance=[2, 2]).cut()
+    assert len(split(model, TWO, balance=[3, 1]).cut()) == 2
+
+
+def test_tied_buffers_stay_in_one_stage() -> None:
+    norm = nn.BatchNorm1d(4, affine=False)
+    with pytest.raises(PipelineError, match=r"'2\.running_mean' of stage 1 is tied to '0\.running_mean'"):
+        split(nn.Sequential(norm, nn.Linear(4, 4), norm), TWO, balance=[2, 1]).cut()
+
+
+def test_tied_parameters_are_counted_once() -> None:
+    big, small = nn.Linear(100, 100), nn.Linear(100, 80)
+    assert names(split(nn.Sequential(big, big, small, nn.Linear(80, 100)), TWO).cut()) == [("0", "1"), ("2", "3")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"balance": [2, 2]}, "shares out 4 modules, but the model has 5"),
+        ({"balance": [5, 0]}, "at least 1"),
+        ({"balance": [2.5, 2.5]}, "at least 1"),
+        ({"balance": [1, 1, 3]}, "3 stages for 2 workers"),
+        ({"balance": [5]}, "1 stages for 2 workers"),
+        ({"balance": "speed"}, "unknown balance 'speed'; there is 'params'"),
+        ({"balance": [2, 3], "at": ["2"]}, "not both"),
+        ({"at": ["layer.2"]}, "cannot be cut at 'layer.2'; its modules are 0, 1, 2, 3, 4"),
+        ({"at": ["0"]}, "no module is left for the stage before '0'"),
+        ({"at": ["3", "1"]}, "no module is left for the stage before '1'"),
+        ({"at": "2"}, r"at=\['2'\]"),
+        ({"at": ["1", "2"]}, "3 stages for 2 workers"),
+        ({"workers": []}, "list of names"),
+        ({"workers": "worker1"}, "list of names"),
+        ({"workers": [1, 2]}, "list of names"),
+        ({"workers": ["worker1", "worker1"]}, "'worker1' is named twice"),
+        ({"workers": [f"worker{n}" for n in range(6)]}, "6 stages need at least 6 modules, but the model has 5"),
+    ],
+)
+def test_a_split_that_cannot_be(arguments: dict, told: str) -> None:
+    with pytest.raises(PipelineError, match=told):
+        split(mlp(), **{"workers": TWO, **arguments})
+
+
+def test_more_stages_than_the_schedule_runs() -> None:
+    plan = split(mlp(), TWO, balance=[1, 1, 1, 2])
+    with pytest.raises(PipelineError, match=r"the split has 4 stages, but this schedule runs 2 on worker1, worker2"):
+        plan.cut()
+    assert len(plan.cut(chunks=2)) == 4
+
+
+def test_more_chunks_than_modules() -> None:
+    with pytest.raises(PipelineError, match="6 stages need at least 6 modules, but the model has 5"):
+        split(mlp(), TWO).cut(chunks=3)
+
+
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.ReLU(), nn.ModuleDict(), "model"])
+def test_what_is_no_chain(model: object) -> None:
+    with pytest.raises(PipelineError, match=f"{type(model).__name__} cannot be cut.*nn.Sequential"):
+        split(model, TWO)  # type: ignore[arg-type]
+
+
+def test_a_list_of_something_else() -> None:
+    with pytest.raises(PipelineError, match=r"item 1 of the list is <built-in .*relu.*>, not a torch\.nn\.Module"):
+        split([nn.Linear(2, 2), torch.relu], TWO)  # type: ignore[list-item]
+
+
+def test_nothing_is_cut_before_its_time() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    plan = split(model, TWO)
+    assert isinstance(plan, Stages)
+    model[1].weight = model[0].weight
+    with pytest.raises(PipelineError, match="tied"):
+        plan.cut()

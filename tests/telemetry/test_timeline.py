@@ -1,0 +1,147 @@
+"""The picture of a step, drawn from rows as the workers report them."""
+
+from __future__ import annotations
+
+import re
+from textwrap import dedent
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcbench.pipeline.schedules import Ops, gpipe, one_f_one_b, parse
+from rpcbench.pipeline.simulate import simulate
+from rpcbench.telemetry.timeline import Timeline, idle_share
+from rpcbench.words.events import Row
+
+START = 5000.0
+MS = 1e-3
+
+
+def row(worker: int, op: str, begin: float, end: float | None, step: int = 3) -> Row:
+    """Times in milliseconds after START."""
+    stage, kind, microbatch = re.fullmatch(r"(\d+)([FB])(\d+)", op).groups()
+    return {
+        "step": step,
+        "worker": worker,
+        "stage": int(stage),
+        "op": kind,
+        "microbatch": int(microbatch),
+        "begin": START + begin * MS,
+        "end": None if end is None else START + end * MS,
+        "bytes": 64,
+    }
+
+
+def rows(ops: Ops) -> list[Row]:
+    """Rows of a step that ran as simulated, a forward in one millisecond; the last worker's first."""
+    spans = reversed(simulate(ops).spans)
+    return [row(span.worker + 1, str(span.op), span.begin, span.end) for span in spans]
+
+
+def picture(written: str) -> str:
+    return dedent(written).strip("\n")
+
+
+def test_a_step_as_drawn() -> None:
+    assert Timeline.of(rows(one_f_one_b(2, 3))).text(width=60) == picture("""
+        step 3: 12.0 ms, idle 25.0% (ideal 25.0%)
+        worker1 │F0░░F1░░        B0▓▓▓▓▓▓F2░░B1▓▓▓▓▓▓    B2▓▓▓▓▓▓
+        worker2 │    F0░░B0▓▓▓▓▓▓F1░░B1▓▓▓▓▓▓F2░░B2▓▓▓▓▓▓
+                 0───────────────────5───────────────────10────── ms
+        F0░ forward, B0▓ backward of micro-batch 0; blank: idle
+    """)
+
+
+def test_running_ops_are_drawn_up_to_now() -> None:
+    running = [row(1, "0F0", 0, 4), row(1, "0F1", 4, None), row(2, "1F0", 6, None)]
+    drawn = Timeline.of(running, now=START + 10 * MS, names={1: "alice"})
+    assert drawn.text(width=52) == picture("""
+        step 3: 10.0 ms, idle 30.0% (ideal 25.0%)
+          alice │F0░░░░░░░░░░░░░░F1░░░░░░░░░░░░░░░░░░░░░…
+        worker2 │                        F0░░░░░░░░░░░░░…
+                 0───────────────────5─────────────────── ms
+        F0░ forward, B0▓ backward of micro-batch 0; blank: idle; … still running
+    """)
+
+
+def test_now_is_the_latest_stamp_unless_told() -> None:
+    running = [row(1, "0F0", 0, 4), row(1, "0F1", 4, None), row(2, "1F0", 4, 5)]
+    assert Timeline.of(running).seconds == pytest.approx(5 * MS)
+    assert Timeline.of([row(1, "0F0", 7, None)], now=START).seconds == 0
+
+
+def test_an_op_that_has_only_begun_is_drawn() -> None:
+    lines = Timeline.of([row(1, "0F0", 0, None)]).text(60).splitlines()
+    assert lines[0] == "step 3: 0.0 ms, idle 0.0% (ideal 0.0%)"
+    assert lines[1] == "worker1 │…"
+
+
+def test_a_worker_of_several_stages_shows_which() -> None:
+    ops = parse("0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1")
+    lanes = Timeline.of(rows(ops)).text(width=87).splitlines()[1:3]
+    assert lanes == [
+        "worker1 │0F0░░0F1░░2F0░░2F1░░               2B0▓▓▓▓▓▓▓2B1▓▓▓▓▓▓▓0B0▓▓▓▓▓▓▓0B1▓▓▓▓▓▓▓",
+        "worker2 │     1F0░░1F1░░3F0░░3F1░░3B0▓▓▓▓▓▓▓3B1▓▓▓▓▓▓▓1B0▓▓▓▓▓▓▓1B1▓▓▓▓▓▓▓",
+    ]
+
+
+def test_ops_without_room_for_a_name_keep_their_shade() -> None:
+    lane = Timeline.of(rows(gpipe(1, 20))).text(width=72).splitlines()[1]
+    assert lane == "worker1 │" + "░" * 20 + "".join(f"B{n}" if n < 10 else "▓▓" for n in range(20))
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_the_picture_keeps_its_width_and_every_op(width: int, workers: int) -> None:
+    _, *lanes, axis, _ = Timeline.of(rows(one_f_one_b(workers, 8))).text(width).splitlines()
+    assert len(lanes) == workers and len(axis) == width
+    assert max(map(len, lanes)) <= width
+    if width == 100:
+        assert all(f"{kind}{n}" in lane for lane in lanes for kind in "FB" for n in range(8))
+
+
+@pytest.mark.parametrize(("seconds", "second_tick"), [(1e-5, "0.002"), (0.05, "10"), (3.0, "500"), (700.0, "200000")])
+def test_ticks_are_round_numbers_of_milliseconds(seconds: float, second_tick: str) -> None:
+    axis = Timeline.of([row(1, "0F0", 0, seconds * 1e3)]).text(80).splitlines()[-2]
+    assert axis.split("─")[0].strip() == "0"
+    assert [part for part in axis.removesuffix(" ms").split("─") if part][1] == second_tick
+
+
+@given(st.sampled_from([gpipe, one_f_one_b]), st.integers(1, 6), st.integers(1, 12))
+def test_a_step_that_ran_as_simulated_is_as_idle_as_its_ideal(schedule, p: int, m: int) -> None:
+    timeline = Timeline.of(rows(schedule(p, m)))
+    assert timeline.idle == pytest.approx((p - 1) / (m + p - 1))
+    assert timeline.idle_ideal == pytest.approx((p - 1) / (m + p - 1))
+    assert idle_share(rows(schedule(p, m))) == pytest.approx(timeline.idle)
+
+
+def test_idle_is_measured_and_not_the_ideal() -> None:
+    slow = [row(1, "0F0", 0, 1), row(2, "1F0", 3, 4), row(2, "1B0", 4, 6), row(1, "0B0", 8, 10)]
+    timeline = Timeline.of(slow)
+    assert timeline.idle == pytest.approx(1 - 6 / 20)
+    assert timeline.idle_ideal == pytest.approx(1 - 6 / 12)
+
+
+def test_there_is_no_ideal_while_rows_are_missing() -> None:
+    early = [row(2, "1F0", 1, 2), row(2, "1B0", 2, 4)]
+    assert Timeline.of(early).idle_ideal is None
+    assert Timeline.of(early).text().splitlines()[0] == "step 3: 3.0 ms, idle 0.0%"
+
+
+def test_idle_share_leaves_running_ops_out() -> None:
+    assert idle_share([row(1, "0F0", 0, 4), row(1, "0F1", 6, 8), row(2, "1F0", 4, None)]) == pytest.approx(1 - 6 / 8)
+    assert idle_share([]) == 0
+
+
+def test_the_latest_step_unless_told() -> None:
+    both = [row(1, "0F0", 9, 10, step=0), row(1, "0F0", 0, 4, step=7)]
+    assert Timeline.of(both).step == 0
+    assert Timeline.of(both, step=7).seconds == pytest.approx(4 * MS)
+
+
+def test_a_step_that_was_not_recorded() -> None:
+    with pytest.raises(LookupError, match="step 4 was not recorded"):
+        Timeline.of([row(1, "0F0", 0, 1)], step=4)
+    with pytest.raises(LookupError, match="no pipeline step was recorded"):
+        Timeline.of([])

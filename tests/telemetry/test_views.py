@@ -1,0 +1,259 @@
+"""Views are pure functions of tables: each fact of the tables appears once, and deltas carry views forward."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcbench.telemetry.summary import LINES, text
+from rpcbench.telemetry.views import autograd_view, diff, patch, pipeline_view, rref_view
+
+VIEWS = [rref_view, autograd_view, pipeline_view]
+
+
+def world(*tables, states=("up",) * 8):
+    return {
+        i: {"name": f"w{i}", "id": i, "incarnation": 0, "state": states[i], "tables": table, "left_out": 0}
+        for i, table in enumerate(tables)
+    }
+
+
+def owned(*forks, ready=True, failed=False, kind="Tensor"):
+    return {"rref": "0.1", "ready": ready, "failed": failed, "type": kind, "forks": list(forks), "made": 1.0}
+
+
+def user(fork, owner, state="confirmed", parent=None, children=(), rref="0.1"):
+    return {
+        "rref": rref, "fork": fork, "owner": owner, "parent": parent, "state": state, "children": list(children),
+    }  # fmt: skip
+
+
+def op(worker, kind, batch, begin, end, step=1):
+    return {
+        "step": step, "worker": worker, "stage": worker - 1, "op": kind, "microbatch": batch,
+        "begin": begin, "end": end, "bytes": 0,
+    }  # fmt: skip
+
+
+# ---- rrefs
+
+
+def test_a_fork_has_the_state_its_holder_gives_it():
+    at = world(
+        {"users": {"0.2": user("0.2", 1, "deleting")}},
+        {"owned": {"0.1": owned({"fork": "0.2", "holder": 0}, {"fork": "0.3", "holder": 2})}},
+        {},
+    )
+    view = rref_view(at)
+    assert view["forks"]["0.2"] == {
+        "fork": "0.2", "rref": "0.1", "owner": 1, "holder": 0, "parent": None, "state": "deleting",
+    }  # fmt: skip
+    assert view["forks"]["0.3"]["state"] == "listed"
+    assert view["rrefs"]["0.1"] == {"rref": "0.1", "owner": 1, "type": "Tensor", "state": "ready", "forks": 2}
+
+
+def test_a_fork_on_its_way_is_pending_at_the_worker_it_goes_to():
+    sent = {"fork": "0.9", "to": 2}
+    at = world({"users": {"0.2": user("0.2", 1, children=[sent])}}, {"owned": {"0.1": owned()}}, {})
+    assert rref_view(at)["forks"]["0.9"] == {
+        "fork": "0.9", "rref": "0.1", "owner": 1, "holder": 2, "parent": 0, "state": "pending",
+    }  # fmt: skip
+    at[2]["tables"] = {"users": {"0.9": user("0.9", 1, "confirmed", parent=0)}}
+    assert rref_view(at)["forks"]["0.9"]["state"] == "confirmed"
+
+
+@pytest.mark.parametrize(
+    ("row", "state"),
+    [
+        (owned(), "ready"),
+        (owned(ready=False), "computing"),
+        (owned(ready=True, failed=True), "failed"),
+        (owned(ready=False, failed=True), "failed"),
+    ],
+)
+def test_the_state_of_an_rref_comes_from_its_owner(row, state):
+    assert rref_view(world({"owned": {"0.1": row}}))["rrefs"]["0.1"]["state"] == state
+
+
+@pytest.mark.parametrize(("owner", "state"), [("up", "unlisted"), ("lost", "lost"), ("left", "lost")])
+def test_an_rref_its_owner_does_not_list_is_shown_by_its_users(owner, state):
+    at = world({"users": {"0.2": user("0.2", 1, "pending")}}, {}, states=("up", owner))
+    assert rref_view(at)["rrefs"]["0.1"] == {"rref": "0.1", "owner": 1, "type": "", "state": state, "forks": 1}
+
+
+def test_workers_that_are_only_mentioned_are_listed_as_unknown():
+    view = rref_view(world({"users": {"0.2": user("0.2", 7, parent=5)}}))
+    assert {key: row["state"] for key, row in view["workers"].items()} == {"0": "up", "7": "unknown", "5": "unknown"}
+
+
+# ---- autograd
+
+
+def context(sends=(), recvs=(), passes=(), gradients=0):
+    return {
+        "context": 5, "known": [], "sends": list(sends), "recvs": list(recvs), "passes": list(passes),
+        "gradients": gradients,
+    }  # fmt: skip
+
+
+def test_sends_and_recvs_are_paired_by_message():
+    sends = [{"message": 1, "to": 1}, {"message": 2, "to": 1}]
+    at = world(
+        {"contexts": {"5": context(sends=sends)}},
+        {"contexts": {"5": context(recvs=[{"message": 1, "from": 0}], gradients=3)}},
+    )
+    view = autograd_view(at)
+    link = {"context": "5", "from": 0, "to": 1, "state": "open", "sent": 2, "received": 1, "open": 1}
+    assert view["links"] == {"5/0>1": link}
+    assert view["members"]["5/0"] == {"context": "5", "worker": 0, "sends": 2, "recvs": 0, "gradients": 0}
+    totals = {"workers": 2, "sends": 2, "recvs": 1, "open": 1, "gradients": 3, "passes": 0}
+    assert view["contexts"]["5"] == {"context": "5", **totals}
+
+
+def test_equal_counts_of_different_messages_are_no_pair():
+    at = world(
+        {"contexts": {"5": context(sends=[{"message": 1, "to": 1}])}},
+        {"contexts": {"5": context(recvs=[{"message": 2, "from": 0}])}},
+    )
+    assert autograd_view(at)["links"]["5/0>1"]["state"] == "open"
+    assert autograd_view(at)["contexts"]["5"]["open"] == 2
+
+
+def test_a_half_whose_worker_is_gone_is_not_under_way():
+    at = world({"contexts": {"5": context(sends=[{"message": 1, "to": 1}])}}, {}, states=("up", "lost"))
+    assert autograd_view(at)["links"]["5/0>1"]["state"] == "lost"
+    assert autograd_view(at)["contexts"]["5"]["open"] == 0
+
+
+def test_a_pass_says_what_is_left():
+    one = {"pass": "0.1", "state": "running", "needed": 8, "arrived": 3, "waiting": 2}
+    view = autograd_view(world({"contexts": {"5": context(passes=[one])}}))
+    assert view["passes"] == {"5/0.1/0": {"context": "5", "worker": 0, "left": 5, **one}}
+    assert view["contexts"]["5"]["passes"] == 1
+
+
+def test_context_ids_survive_javascript():
+    big = str(40 << 48 | 1)
+    view = autograd_view(world({"contexts": {big: context()}}))
+    assert view["contexts"][big]["context"] == big
+
+
+# ---- pipeline
+
+
+def test_idle_is_the_share_of_time_in_no_op():
+    ops = {"a": op(1, "F", 0, 10.0, 11.0), "b": op(1, "B", 0, 13.0, 14.0), "c": op(2, "F", 0, 11.0, 12.0)}
+    view = pipeline_view(world({}, {"ops": ops}, {"ops": {"d": op(2, "B", 0, 12.0, 13.0)}}))
+    assert view["steps"]["1"] == {
+        "step": 1, "state": "complete", "begin": 10.0, "end": 14.0, "ops": 4, "idle": pytest.approx(0.5),
+    }  # fmt: skip
+    assert {key: lane["busy"] for key, lane in view["lanes"].items()} == {"1/1": 0.5, "1/2": 0.5}
+    assert view["lanes"]["1/2"]["stages"] == [1]
+    assert set(view["ops"]) == {"a", "b", "c", "d"}
+
+
+@pytest.mark.parametrize(
+    ("ops", "state"),
+    [
+        ([op(1, "F", 0, 0.0, None)], "running"),
+        ([op(1, "F", 0, 0.0, 1.0), op(1, "F", 1, 1.0, 2.0)], "complete"),
+        ([op(1, "F", 0, 0.0, 1.0), op(1, "F", 1, 1.0, 2.0), op(1, "B", 0, 2.0, 3.0)], "running"),
+        ([op(1, "F", 0, 0.0, 1.0), op(1, "B", 0, 2.0, 3.0)], "complete"),
+    ],
+    ids=["an op runs", "forwards alone", "a backward is owed", "all came back"],
+)
+def test_a_step_is_complete_once_nothing_is_owed(ops, state):
+    table = {str(i): row for i, row in enumerate(ops)}
+    assert pipeline_view(world({}, {"ops": table}))["steps"]["1"]["state"] == state
+
+
+def test_nothing_is_measured_before_an_op_ended():
+    view = pipeline_view(world({}, {"ops": {"a": op(1, "F", 0, 3.0, None)}}))
+    assert view["steps"]["1"]["idle"] is None
+    assert view["lanes"]["1/1"]["busy"] is None
+
+
+def test_the_latest_steps_count_by_time_not_by_number():
+    rows = {str(step): op(1, "F", 0, float(begin), begin + 0.5, step=step) for begin, step in enumerate([7, 8, 0, 1])}
+    view = pipeline_view(world({}, {"ops": rows}))
+    assert set(view["ops"]) == {"0", "1"}
+    assert set(view["steps"]) == {"7", "8", "0", "1"}
+
+
+# ---- all views
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_an_empty_world_is_a_view_too(view):
+    assert all(rows == {} for rows in view({}).values())
+    assert text(view({})).startswith("0 members, 0 ")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_are_plain_data_and_leave_the_world_alone(view):
+    tables = {
+        "owned": {"0.1": owned({"fork": "0.2", "holder": 1})},
+        "users": {"0.2": user("0.2", 0, children=[{"fork": "0.3", "to": 1}])},
+        "contexts": {"5": context(sends=[{"message": 1, "to": 1}])},
+        "ops": {"a": op(1, "F", 0, 1.0, 2.0)},
+    }
+    at = world(tables, {})
+    before = json.dumps(at)
+    seen = view(at)
+    assert json.loads(json.dumps(seen)) == seen
+    assert json.dumps(at) == before
+
+
+def test_text_counts_names_and_cuts():
+    forks = {f"0.{i}": user(f"0.{i}", 1, "pending", rref=f"1.{i}") for i in range(LINES + 3)}
+    at = world({"users": forks}, {})
+    at[1]["left_out"] = 4
+    lines = text(rref_view(at)).splitlines()
+    assert lines[0] == "2 members, 15 RRefs, 15 forks, 15 pending (4 events left out)"
+    assert lines[1] == "  1.0 on w1: unlisted, used by w0 (pending)"
+    assert lines[-1] == "  … and 3 more"
+    assert len(lines) == LINES + 2
+
+
+def test_text_of_contexts_and_steps():
+    one = {"pass": "0.1", "state": "running", "needed": 8, "arrived": 3, "waiting": 2}
+    at = world({"contexts": {"5": context(sends=[{"message": 1, "to": 1}], passes=[one], gradients=1)}}, {})
+    assert text(autograd_view(at)).splitlines()[1] == (
+        "  context 5 on 1 worker: 1 send, 0 recvs, 1 gradient, backward runs (5 gradients to come)"
+    )
+    at = world({}, {"ops": {"a": op(1, "F", 0, 1.0, 1.25), "b": op(1, "B", 0, 1.75, 2.0)}})
+    assert text(pipeline_view(at)).splitlines()[1] == "  step 1 (complete): 2 ops in 1000.0 ms, idle 50.0%"
+
+
+def test_text_refuses_what_is_no_view():
+    with pytest.raises(ValueError, match="not a view"):
+        text({"workers": {}})
+
+
+# ---- deltas
+
+rows = st.dictionaries(st.text("ab", max_size=1), st.integers(0, 2), max_size=2)
+views = st.dictionaries(st.sampled_from("xyz"), st.dictionaries(st.sampled_from("pqrs"), rows, max_size=4), max_size=3)
+
+
+@given(views, views)
+def test_a_delta_turns_the_old_view_into_the_new(old, new):
+    copy = json.loads(json.dumps(old))
+    delta = json.loads(json.dumps(diff(old, new)))
+    assert patch(old, delta) == new
+    assert old == copy
+
+
+@given(views)
+def test_no_change_is_no_delta(view):
+    assert diff(view, json.loads(json.dumps(view))) == {}
+
+
+@given(views, views)
+def test_a_delta_carries_changed_rows_only(old, new):
+    for section, change in diff(old, new).items():
+        for key, row in (change or {"set": {}})["set"].items():
+            assert old.get(section, {}).get(key) != row

@@ -1,0 +1,128 @@
+"""The command line: fast, thin, and clear about what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import rpcbench
+from rpcbench.bench import command
+from rpcbench.cli.main import main
+from rpcbench.words.errors import WorkerLostError
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """The commands this process would have become, in an empty directory."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, command: commands.append(command))
+    monkeypatch.chdir(tmp_path)
+    return commands
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A module in the place of the training; `asked` is what it was asked for."""
+    module = types.ModuleType("rpcbench.cli.demo")
+    module.asked = []
+    module.run = lambda **options: module.asked.append(options)
+    monkeypatch.setitem(sys.modules, "rpcbench.cli.demo", module)
+    monkeypatch.setattr("rpcbench.cli.demo", module, raising=False)
+    return module
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["bench", "--help"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    script = f"""
+import sys
+from rpcbench.cli.main import main
+try:
+    main({arguments!r})
+except SystemExit as end:
+    heavy = {{"torch", "numpy", "rich", "IPython"}} & set(sys.modules)
+    sys.exit(f"loaded {{heavy}}" if heavy else end.code)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "rpcbench" in done.stdout
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"rpcbench {rpcbench.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such"], ["demo", "--no-such"], ["demo", "--epochs", "0"]])
+def test_wrong_usage_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(arguments)
+    assert "usage: rpcbench" in capsys.readouterr().err
+
+
+def test_demo_is_handed_its_options(demo: types.ModuleType) -> None:
+    assert main(["demo", "--json", "out.json", "--epochs", "3"]) == 0
+    assert main(["demo"]) == 0
+    assert demo.asked == [{"json_file": Path("out.json"), "epochs": 3}, {"json_file": None, "epochs": None}]
+
+
+def test_an_error_with_advice_is_one_line(demo: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(**_: object) -> None:
+        raise WorkerLostError("worker1 was killed; start again")
+
+    demo.run = fail
+    assert main(["demo"]) == 1
+    assert capsys.readouterr().err == "rpcbench demo: worker1 was killed; start again\n"
+
+
+def test_ctrl_c_is_not_an_error_of_ours(demo: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    demo.run = stop
+    assert main(["demo"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_bench_is_handed_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr(command, "run", lambda **options: asked.append(options))
+    main(["bench", "--rounds", "3", "--seed", "7", "--json", "out.json", "--quick"])
+    assert asked == [{"against": "torch", "seed": 7, "quick": True, "rounds": 3, "json_file": Path("out.json")}]
+
+
+def test_bench_draws_a_seed_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: set[object] = set()
+    monkeypatch.setattr(command, "run", lambda seed, **_: seeds.add(seed))
+    main(["bench"])
+    main(["bench"])
+    assert len(seeds) == 2
+
+
+def test_lab_opens_the_notebooks(executed: list[list[str]], tmp_path: Path) -> None:
+    main(["lab"])
+    (tmp_path / "notebooks").mkdir()
+    main(["lab", "--port", "8899"])
+    (tmp_path / "mine.ipynb").touch()
+    main(["lab", "mine.ipynb"])
+    jupyterlab = [sys.executable, "-m", "jupyterlab"]
+    assert executed == [
+        jupyterlab,
+        [*jupyterlab, "notebooks", "--port", "8899"],
+        [*jupyterlab, "mine.ipynb"],
+    ]
+
+
+def test_lab_without_jupyterlab_names_the_command(
+    executed: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(SystemExit, match=r"pip install 'rpcbench\[lab\]'"):
+        main(["lab"])
+    assert executed == []

@@ -1,0 +1,69 @@
+"""The checks that other tests rely on: each kind of leak is told, and a skipped browser test fails where it must."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+
+GRACE = 0.2
+
+
+def test_a_process_that_left_our_session_is_told_and_ended(leak_check) -> None:
+    with pytest.raises(AssertionError, match="process"), leak_check(GRACE):
+        process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+    assert process.wait(20) != 0
+
+
+def test_a_thread_is_told(leak_check) -> None:
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, name="the-one-left")
+    with pytest.raises(AssertionError, match="thread the-one-left"), leak_check(GRACE):
+        thread.start()
+    end.set()
+    thread.join()
+
+
+def test_a_descriptor_is_told(leak_check) -> None:
+    with pytest.raises(AssertionError, match="descriptor"), leak_check(GRACE):
+        left = socket.socket()
+    left.close()
+
+
+def test_files_are_told_but_for_shared_secrets(leak_check) -> None:
+    with leak_check():
+        secret = Path(os.environ["XDG_RUNTIME_DIR"], f"rpcbench-{os.geteuid()}", "key", "secret")
+        secret.parent.mkdir(parents=True)
+        secret.touch()
+    with pytest.raises(AssertionError, match="rpcbench-abc"), leak_check(GRACE):
+        Path(os.environ["XDG_RUNTIME_DIR"], "rpcbench-abc").mkdir()
+
+
+def test_what_was_cleaned_up_is_not_told(leak_check) -> None:
+    with leak_check():
+        subprocess.run([sys.executable, "-c", ""], check=True)
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+        socket.socket().close()
+
+
+@pytest.mark.parametrize(("required", "outcome"), [("", "1 skipped"), ("1", "1 failed")])
+def test_a_skipped_browser_test_fails_where_one_is_required(tmp_path: Path, required: str, outcome: str) -> None:
+    test = "import pytest\n@pytest.mark.browser\ndef test_it():\n    pytest.skip('no Chromium')\n"
+    (tmp_path / "test_it.py").write_text(test)
+    (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "markers=browser", str(tmp_path)],
+        env={**os.environ, "RPCBENCH_REQUIRE_BROWSER": required},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert outcome in done.stdout

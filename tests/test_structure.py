@@ -1,0 +1,297 @@
+"""The shape of the package: floors, circles, purity, sizes, headers, who unpickles, what is exported.
+
+Every rule is a function from a source tree to the list of its breaches, so that each is also shown to bite: on a tiny
+tree that breaks it. Imports inside functions and under TYPE_CHECKING count like any other.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "rpcbench"
+
+FLOORS = {
+    "words": 0,
+    "wire": 1,
+    "protocol": 2,
+    "transport": 3,
+    "agent": 4,
+    **dict.fromkeys(["rpc", "autograd", "optim", "nn", "pipeline", "distributed", "named"], 5),
+    **dict.fromkeys(["launch", "worker"], 6),
+    "telemetry": 7,
+    **dict.fromkeys(["notebook", "panels", "cli", "bench", "testing"], 8),
+    "": 8,  # rpcbench/__init__.py: the public names, looked up lazily
+}
+
+_OUTSIDE = {"torch", "numpy", "socket", "selectors", "asyncio", "multiprocessing", "subprocess", "IPython", "zmq"}
+_CLOCKS = {"threading", "time"}
+PURE = {  # prefix of module name -> what it must not import
+    "rpcbench.words": _OUTSIDE,
+    "rpcbench.wire.messages": _OUTSIDE | _CLOCKS,
+    "rpcbench.wire.frames": _OUTSIDE | _CLOCKS,
+    "rpcbench.protocol": _OUTSIDE | _CLOCKS,
+}
+NOT_PURE = {"rpcbench.words.futures"}  # is torch's Future
+LOADED_BY_OTHERS = _CLOCKS | {"selectors", "subprocess"}  # what the standard library loads says nothing of us
+
+UNPICKLERS = {"rpcbench.wire.pickling", "rpcbench.wire.code"}
+UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "torch", "joblib"}
+
+LONGEST_FILE, MEDIAN_FILE, LONGEST_FUNCTION = 500, 250, 60
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    name: str
+    is_package: bool
+    source: str
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        return self.name if self.is_package else self.name.rpartition(".")[0]
+
+
+def modules(root: Path) -> dict[str, Module]:
+    """Every module of the package below `root`, by name."""
+    found = {}
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        source = path.read_text()
+        found[name] = Module(name, is_package, source, ast.parse(source))
+    return found
+
+
+def imports(module: Module, known: dict[str, Module]) -> Iterator[tuple[str, int]]:
+    """(absolute name of an imported module, line); `from package import module` names the module."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            source = _absolute(module, node)
+            for alias in node.names:
+                inner = f"{source}.{alias.name}"
+                yield (inner if inner in known else source), node.lineno
+
+
+def _absolute(module: Module, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    base = module.package.split(".")
+    return ".".join([*base[: len(base) - node.level + 1], *([node.module] if node.module else [])])
+
+
+def _part(name: str) -> str:
+    return name.split(".")[1] if "." in name else ""
+
+
+def upward(root: Path) -> list[str]:
+    """Imports of a higher floor, and parts of the package that stand on no floor."""
+    known = modules(root)
+    breaches = [f"{name}: give '{_part(name)}' a floor in FLOORS" for name in known if _part(name) not in FLOORS]
+    for name, module in known.items():
+        for target, line in imports(module, known):
+            if target.split(".")[0] == PACKAGE and FLOORS.get(_part(target), 0) > FLOORS.get(_part(name), 8):
+                breaches.append(f"{name}:{line} imports {target}, a higher floor")
+    return breaches
+
+
+def circles(root: Path) -> list[str]:
+    """Groups of modules that import one another."""
+    known = modules(root)
+    edges = {name: {t for t, _ in imports(m, known) if t in known and t != name} for name, m in known.items()}
+    reach = {name: _reachable(name, edges) for name in edges}
+    groups = {frozenset(b for b in reach[a] if a in reach[b]) for a in edges if a in reach[a]}
+    return sorted("a circle: " + ", ".join(sorted(group)) for group in groups)
+
+
+def _reachable(start: str, edges: dict[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    ahead = [*edges[start]]
+    while ahead:
+        name = ahead.pop()
+        if name not in seen:
+            seen.add(name)
+            ahead.extend(edges[name])
+    return seen
+
+
+def _forbidden(name: str) -> set[str]:
+    """What a module must not import; nothing is forbidden to modules that are not pure."""
+    rules = [rule for prefix, rule in PURE.items() if f"{name}.".startswith(f"{prefix}.")]
+    return rules[0] if rules and name not in NOT_PURE else set()
+
+
+def impure(root: Path) -> list[str]:
+    """Modules of the pure floors that import I/O, threads, clocks, torch or the notebook."""
+    known = modules(root)
+    return [
+        f"{name}:{line} imports {target}"
+        for name, module in known.items()
+        for target, line in imports(module, known)
+        if target.split(".")[0] in _forbidden(name)
+    ]
+
+
+def impure_when_loaded(root: Path) -> list[str]:
+    """The same seen from outside: what a fresh interpreter has loaded after importing the pure modules."""
+    pure = [name for name in modules(root) if _forbidden(name)]
+    forbidden = set.union(set(), *map(_forbidden, pure)) - LOADED_BY_OTHERS
+    script = f"import sys, {', '.join(pure)}\nprint(*sorted({forbidden!r} & set(sys.modules)))"
+    return [f"importing the pure floors loads {name}" for name in _python(root, script).split()]
+
+
+def too_long(root: Path) -> list[str]:
+    """Files and functions that have outgrown one idea."""
+    known = modules(root)
+    lengths = {name: module.source.count("\n") for name, module in known.items() if module.source}
+    breaches = [f"{name}: {n} lines, at most {LONGEST_FILE}" for name, n in lengths.items() if n > LONGEST_FILE]
+    if (middle := median(lengths.values())) > MEDIAN_FILE:
+        breaches.append(f"the median file has {middle:.0f} lines, at most {MEDIAN_FILE}")
+    for name, module in known.items():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                size = (node.end_lineno or node.lineno) - node.lineno + 1
+                if size > LONGEST_FUNCTION:
+                    breaches.append(f"{name}.{node.name}: {size} lines, at most {LONGEST_FUNCTION}")
+    return breaches
+
+
+def headless(root: Path) -> list[str]:
+    """Modules that do not begin by saying what they are."""
+    return [f"{name}: no docstring" for name, module in modules(root).items() if not ast.get_docstring(module.tree)]
+
+
+def unpickling(root: Path) -> list[str]:
+    """Loads of pickles outside the wire floor: everything read elsewhere may come from a stranger."""
+    return [
+        f"{name}:{line} unpickles"
+        for name, module in modules(root).items()
+        if name not in UNPICKLERS
+        for line in _loads(module.tree)
+    ]
+
+
+def _loads(tree: ast.Module) -> Iterator[int]:
+    aliases = {
+        alias.asname or alias.name: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr="load" | "loads" | "Unpickler"):
+                if aliases.get(name) in UNPICKLING:
+                    yield node.lineno
+            case ast.ImportFrom(module=str(source), names=names):
+                if source in UNPICKLING and {"load", "loads", "Unpickler"} & {alias.name for alias in names}:
+                    yield node.lineno
+
+
+def missing_exports(root: Path) -> list[str]:
+    """Modules that cannot be imported alone, and names in `__all__` that are not there or stand there twice."""
+    script = f"""
+import importlib
+for name in {list(modules(root))!r}:
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        print(f"{{name}}: {{type(error).__name__}}: {{error}}")
+        continue
+    names = getattr(module, "__all__", ())
+    for public in names:
+        try:
+            getattr(module, public)
+        except Exception as error:
+            print(f"{{name}}.{{public}}: {{type(error).__name__}}: {{error}}")
+    if len(set(names)) < len(names):
+        print(f"{{name}}: a name stands twice in __all__")
+"""
+    return _python(root, script).splitlines()
+
+
+def _python(root: Path, script: str) -> str:
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(root)!r})\n{script}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+Rule = Callable[[Path], list[str]]
+RULES: list[Rule] = [upward, circles, impure, impure_when_loaded, too_long, headless, unpickling, missing_exports]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_package_keeps(rule: Rule) -> None:
+    assert rule(ROOT) == []
+
+
+def test_importing_rpc_loads_no_notebook_and_starts_no_thread() -> None:
+    script = """
+import psutil, sys, torch, torch.futures
+before = psutil.Process().num_threads()
+from rpcbench.rpc import init_rpc
+print(psutil.Process().num_threads() - before, *({"IPython", "zmq", "ipykernel", "ipywidgets"} & set(sys.modules)))
+"""
+    assert _python(ROOT, script).split() == ["0"]
+
+
+CASES: list[tuple[Rule, dict[str, str], str]] = [
+    (upward, {"wire/a.py": "def f():\n    from rpcbench.agent import core"}, "wire.a:2 imports rpcbench.agent"),
+    (upward, {"wire/a.py": "from ..rpc import api", "rpc/api.py": ""}, "wire.a:1 imports rpcbench.rpc.api"),
+    (upward, {"words/a.py": "if TYPE_CHECKING:\n    import rpcbench.wire.b"}, "words.a:2 imports rpcbench.wire.b"),
+    (upward, {"wire/a.py": "import rpcbench"}, "wire.a:1 imports rpcbench, a higher floor"),
+    (upward, {"attic/a.py": ""}, "give 'attic' a floor"),
+    (circles, {"rpc/a.py": "from rpcbench.rpc import b", "rpc/b.py": "from . import a"}, "rpc.a, rpcbench.rpc.b"),
+    (circles, {"rpc/a.py": "from rpcbench.nn import x", "nn.py": "def f():\n    import rpcbench.rpc.a"}, "nn, "),
+    (impure, {"protocol/a.py": "import torch.nn"}, "protocol.a:1 imports torch.nn"),
+    (impure, {"protocol/a.py": "def f():\n    from time import monotonic"}, "protocol.a:2 imports time"),
+    (impure, {"wire/frames.py": "import threading"}, "wire.frames:1 imports threading"),
+    (impure, {"words/ids.py": "import socket"}, "words.ids:1 imports socket"),
+    (impure_when_loaded, {"protocol/a.py": "import rpcbench.agent", "agent.py": "import asyncio"}, "loads asyncio"),
+    (too_long, {"rpc/a.py": "x = 1\n" * 501}, "rpc.a: 501 lines"),
+    (too_long, {"rpc/a.py": "x = 1\n" * 251, "rpc/b.py": "x = 1\n" * 251}, "the median file has 251 lines"),
+    (too_long, {"rpc/a.py": "def f():\n" + "    x = 1\n" * 60}, "rpc.a.f: 61 lines"),
+    (headless, {"rpc/a.py": "x = 1"}, "rpc.a: no docstring"),
+    (unpickling, {"rpc/a.py": "import pickle as p\np.loads(b'')"}, "rpc.a:2 unpickles"),
+    (unpickling, {"rpc/a.py": "from cloudpickle import loads"}, "rpc.a:1 unpickles"),
+    (unpickling, {"rpc/a.py": "import torch\ntorch.load"}, "rpc.a:2 unpickles"),
+    (missing_exports, {"rpc/a.py": "__all__ = ['gone']"}, "rpc.a.gone: AttributeError"),
+    (missing_exports, {"rpc/a.py": "x = 1\n__all__ = ['x', 'x']"}, "stands twice"),
+    (missing_exports, {"rpc/a.py": "import no_such_module"}, "rpc.a: ModuleNotFoundError"),
+]
+
+
+def _plant(root: Path, files: dict[str, str]) -> None:
+    for name, source in {"__init__.py": '"""The root."""\n', **files}.items():
+        path = root / PACKAGE / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+
+
+@pytest.mark.parametrize(("rule", "files", "breach"), CASES)
+def test_each_rule_bites(tmp_path: Path, rule: Rule, files: dict[str, str], breach: str) -> None:
+    _plant(tmp_path, files)
+    assert any(breach in line for line in rule(tmp_path)), rule(tmp_path)
+
+
+def test_a_clean_tree_breaks_no_rule(tmp_path: Path) -> None:
+    pickling = '"""Reads pickles."""\nimport pickle\npickle.loads\n'
+    _plant(tmp_path, {
+        "wire/pickling.py": pickling,
+        "protocol/calls.py": '"""Pure."""\nimport enum\n',
+        "agent.py": '"""Uses the wire."""\nfrom rpcbench.wire import pickling\n__all__ = ["pickling"]\n',
+    })
+    assert {rule.__name__: rule(tmp_path) for rule in RULES} == {rule.__name__: [] for rule in RULES}
