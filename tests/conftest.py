@@ -29,7 +29,7 @@ LeakCheck = Callable[..., AbstractContextManager[None]]
 
 @pytest.fixture(scope="session")
 def leak_check() -> LeakCheck:
-    """`with leak_check():` fails if processes, threads, descriptors or files made inside outlive it by `grace` seconds."""
+    """`with leak_check():` fails if processes, threads, descriptors or files made inside outlive it by `grace` s."""
     return _nothing_left
 
 

@@ -114,7 +114,7 @@ class CellRunner:
                 self._dismiss()
         except BaseException as error:  # noqa: BLE001  (an interrupt that came just before or after the cell's own code)
             self._dismiss()
-            return Outcome(error=error)
+            return Outcome(error=error, traceback=(f"{type(error).__name__}: {error}",))
 
     def _run(self, cell: Cell) -> Outcome:
         from rpcbench.launch.shell import WorkerShell
@@ -128,7 +128,7 @@ class CellRunner:
             given_up = key in self._given_up
             self._running = None if given_up else key
         if given_up:
-            raise KeyboardInterrupt("interrupted before it began")
+            raise KeyboardInterrupt("the cell was interrupted before it began")
 
     def _dismiss(self) -> None:
         with self._gate:

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
+import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from IPython.core.compilerop import CachingCompiler
@@ -22,6 +26,8 @@ from traitlets import Type
 from traitlets.config import Config
 
 from rpcbench.launch.outbox import Outbox
+
+_OURS = str(Path(__file__).parent.parent) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +139,14 @@ class WorkerShell(InteractiveShell):
             return self._shown[1]
         return tuple(self.InteractiveTB.get_exception_only(type(error), error))  # type: ignore[no-untyped-call]
 
+    def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        """As IPython's, without frames of ours, and with the lines of a group handed over instead of printed."""
+        kind, error, frames = exc_tuple or sys.exc_info()
+        if isinstance(error, BaseExceptionGroup):
+            self._showtraceback(type(error), error, traceback.format_exception(kind, error, _of_user(frames)))
+        else:
+            super().showtraceback((kind, error, _of_user(frames)), *args, **kwargs)
+
     def _showtraceback(self, etype: Any, evalue: BaseException, stb: list[str]) -> None:
         """Keep the traceback of the cell's own error; print one that the cell asked to see (`%tb`)."""
         running = self.displayhook.exec_result
@@ -149,6 +163,16 @@ class WorkerShell(InteractiveShell):
 
     def ask_exit(self) -> None:
         raise RuntimeError("exit() does not end a worker: use cluster.restart(name), or %cluster stop")
+
+
+def _of_user(frames: TracebackType | None) -> TracebackType | None:
+    """A copy of a traceback without the frames of this package."""
+    if frames is None:
+        return None
+    rest = _of_user(frames.tb_next)
+    if frames.tb_frame.f_code.co_filename.startswith(_OURS):
+        return rest
+    return TracebackType(rest, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)
 
 
 def _encoded(bundle: dict[str, Any]) -> str:

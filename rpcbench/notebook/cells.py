@@ -64,6 +64,7 @@ class _Part:
         self.inbox = Inbox(pane)
         self.values: Values = {}
         self.error: Exception | None = None
+        self.asked = False
         self.replied = threading.Event()
 
     def settle(self, answer: Callable[[], Values]) -> None:
@@ -135,17 +136,19 @@ class CellDesk:
             part.settle(functools.partial(_raise, error))
         else:
             future.add_done_callback(lambda done: part.settle(done.value))
+            part.asked = True
 
     def _stop(self, parts: list[_Part], cell: Cell) -> KeyboardInterrupt:
         """Interrupt the cell everywhere, wait a little, and say what came of it."""
         deadline = time.monotonic() + PATIENCE
-        busy = [part for part in parts if not part.replied.is_set()]
+        asked = [part for part in parts if part.asked]
         try:
-            for part in busy:
-                self.agent.notify(part.member.id, INTERRUPT, {"cell": cell.number})
-            busy = [part for part in parts if not part.wait(deadline)]
+            for part in parts:
+                if not part.replied.is_set():
+                    self.agent.notify(part.member.id, INTERRUPT, {"cell": cell.number})
+            busy = [part for part in asked if not part.wait(deadline)]
         except KeyboardInterrupt:
-            busy = [part for part in parts if not part.wait(time.monotonic())]
+            busy = [part for part in asked if not part.wait(time.monotonic())]
         for part in parts:
             part.inbox.pane.finish()
         return interrupted(_failures(parts), [part.member.name for part in busy])

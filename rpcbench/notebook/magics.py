@@ -5,12 +5,13 @@ A cluster that `%cluster start` made is stopped by `%cluster stop`, by unloading
 
 from __future__ import annotations
 
+import argparse
+import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
-from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.display import display
 
 from rpcbench.launch.cluster import Cluster, cluster
@@ -37,7 +38,7 @@ def _names(text: str) -> tuple[str, ...]:
 class ClusterMagics(Magics):
     """Registered by `%load_ext rpcbench`."""
 
-    def __init__(self, shell: InteractiveShell) -> None:
+    def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self._shell = shell
         self._desk: CellDesk | None = None
@@ -49,7 +50,7 @@ class ClusterMagics(Magics):
 
         Starting twice is harmless. The cluster is bound here under the name `cluster`.
         """
-        options = _cluster_line().parse_argstring(line)
+        options = _cluster_line().parse_args(shlex.split(line))
         with short():
             getattr(self, f"_{options.action}")(options.size)
 
@@ -93,7 +94,7 @@ class ClusterMagics(Magics):
         with short():
             if cell is None:
                 return self._value(line)
-            options = _remote_line().parse_argstring(line)
+            options = _remote_line().parse_args(shlex.split(line))
             self._run(options.workers, cell, Ask(self._variables(options.i), options.o))
         return None
 
@@ -111,7 +112,7 @@ class ClusterMagics(Magics):
         values = answer.by_name(several=len(names) > 1)
         self._shell.push({name: values[name] for name in ask.want if name in values})
         if answer.failures:
-            raise raised(answer.failures)
+            raise raised(answer.failures, self._shell)
         return values
 
     def _desk_of(self, running: Cluster) -> CellDesk:
@@ -142,19 +143,29 @@ class ClusterMagics(Magics):
             self._started.shutdown()
 
 
-def _cluster_line() -> MagicArgumentParser:
-    parser = MagicArgumentParser("%cluster")
-    parser.add_argument("action", nargs="?", default="status", choices=["start", "status", "stop"])
-    parser.add_argument("size", nargs="?", type=int)
-    return parser
+class _Line(argparse.ArgumentParser):
+    """The line of a magic: a mistake in it is IPython's UsageError, not the end of the process."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, add_help=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; {self.format_usage().strip()}")
 
 
-def _remote_line() -> MagicArgumentParser:
-    parser = MagicArgumentParser("%%remote")
-    parser.add_argument("workers", nargs="+")
-    parser.add_argument("-i", type=_names, default=())
-    parser.add_argument("-o", type=_names, default=())
-    return parser
+def _cluster_line() -> _Line:
+    line = _Line("%cluster")
+    line.add_argument("action", nargs="?", default="status", choices=["start", "status", "stop"])
+    line.add_argument("size", nargs="?", type=int)
+    return line
+
+
+def _remote_line() -> _Line:
+    line = _Line("%%remote")
+    line.add_argument("workers", nargs="+", metavar="worker")
+    line.add_argument("-i", type=_names, default=(), metavar="a,b")
+    line.add_argument("-o", type=_names, default=(), metavar="y")
+    return line
 
 
 def _say(text: str) -> None:

@@ -7,7 +7,7 @@ goes. Elsewhere (a script, a test) the remote traceback is the error's `__cause_
 from __future__ import annotations
 
 import contextlib
-import traceback
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
@@ -45,23 +45,40 @@ def shown_as(error: E, lines: list[str]) -> E:
     return error
 
 
-def raised(failures: list[Failed]) -> BaseException:
+def raised(failures: list[Failed], shell: Any) -> BaseException:
     """The error to raise for a cell that failed on these workers: the first one's, shown with all their tracebacks."""
     first = failures[0]
     if first.stopped:
         return interrupted(failures, [])
     for other in failures[1:]:
         first.error.add_note(f"also on {other.worker}: {_last_line(other.error)}")
+    if isinstance(first.error, SyntaxError):
+        _show_syntax_error(shell, first.error, _story(failures))
     return shown_as(first.error, _story(failures))
 
 
+def _show_syntax_error(shell: Any, error: SyntaxError, lines: list[str]) -> None:
+    """IPython asks a SyntaxError for no rendering: stand in for the next one that it shows, and go."""
+    own = shell.showsyntaxerror
+
+    def show(*args: Any, **kwargs: Any) -> None:
+        shell.showsyntaxerror = own
+        if sys.exception() is error:
+            shell._showtraceback(type(error), error, lines)
+        else:
+            own(*args, **kwargs)
+
+    shell.showsyntaxerror = show
+
+
 def interrupted(failures: list[Failed], busy: list[str]) -> KeyboardInterrupt:
-    """What Ctrl-C raises: shows where the cell stood on each worker, and which of them still runs it."""
-    text = "the cell was interrupted"
+    """What Ctrl-C raises: shows where the cell stood on each worker, and which of them still run it."""
     if busy:
-        names = ", ".join(busy)
-        text = f"the cell still runs on {names}, deaf to the interrupt; cluster.restart({busy[0]!r}) would end it"
-    return shown_as(KeyboardInterrupt(text), [*_story(failures), f"KeyboardInterrupt: {text}"])
+        text = f"the cell still runs on {', '.join(busy)}; cluster.restart({busy[0]!r}) would end it"
+    else:
+        text = "the cell was interrupted"
+    lines = _story(failures) if failures else []
+    return shown_as(KeyboardInterrupt(text), [*lines, f"KeyboardInterrupt: {text}"] if busy or not lines else lines)
 
 
 @contextlib.contextmanager
@@ -88,4 +105,4 @@ def _story(failures: list[Failed]) -> list[str]:
 
 
 def _last_line(error: BaseException) -> str:
-    return traceback.format_exception_only(error)[0].strip()
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,9 @@
+"""Pipeline-parallel training, driven from one cell: `split` a model, make a `Pipeline`, `step`."""
+
+from __future__ import annotations
+
+from rpcbench.pipeline.pipeline import Batch, Pipeline, StepResult
+from rpcbench.pipeline.split import Stages, split
+from rpcbench.words.errors import PipelineError
+
+__all__ = ["Batch", "Pipeline", "PipelineError", "Stages", "StepResult", "split"]

@@ -46,6 +46,13 @@ class Free(NamedTuple):
     rref: Id
 
 
+class Unmade(NamedTuple):
+    """The call that was to make this value will not run: give those who wait for the value, or ask later, the error."""
+
+    rref: Id
+    error: Exception
+
+
 class OwnerLost(NamedTuple):
     """The owner of this RRef is gone, and its value with it."""
 

@@ -21,6 +21,7 @@ from rpcbench.words.events import Note, Tables
 from rpcbench.words.ids import Id
 
 Outcome = tuple[Effects, Outbox]
+_NO_CALL = -1
 
 
 class Node:
@@ -156,8 +157,11 @@ class Node:
         """A body will not be opened."""
         return self._after(*self._disown(forks))
 
-    def unsent(self, to: int, message: m.Message, error: Exception) -> Effects:
-        """A message could not be put on the wire: take back what it would have carried."""
+    def unsent(self, to: int, message: m.Message, error: Exception, seq: int | None = None) -> Effects:
+        """A message could not be put on the wire: take back what it would have carried.
+
+        If it had a number, something small goes out under it, as the receiver counts on every number to come.
+        """
         effects: Effects = []
         outbox: Outbox = []
         for fork in getattr(message, "forks", ()):
@@ -167,7 +171,9 @@ class Node:
             self.rrefs.abandon(message.fork)
         if isinstance(message, m.Call | m.Create | m.Fetch):
             effects += self.calls.failed(message.call, error)
-        return self._after(effects, outbox)
+        instead = _instead(message, error)
+        filled = [] if seq is None or instead is None else [Send(to, seq, instead)]
+        return filled + self._after(effects, outbox)
 
     def outcome(self, outcome: Outcome) -> Effects:
         """Number the messages of a machine's outcome."""
@@ -230,3 +236,10 @@ class Node:
             self._sent[to] = seq + 1
             effects.append(Send(to, seq, message))
         return effects
+
+
+def _instead(message: m.Message, error: Exception) -> m.Message | None:
+    """What takes the number of a message that cannot be sent: each smaller than the one before."""
+    if isinstance(message, m.Result) or (isinstance(message, m.Failure) and message.body.payload):
+        return m.Failure(message.call, type(error).__name__, str(error), m.EMPTY)
+    return None if isinstance(message, m.Cancel) else m.Cancel(_NO_CALL)

@@ -25,6 +25,7 @@ from typing import Any
 
 from rpcbench.protocol.effects import Effects, Free, OwnerLost
 from rpcbench.wire.messages import ChildAccept, Fork, ForkAccept, ForkRequest, UserDelete
+from rpcbench.words.errors import WorkerLostError
 from rpcbench.words.events import Note, Row, Table
 from rpcbench.words.ids import Id
 
@@ -82,16 +83,21 @@ class RRefs:
         return rref, fork
 
     def share(self, rref: Id, fork: Id | None, type_: str, to: int, now: float) -> Fork:
-        """An RRef goes into a message to `to`. `fork` is the user's own, None where this member owns the value."""
-        child = self.new_id()
-        if fork is None:
+        """An RRef goes into a message to `to`. `fork` is the user's own, None where the owner holds the value itself.
+
+        WorkerLostError where the fork is no more: its owner was lost, or could not be told to make the value.
+        """
+        child, user = self.new_id(), None if fork is None else self.users.get(fork)
+        if fork is None or (user is not None and user.owner == self.me):
             owned = self.owned.get(rref)
             if owned is None:
-                owned = self.owned[rref] = Owned(type_, created=True, ready=True, made=now)
+                made = user is None  # else the call that makes it is still on its way to ourselves
+                owned = self.owned[rref] = Owned(type_, created=made, ready=made, made=now)
             owned.forks[child] = to
             self._tell_owned("ForkAdded", rref)
             return Fork(rref, self.me, child, self.me, type_)
-        user = self.users[fork]
+        if user is None:
+            raise WorkerLostError(f"RRef {rref} cannot be passed on: its owner is gone, or never got the call for it")
         user.children[child] = to
         self.children[child] = fork
         self._tell_user("ChildAdded", fork)

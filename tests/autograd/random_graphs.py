@@ -1,20 +1,20 @@
-"""Random local graphs with received tensors, leaves, several roots and hooks that are not linear."""
+"""Random local graphs: leaves, received tensors, several roots, and hooks that are not linear."""
 
 from __future__ import annotations
 
 import collections
+import itertools
 import random
 
 import torch
-from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import checkpoint
 
-from rpcbench.autograd.graph import edges, is_leaf, reach, receive
+from rpcbench.autograd.graph import edges, is_leaf, receive
 from rpcbench.autograd.regions import LocalPass
 
 
 class TwoOut(torch.autograd.Function):
-    """Two outputs, an argument that is no tensor, and gradients of its own type and shape."""
+    """Two outputs, and an argument in between that is no tensor."""
 
     @staticmethod
     def forward(ctx, a, _number, b):
@@ -28,19 +28,15 @@ class TwoOut(torch.autograd.Function):
 
 
 class Widened(torch.autograd.Function):
-    """Gives a gradient that torch has to sum down."""
+    """Gives a gradient of another shape and type than its argument's, for torch to correct."""
 
     @staticmethod
     def forward(ctx, a):
-        return a.expand(3).clone()
+        return a.expand(3).to(torch.double)
 
     @staticmethod
     def backward(ctx, g):
         return g
-
-
-def _new(*shape):
-    return torch.randn(shape or (3,), dtype=torch.double)
 
 
 def _in_place_on_a_view(a, b):
@@ -49,58 +45,136 @@ def _in_place_on_a_view(a, b):
     return c
 
 
-OPS = {
-    "mul": lambda a, b: [torch.sin(a) * b],
-    "add": lambda a, b: [a + b],
-    "square": lambda a, b: [torch.tanh(a) * torch.tanh(a)],
-    "unbind": lambda a, b: torch.stack([a, b]).unbind(0),
-    "split": lambda a, b: [part[:3] for part in torch.cat([a, b]).split(3)],
-    "cat": lambda a, b: [torch.cat([a, b]).view(2, 3).sum(0)],
-    "matmul": lambda a, b: [torch.tanh(torch.addmm(a.view(1, 3), b.view(1, 3), torch.outer(a, b).sin())).view(3)],
-    "in_place": lambda a, b: [a.clone().mul_(torch.sin(b))],
-    "in_place_on_a_view": lambda a, b: [_in_place_on_a_view(a, b)],
-    "function": lambda a, b: list(TwoOut.apply(torch.sin(a), 3, torch.sin(b))),
-    "widened": lambda a, b: [Widened.apply(a[:1]) + b],
-    "broadcast": lambda a, b: [a[:1] * torch.sin(b)],
-    "complex": lambda a, b: [torch.view_as_real(torch.complex(a, b) * torch.sin(a)).sum(1)],
-    "sparse": lambda a, b: [torch.nn.functional.embedding(torch.tensor([1, 0, 1]), a.view(3, 1), sparse=True).view(3)],
-    "checkpoint": lambda a, b: [checkpoint(lambda x, y: torch.sin(x) * y, a, b, use_reentrant=False)],
-}
-OPS["sparse"] = lambda a, b: [a + b]
+def _looked_up(a, b):
+    return torch.nn.functional.embedding(torch.tensor([1, 0, 1]), a.view(3, 1), sparse=True).view(3) + b
+
+
+OPS = [
+    lambda a, b: [torch.sin(a) * b],
+    lambda a, b: [a + b],
+    lambda a, b: [torch.tanh(a) * a],
+    lambda a, b: torch.stack([a, b]).unbind(0),
+    lambda a, b: torch.cat([a, b]).split(3),
+    lambda a, b: [torch.cat([a, b]).view(2, 3).sum(0)],
+    lambda a, b: [torch.addmm(a.view(1, 3), b.view(1, 3), torch.outer(a, b).sin()).view(3)],
+    lambda a, b: [a.clone().mul_(torch.sin(b))],
+    lambda a, b: [_in_place_on_a_view(a, b)],
+    lambda a, b: TwoOut.apply(torch.sin(a), 3, torch.sin(b)),
+    lambda a, b: [Widened.apply(a[:1]) + b],
+    lambda a, b: [a[:1] * torch.sin(b)],
+    lambda a, b: [torch.view_as_real(torch.complex(a, b) * torch.sin(a)).sum(1)],
+    lambda a, b: [checkpoint(lambda x, y: torch.sin(x) * y, a, b, use_reentrant=False)],
+]
+
+
+def _bent(grad):
+    """Not linear: the sum of two bent portions is not the bent sum."""
+    return grad if grad is None or grad.is_sparse else torch.tanh(grad) + grad / 8
 
 
 class RandomGraph:
-    """`terminals` are leaves and received tensors; `roots` come in a random order; `runs` counts the runs of hooks."""
+    """`roots` maps a key to the tensors of one root; `runs` counts how often each hook has run."""
 
     def __init__(self, seed):
         torch.manual_seed(seed)
         self.random = random.Random(seed)
         self.runs = collections.Counter()
-        self.leaves = [_new().requires_grad_() for _ in range(self.random.randint(1, 3))]
-        self.table = _new(4, 3).requires_grad_()
-        self.messages = [
-            receive([_new().requires_grad_() for _ in range(self.random.randint(1, 2))], key)
-            for key in range(self.random.randint(1, 3))
-        ]
-        received = [tensor for message in self.messages for tensor in message]
-        for tensor in received:
-            if self.random.random() < 0.2:
-                tensor.mul_(2)
-        pool = self.leaves + received
+        self._names = itertools.count()
+        pool = [self._leaf() for _ in range(self.random.randint(1, 3))]
+        self.table = self._leaf(4)
+        self.ends = edges([*pool, self.table])
+        for key in range(self.random.randint(1, 3)):
+            pool += self._message(key)
         for _ in range(self.random.randint(3, 16)):
             pool += self._grow(pool)
-        for name, tensor in enumerate(pool):
-            if self.random.random() < 0.4:
-                tensor.register_hook(self._hook(name))
-        self._hook_nodes(pool)
-        self._pick_roots(pool)
-        self.ends = edges(self.leaves + [self.table]) + [
-            GradientEdge(node, n) for node in self._recvs() for n in range(len(node.blanks))
-        ]
+        self._hook(pool)
+        self.roots = {key: self._root(pool) for key in "abcd"[: self.random.randint(1, 4)]}
+
+    def _leaf(self, *shape):
+        return torch.randn(*shape, 3, dtype=torch.double).requires_grad_()
+
+    def _message(self, key):
+        tensors = receive([self._leaf() for _ in range(self.random.randint(1, 2))], key)
+        self.ends += edges(tensors)
+        self._hook(tensors)
+        return [tensor.mul_(2) if self.random.random() < 0.2 else tensor for tensor in tensors]
 
     def _grow(self, pool):
         a, b = self.random.choice(pool), self.random.choice(pool)
-        if self.random.random() < 0.08:
-            rows = torch.tensor([self.random.randrange(4)])
-            return [torch.nn.functional.embedding(rows, self.table, sparse=self.random.random() < 0.7)[0] * a]
-        return OPS[self.random.choice(sorted(OPS))](a, b)
+        if self.random.random() < 0.1:
+            row = torch.tensor([self.random.randrange(4)])
+            return [torch.nn.functional.embedding(row, self.table, sparse=self.random.random() < 0.7)[0] * a]
+        return self.random.choice(OPS)(a, b)
+
+    def _hook(self, tensors):
+        for tensor in tensors:
+            if self.random.random() < 0.4:
+                tensor.register_hook(self._counted(_bent))
+            if tensor.grad_fn is not None and self.random.random() < 0.2:
+                tensor.grad_fn.register_prehook(self._counted(lambda grads: tuple(map(_bent, grads))))
+            if tensor.grad_fn is not None and self.random.random() < 0.2:
+                tensor.grad_fn.register_hook(self._counted(lambda below, above: None))
+
+    def _counted(self, function):
+        name = next(self._names)
+
+        def hook(*grads):
+            self.runs[name] += 1
+            return function(*grads)
+
+        return hook
+
+    def _root(self, pool):
+        tensors = self.random.choices(pool, k=self.random.choice([1, 1, 1, 2]))
+        grads = [torch.randn(3, dtype=torch.double) if self.random.random() < 0.95 else None for _ in tensors]
+        return edges(tensors), grads
+
+    def passes(self):
+        """The roots that take part in each of one or two passes."""
+        keys = list(self.roots)
+        return [self.random.sample(keys, self.random.randint(1, len(keys))) for _ in range(self.random.randint(1, 2))]
+
+    def whole(self, keys):
+        """The gradients at `ends` and the runs of all hooks in one local backward from these roots."""
+        starts = [pair for key in keys for pair in zip(*self.roots[key], strict=True) if pair[1] is not None]
+        if not starts:
+            return [None] * len(self.ends), collections.Counter()
+        self.runs.clear()
+        roots, grads = zip(*starts, strict=True)
+        return torch.autograd.grad(roots, self.ends, grads, retain_graph=True, allow_unused=True), self.runs.copy()
+
+    def in_parts(self, passes, retain_graph):
+        """The gradients at `ends` in each of several passes whose roots arrive in any order, and the runs of all hooks."""
+        running = [LocalPass({key: self.roots[key][0] for key in keys}, retain_graph) for keys in passes]
+        arrivals = [(number, key) for number, keys in enumerate(passes) for key in keys]
+        self.random.shuffle(arrivals)
+        fired = [[] for _ in passes]
+        self.runs.clear()
+        for number, key in arrivals:
+            fired[number] += running[number].arrive(key, self.roots[key][1])
+        assert all(one.complete for one in running)
+        return [self._at_ends(one, of) for one, of in zip(running, fired, strict=True)], self.runs.copy()
+
+    def _at_ends(self, local_pass, fired):
+        leaves = dict(local_pass.leaves())
+        messages = {one.key: one.grads for one in fired}
+        assert len(messages) == len(fired)
+        return [
+            leaves.get(edge.node.variable) if is_leaf(edge.node) else messages.get(edge.node.key, [None] * 2)[edge.output_nr]
+            for edge in self.ends
+        ]
+
+    def agrees(self, passes, retain_graph=True):
+        """Whether the passes, in parts, give what one local backward gives for each, and run the same hooks."""
+        want = [self.whole(keys) for keys in passes]
+        got, runs = self.in_parts(passes, retain_graph)
+        hooks = sum((runs for _, runs in want), collections.Counter())
+        return runs == hooks and all(
+            _same(a, b) for grads, (wanted, _) in zip(got, want, strict=True) for a, b in zip(grads, wanted, strict=True)
+        )
+
+
+def _same(a, b):
+    if a is None or b is None:
+        return a is b
+    return torch.allclose(a.to_dense(), b.to_dense(), rtol=1e-12, atol=1e-12)

@@ -1,0 +1,30 @@
+# A thin wrapper: sets up .venv once, then runs what you could also type yourself. `make PYTHON=python3.12 test` picks
+# another interpreter.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: demo test lab lint clean
+
+demo: $(READY)
+	$(BIN)/rpcbench demo
+
+test: $(READY)
+	$(BIN)/pytest
+
+lab: $(READY)
+	$(BIN)/rpcbench lab
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv dist build
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("Python 3.11 or later is needed: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

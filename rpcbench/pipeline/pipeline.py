@@ -1,0 +1,276 @@
+"""The driver's side of a pipeline: builds the stages on their workers, and runs steps of two phases.
+
+    pipe = Pipeline(stages, schedule="1f1b", microbatches=8, loss_fn=F.cross_entropy,
+                    optimizer=(torch.optim.SGD, {"lr": 0.1}))
+    result = pipe.step(x, y)
+
+Guarantees
+- The driver is not in the data path: in a step each worker gets one call with its list of operations, and one to apply.
+- Parameters change only after all workers have all gradients: a step that fails in any worker changes nothing.
+- After a step, however it ends, no slot, context or gradient of it is left on any worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rpcbench import autograd
+from rpcbench.agent import current
+from rpcbench.agent.core import Agent
+from rpcbench.optim import LocalOptimizer
+from rpcbench.pipeline import microbatch
+from rpcbench.pipeline.schedules import Kind, Ops, Schedule, named
+from rpcbench.pipeline.simulate import validate
+from rpcbench.pipeline.split import Stage, Stages
+from rpcbench.pipeline.stage import LossFn, Report, StageWorker, Task
+from rpcbench.pipeline.timeline import Timeline
+from rpcbench.rpc import RRef
+from rpcbench.words.errors import PipelineError, WorkerLostError
+from rpcbench.words.events import Row
+from rpcbench.words.futures import Future, wait_all
+
+OptimizerSpec = tuple[type[torch.optim.Optimizer], dict[str, Any]]
+_STEPS = itertools.count(1)  # steps of all pipelines share one count: rows of two pipelines never mix
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One training step. `loss`: of the whole batch. `rows`: every operation with its times, in seconds.
+
+    `idle`: share of the workers' time, between the first operation and the last, in which none ran; `idle_ideal`:
+    what the schedule cannot avoid if all stages take equally long.
+    """
+
+    step: int
+    loss: float
+    rows: tuple[Row, ...]
+    names: dict[int, str]
+
+    @property
+    def timeline(self) -> Timeline:
+        return Timeline.of(self.rows, self.step, names=self.names)
+
+    @property
+    def idle(self) -> float:
+        return self.timeline.idle
+
+    @property
+    def idle_ideal(self) -> float | None:
+        return self.timeline.idle_ideal
+
+
+class Pipeline:
+    """A model cut into stages, each on its worker, trained in micro-batches.
+
+    schedule: "gpipe", "1f1b" or a function (workers, microbatches, chunks) -> ops. loss_fn(output, target) on the last
+    worker gives a scalar; loss_reduction says whether it is the "mean" or the "sum" over samples, so that micro-batches
+    add up to the gradient of the whole batch. optimizer: class and arguments; None to only compute gradients.
+    PipelineError where split, schedule and workers do not fit; UnknownWorkerError for a worker that is not there.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        schedule: str | Schedule = "1f1b",
+        microbatches: int = 8,
+        loss_fn: LossFn | None = None,
+        optimizer: OptimizerSpec | None = None,
+        loss_reduction: str = "mean",
+    ) -> None:
+        self._agent: Agent = current.current()
+        make_ops = named(schedule) if isinstance(schedule, str) else schedule
+        self._names = {self._agent.member(worker).id: worker for worker in stages.workers}
+        self._ids = list(self._names)
+        self.ops: Ops = make_ops(len(self._ids), microbatches)
+        stage_count = 1 + max(op.stage for own in self.ops for op in own)
+        validate(self.ops, stage_count, microbatches)
+        microbatch.weights([1], loss_reduction)
+        self.microbatches, self._reduction, self._trains = microbatches, loss_reduction, loss_fn is not None
+        self.stages: list[Stage] = stages.cut(stage_count // len(self._ids))
+        self._homes = {stage.index: self._agent.member(stage.worker).id for stage in self.stages}
+        self._build(loss_fn, optimizer)
+
+    def _build(self, loss_fn: LossFn | None, optimizer: OptimizerSpec | None) -> None:
+        """Modules, optimizers and loops of the workers: RRefs, held here."""
+        create = self._agent.create
+        self.modules: dict[int, Any] = {s.index: create(s.worker, _here, (s.module,), timeout=0) for s in self.stages}
+        self.workers: dict[int, Any] = {}
+        for id_ in self._ids:
+            modules = {s: rref for s, rref in self.modules.items() if self._homes[s] == id_}
+            self.workers[id_] = create(id_, StageWorker, (modules, self._homes, loss_fn), timeout=0)
+        self.optimizers: dict[int, Any] = {}
+        if optimizer is not None:
+            for stage, module in self.modules.items():
+                self.optimizers[stage] = create(self._homes[stage], _make_optimizer, (module, *optimizer), timeout=0)
+        wait_all([worker.rpc_async(timeout=0).meet(self.workers) for worker in self.workers.values()])
+        wait_all([self._agent.call(rref._owner, _made, (rref,), timeout=0) for rref in self.optimizers.values()])
+
+    # -- training
+    def step(self, x: Any, y: Any) -> StepResult:
+        """Forward, backward and one optimizer step on a batch.
+
+        x, y: tensors (or tuples, dicts of them) with samples along dimension 0. The error of a worker's operation is
+        raised as it was; WorkerLostError where a worker died; either way no parameter has changed.
+        """
+        with self.batch(x, y) as batch:
+            batch.apply()
+        return batch.result
+
+    @contextlib.contextmanager
+    def batch(self, x: Any, y: Any) -> Iterator[Batch]:
+        """Forward and backward; gradients are there inside the block, and parameters change only by `batch.apply()`."""
+        if not self._trains:
+            raise PipelineError("this pipeline has no loss_fn, so it cannot train; give Pipeline one")
+        inputs = microbatch.cut(x, self.microbatches)
+        targets = microbatch.cut(y, self.microbatches)
+        sizes = [microbatch.samples(part) for part in inputs]
+        if sizes != [microbatch.samples(part) for part in targets]:
+            raise PipelineError(f"the batch has {sum(sizes)} samples, but its targets {microbatch.samples(y)}")
+        weights = microbatch.weights(sizes, self._reduction)
+        recorder = autograd.recorder()
+        context = recorder.new_context()
+        try:
+            with recorder.inside(context):
+                step, reports = self._run(self.ops, inputs, targets, weights, True)
+            losses = {number: loss for report in reports for number, loss in report.losses.items()}
+            rows = tuple(row for report in reports for row in report.rows)
+            yield Batch(self, context, StepResult(step, sum(losses[i] for i in sorted(losses)), rows, self._names))
+        finally:
+            recorder.release(context)
+
+    def predict(self, x: Any) -> Any:
+        """Outputs of the last stage for a batch, in evaluation mode, in the order of the samples."""
+        inputs = microbatch.cut(x, min(self.microbatches, microbatch.samples(x)))
+        ops = [[op for op in own if op.kind is Kind.FORWARD and op.microbatch < len(inputs)] for own in self.ops]
+        _, reports = self._run(ops, inputs, None, [], False)
+        outputs = {number: output for report in reports for number, output in report.outputs.items()}
+        return microbatch.join([outputs[number] for number in sorted(outputs)])
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """All parameters and buffers, under the names of the un-split model."""
+        return self._gather(_state)
+
+    # -- inside
+    def _run(
+        self, ops: Ops, inputs: list[Any], targets: list[Any] | None, weights: list[float], train: bool
+    ) -> tuple[int, list[Report]]:
+        step = next(_STEPS)
+        last = len(self.stages) - 1
+        running: dict[int, Future[Any]] = {}
+        for id_, own in zip(self._ids, ops, strict=True):
+            first_here, last_here = self._homes[0] == id_, self._homes[last] == id_
+            task = Task(
+                step, tuple(own), inputs if first_here else None, targets if last_here else None, weights, train
+            )
+            running[id_] = self.workers[id_].rpc_async(timeout=0).run(task)
+        try:
+            return step, self._reports(running)
+        except BaseException as error:
+            self._abort(step, f"{type(error).__name__}: {error}", running)
+            raise
+
+    def _reports(self, running: dict[int, Future[Any]]) -> list[Report]:
+        """All reports; the first failure as soon as it is there, whichever worker it comes from."""
+        first: Future[None] = Future()
+        for future in running.values():
+            future.add_done_callback(lambda done: self._pass_failure(done, first))
+        every = torch.futures.collect_all(list(running.values()))
+        every.add_done_callback(lambda _: first.deliver(lambda: None, self._agent.submit))
+        first.wait()
+        return [future.value() for future in running.values()]
+
+    def _pass_failure(self, done: torch.futures.Future[Any], first: Future[None]) -> None:
+        try:
+            done.value()
+        except Exception as error:  # noqa: BLE001  (passed on to the one who waits)
+            failure = error
+            first.deliver(lambda: _raise(failure), self._agent.submit)
+
+    def _abort(self, step: int, reason: str, running: dict[int, Future[Any]]) -> None:
+        """Wake the workers that still wait for each other, and see their loops end."""
+        for id_, future in running.items():
+            if not future.done():
+                with contextlib.suppress(WorkerLostError):
+                    self.workers[id_].rpc_async().abort(step, reason)
+        for future in running.values():
+            with contextlib.suppress(Exception):  # the error that began it is raised already
+                future.wait()
+
+    def _apply(self, context: int) -> None:
+        owners = [(self._homes[stage], rref) for stage, rref in self.optimizers.items()]
+        grouped = {id_: [rref for owner, rref in owners if owner == id_] for id_ in self._ids}
+        wait_all([self._agent.call(i, _apply, (rrefs, context), timeout=0) for i, rrefs in grouped.items() if rrefs])
+
+    def _gather(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:
+        """Named tensors of all stages, renamed as in the un-split model."""
+        calls = {
+            stage.index: self._agent.call(stage.worker, function, (self.modules[stage.index], *args), timeout=0)
+            for stage in self.stages
+        }
+        return {stage.key(own): t for stage in self.stages for own, t in calls[stage.index].wait().items()}
+
+    def __repr__(self) -> str:
+        where = ", ".join(f"{stage.index} on {stage.worker}" for stage in self.stages)
+        return f"<Pipeline of {len(self.stages)} stages ({where}), {self.microbatches} micro-batches>"
+
+
+class Batch:
+    """A batch whose gradients are in its context, on the workers."""
+
+    def __init__(self, pipe: Pipeline, context: int, result: StepResult) -> None:
+        self._pipe = pipe
+        self.context = context
+        self.result = result
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Gradients of all parameters that have one, under the names of the un-split model."""
+        return self._pipe._gather(_gradients, self.context)
+
+    def apply(self) -> None:
+        """One step of every stage's optimizer. PipelineError where the pipeline has none."""
+        if not self._pipe.optimizers:
+            raise PipelineError("this pipeline has no optimizer; give Pipeline one, as (torch.optim.SGD, {'lr': 0.1})")
+        self._pipe._apply(self.context)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+# -- what runs on the workers
+def _here(module: torch.nn.Module) -> torch.nn.Module:
+    return module
+
+
+def _make_optimizer(
+    module: RRef[Any], optimizer_class: type[torch.optim.Optimizer], kwargs: dict[str, Any]
+) -> LocalOptimizer | None:
+    params = [p for p in module.local_value().parameters() if p.requires_grad]
+    return LocalOptimizer(optimizer_class, params, **kwargs) if params else None
+
+
+def _made(rref: RRef[Any]) -> None:
+    rref.local_value()
+
+
+def _apply(optimizers: list[RRef[Any]], context: int) -> None:
+    for rref in optimizers:
+        optimizer = rref.local_value()
+        if optimizer is not None:
+            optimizer.step(context)
+
+
+def _state(module: RRef[Any]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in module.local_value().state_dict().items()}
+
+
+def _gradients(module: RRef[Any], context: int) -> dict[str, torch.Tensor]:
+    held = autograd.recorder().gradients(context)
+    return {name: held[param] for name, param in module.local_value().named_parameters() if param in held}
+

@@ -1,0 +1,72 @@
+"""Where activations and gradients wait for the operation that needs them.
+
+A slot is named by step, kind ("F": input of a forward, "B": gradient of its output), stage and micro-batch; it is
+filled once, by the neighbour, and emptied once. A step that was aborted wakes all who wait; what still comes for it,
+or for a step that is over, is dropped. So nothing is left after a step, however it ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+from rpcbench.words.errors import PipelineError
+from rpcbench.words.futures import blocked
+
+
+class Slot(NamedTuple):
+    step: int
+    kind: str
+    stage: int
+    microbatch: int
+
+
+class Slots:
+    """The slots of one worker in one pipeline. Steps are numbered upward."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._filled: dict[Slot, Any] = {}
+        self._over = -1  # this step and all before are over
+        self._aborted: dict[int, str] = {}
+
+    def put(self, slot: Slot, value: Any) -> None:
+        with self._changed:
+            if slot.step > self._over and slot.step not in self._aborted:
+                self._filled[slot] = value
+                self._changed.notify_all()
+
+    def take(self, slot: Slot) -> Any:
+        """What the neighbour has put there, waited for. PipelineError where the step is aborted."""
+        with self._changed:
+            if slot not in self._filled and slot.step not in self._aborted:
+                with blocked():
+                    self._changed.wait_for(lambda: slot in self._filled or slot.step in self._aborted)
+            if slot.step in self._aborted:
+                raise PipelineError(f"step {slot.step} was aborted: {self._aborted[slot.step]}")
+            return self._filled.pop(slot)
+
+    def abort(self, step: int, reason: str) -> None:
+        """Nobody shall wait for this step any more."""
+        with self._changed:
+            if step > self._over:
+                self._aborted[step] = reason
+            dropped = self._drop(step)
+            self._changed.notify_all()
+        del dropped
+
+    def finish(self, step: int) -> None:
+        """The step is over on this worker."""
+        with self._changed:
+            self._over = max(self._over, step)
+            self._aborted.pop(step, None)
+            dropped = self._drop(step)
+        del dropped
+
+    def _drop(self, step: int) -> list[Any]:
+        """Returned, so that tensors are freed after the lock."""
+        return [self._filled.pop(slot) for slot in list(self._filled) if slot.step <= step]
+
+    def __len__(self) -> int:
+        with self._changed:
+            return len(self._filled)

@@ -1,0 +1,193 @@
+"""The worker's side of a pipeline: its stages, and the loop that runs its list of operations.
+
+One call brings a worker its inputs or targets for a step; then activations and gradients go from worker to worker,
+into slots, and one answer goes back. All of it happens in the step's autograd context: an activation that is sent is a
+recorded send, and a recv where it arrives, as with any call; gradients of parameters add up in the context.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from rpcbench.agent import current
+from rpcbench.agent.core import Agent
+from rpcbench.autograd import recorder
+from rpcbench.pipeline.oplog import OpLog
+from rpcbench.pipeline.schedules import Kind, Op
+from rpcbench.pipeline.slots import Slot, Slots
+from rpcbench.rpc import RRef
+from rpcbench.words.events import Row
+from rpcbench.words.futures import Future
+
+LossFn = Callable[[Any, Any], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one worker does in one step. `inputs` are for stage 0, `targets` for the last, a micro-batch each.
+
+    `weights` scale the micro-batches' losses; without a loss the last stage's outputs are sent back.
+    """
+
+    step: int
+    ops: tuple[Op, ...]
+    inputs: Sequence[Any] | None
+    targets: Sequence[Any] | None
+    weights: Sequence[float]
+    train: bool
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of it: operations with their times, and on the last stage's worker the loss, or outputs."""
+
+    rows: list[Row] = field(default_factory=list)
+    losses: dict[int, float] = field(default_factory=dict)
+    outputs: dict[int, Any] = field(default_factory=dict)
+
+
+class StageWorker:
+    """The stages of one pipeline on one worker. `modules`: stage → module; `homes`: stage → worker id."""
+
+    def __init__(self, modules: dict[int, RRef[Any]], homes: dict[int, int], loss_fn: LossFn | None) -> None:
+        self.modules: dict[int, nn.Module] = {stage: rref.local_value() for stage, rref in modules.items()}
+        self.homes = homes
+        self.loss_fn = loss_fn
+        self.slots = Slots()
+        self.peers: dict[int, RRef[Any]] = {}
+        self._params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
+        self._turn = threading.Lock()
+
+    def meet(self, peers: dict[int, RRef[Any]]) -> None:
+        """The other workers of the pipeline: id → their StageWorker."""
+        self.peers = peers
+
+    def run(self, task: Task) -> Report:
+        """One step; returns when all of this worker's operations are done."""
+        with self._turn:
+            running = _Step(self, task)
+            try:
+                return running.run()
+            finally:
+                self.slots.finish(task.step)
+
+    def put(self, slot: Slot, value: Any) -> None:
+        """A neighbour's activation or gradient."""
+        self.slots.put(slot, value)
+
+    def abort(self, step: int, reason: str) -> None:
+        self.slots.abort(step, reason)
+
+    def parameters(self, stage: int) -> list[nn.Parameter]:
+        return self._params[stage]
+
+    @property
+    def last_stage(self) -> int:
+        return len(self.homes) - 1
+
+
+class _Step:
+    """One step on one worker: what its operations hand to each other."""
+
+    def __init__(self, worker: StageWorker, task: Task) -> None:
+        self._worker = worker
+        self._task = task
+        self._agent: Agent = current.current()
+        self._log = self._agent.part(OpLog)
+        self._recorder = recorder()
+        self._context = self._recorder.current()
+        self._kept: dict[tuple[int, int], tuple[Any, torch.Tensor]] = {}  # (stage, micro-batch) → input, output
+        self._sent: list[Future[Any]] = []
+        self._report = Report()
+
+    def run(self) -> Report:
+        self._log.forget_before(self._task.step)
+        for module in self._worker.modules.values():
+            module.train(self._task.train)
+        with torch.set_grad_enabled(self._task.train):
+            for index, op in enumerate(self._task.ops):
+                self._operate(index, op)
+        for future in self._sent:
+            future.wait()
+        return self._report
+
+    def _operate(self, index: int, op: Op) -> None:
+        """Wait for what the operation needs, run it, send what it makes."""
+        needed = self._input(op) if op.kind is Kind.FORWARD else self._gradient(op)
+        key, row = self._log.begin(self._task.step, index, op)
+        made = self._forward(op, needed) if op.kind is Kind.FORWARD else self._backward(op, needed)
+        self._report.rows.append(self._log.end(key, row, _bytes(made)))
+        if made is not None:
+            self._send(op, made)
+
+    # -- forward
+    def _input(self, op: Op) -> Any:
+        if op.stage == 0:
+            assert self._task.inputs is not None
+            return self._task.inputs[op.microbatch]
+        return self._worker.slots.take(Slot(self._task.step, "F", op.stage, op.microbatch))
+
+    def _forward(self, op: Op, value: Any) -> Any:
+        output = self._worker.modules[op.stage](value)
+        if op.stage < self._worker.last_stage:
+            if self._task.train:
+                self._kept[op.stage, op.microbatch] = (value, output)
+            return output
+        if not self._task.train:
+            self._report.outputs[op.microbatch] = output
+            return None
+        assert self._worker.loss_fn is not None and self._task.targets is not None
+        loss = self._worker.loss_fn(output, self._task.targets[op.microbatch]) * self._task.weights[op.microbatch]
+        self._report.losses[op.microbatch] = loss.item()
+        self._kept[op.stage, op.microbatch] = (value, loss)
+        return None
+
+    # -- backward
+    def _gradient(self, op: Op) -> torch.Tensor | None:
+        if op.stage == self._worker.last_stage:
+            return None
+        gradient: torch.Tensor = self._worker.slots.take(Slot(self._task.step, "B", op.stage, op.microbatch))
+        return gradient
+
+    def _backward(self, op: Op, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        value, output = self._kept.pop((op.stage, op.microbatch))
+        params = self._worker.parameters(op.stage)
+        wants_input = isinstance(value, torch.Tensor) and value.requires_grad
+        inputs = [value, *params] if wants_input else params
+        if not output.requires_grad or not inputs:
+            return None
+        found = torch.autograd.grad([output], inputs, None if gradient is None else [gradient], allow_unused=True)
+        leaves = [(p, g) for p, g in zip(params, found[wants_input:], strict=True) if g is not None]
+        if self._context is not None:
+            self._recorder.accumulate_leaves(self._context, leaves)
+        return found[0] if wants_input else None
+
+    # -- to the neighbour
+    def _send(self, op: Op, value: Any) -> None:
+        step = 1 if op.kind is Kind.FORWARD else -1
+        slot = Slot(self._task.step, op.kind.value, op.stage + step, op.microbatch)
+        to = self._worker.homes[slot.stage]
+        if to == self._agent.id:
+            self._worker.put(slot, value)
+            return
+        self._sent = [future for future in self._sent if not _succeeded(future)]
+        self._sent.append(self._worker.peers[to].rpc_async(timeout=0).put(slot, value))
+
+
+def _succeeded(future: Future[Any]) -> bool:
+    """Done without an error; an error is kept, to be raised at the end of the step."""
+    if not future.done():
+        return False
+    future.value()
+    return True
+
+
+def _bytes(value: Any) -> int:
+    return value.nbytes if isinstance(value, torch.Tensor) else 0
+

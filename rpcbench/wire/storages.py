@@ -1,0 +1,133 @@
+"""Which bytes of the sender's memory travel for the tensors of one message.
+
+Guarantees
+- Only the part of a storage that the message's tensors look at is sent, from 16 KB on as a view: nothing is copied.
+- Tensors whose bytes overlap, or lie less than 8 KB apart, share a storage on arrival too.
+- Where such a part is mostly gaps (a column of a matrix), each tensor is packed on its own: aliasing is given up for
+  half the bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rpcbench.words.errors import SerializationError
+
+Entry = list[Any]
+"""One tensor in the table: dtype, shape, storage and, if there are any, notes."""
+
+INLINE = 16 << 10
+"""Storages below this many bytes travel in the table itself."""
+WORTH_PACKING = 8 << 10
+"""Gaps below this many bytes are sent along."""
+_ALIGNMENT = 16
+
+
+@dataclass(slots=True)
+class _Piece:
+    """What one entry needs of a storage: bytes [start, stop), of which `dense` bytes are its own elements."""
+
+    entry: Entry
+    tensor: torch.Tensor
+    start: int
+    stop: int
+    dense: int
+
+
+class Storages:
+    """Collects tensors by storage; `finish` decides what travels and completes their entries."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, list[_Piece]] = {}
+        self._sizes: list[bytes | int] = []
+        self._buffers: list[memoryview] = []
+
+    def place(self, entry: Entry, tensor: torch.Tensor) -> None:
+        """Remember a strided CPU tensor that is not empty, together with the entry that describes it."""
+        storage = tensor.untyped_storage()
+        item = tensor.element_size()
+        start = tensor.storage_offset() * item
+        if tensor.is_contiguous():
+            dense = tensor.numel() * item
+            stop = start + dense
+        else:
+            shape, strides = tensor.shape, tensor.stride()
+            note(entry, "strides", list(strides))
+            dense = math.prod(size for size, stride in zip(shape, strides, strict=True) if stride) * item
+            stop = start + (last_index(shape, strides) + 1) * item
+        if stop > storage.nbytes():
+            raise SerializationError("a tensor whose storage was freed or cut short cannot be sent")
+        self._pieces.setdefault(storage.data_ptr(), []).append(_Piece(entry, tensor, start, stop, dense))
+
+    def finish(self) -> tuple[list[bytes | int], list[memoryview]]:
+        """The storages (bytes, or the length of the next buffer) and the out-of-band buffers."""
+        for pieces in self._pieces.values():
+            for group in _groups(pieces) if len(pieces) > 1 else (pieces,):
+                self._write(group)
+        return self._sizes, self._buffers
+
+    def _write(self, pieces: list[_Piece]) -> None:
+        start = pieces[0].start // _ALIGNMENT * _ALIGNMENT
+        stop = max([piece.stop for piece in pieces])
+        gaps = stop - start - sum([piece.dense for piece in pieces])
+        if gaps >= WORTH_PACKING and gaps * 2 >= stop - start:
+            for piece in pieces:
+                self._pack(piece)
+            return
+        for piece in pieces:
+            piece.entry[2] = len(self._sizes)
+            if piece.start > start:
+                note(piece.entry, "offset", (piece.start - start) // piece.tensor.element_size())
+        self._store(pieces[0].tensor.untyped_storage(), start, stop)
+
+    def _pack(self, piece: _Piece) -> None:
+        """A storage of its own for this piece, without the gaps; repeated dimensions stay repeated."""
+        tensor, strides = piece.tensor, piece.tensor.stride()
+        kept = [size if stride else 1 for size, stride in zip(tensor.shape, strides, strict=True)]
+        window = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        window.set_(tensor.untyped_storage(), tensor.storage_offset(), kept, strides)
+        packed = window.clone(memory_format=torch.contiguous_format)
+        piece.entry[2] = len(self._sizes)
+        steps = zip(packed.stride(), strides, strict=True)
+        note(piece.entry, "strides", [step if stride else 0 for step, stride in steps])
+        self._store(packed.untyped_storage(), 0, piece.dense)
+
+    def _store(self, storage: torch.UntypedStorage, start: int, stop: int) -> None:
+        size = stop - start
+        if size < INLINE:
+            self._sizes.append(ctypes.string_at(storage.data_ptr() + start, size))
+            return
+        window = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (size,))
+        self._sizes.append(size)
+        self._buffers.append(memoryview(window.numpy()).toreadonly())
+
+
+def _groups(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
+    """Pieces of one storage that overlap or lie near each other, in order of their start."""
+    pieces.sort(key=lambda piece: piece.start)
+    group, end = [pieces[0]], pieces[0].stop
+    for piece in pieces[1:]:
+        if piece.start - end >= WORTH_PACKING:
+            yield group
+            group = []
+        group.append(piece)
+        end = max(end, piece.stop)
+    yield group
+
+
+def note(entry: Entry, key: str, value: Any) -> None:
+    """Add a note to an entry."""
+    if len(entry) == 3:
+        entry.append({})
+    entry[3][key] = value
+
+
+def last_index(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Index of the last element that a tensor without offset touches; the tensor is not empty."""
+    return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

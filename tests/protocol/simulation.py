@@ -1,0 +1,190 @@
+"""Whole nodes on a simulated network: one thread, virtual time, all of it random from one seed.
+
+What happens here can happen to agents. Messages overtake each other, come twice, or late. The effects of one feed are
+carried out in order, those of different feeds in any order. A message cannot be sent. A member dies: what it has sent
+may still come, what is sent to it vanishes or is refused, and the others learn of it one after the other.
+
+After every step the tables of the node that was fed must agree with each other, and with what was told of them. An
+error carries the history of its run; the same arguments give the same run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rpcbench.protocol import effects as fx
+from rpcbench.protocol.node import Node
+from rpcbench.wire import messages as m
+from rpcbench.words.errors import NotConnectedError, ProtocolError
+from rpcbench.words.events import Tables, apply
+
+STEPS = 20_000
+TWICE, LATE, UNSENT = 0.15, 0.1, 0.04
+TOO_LARGE = ProtocolError("the message is too large")
+GONE = NotConnectedError("it is not in this world")
+
+
+class Packet(NamedTuple):
+    """A message under way."""
+
+    source: int
+    to: int
+    seq: int
+    message: m.Message
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """Something that will happen: a packet arrives, or a thread of `actor` goes on."""
+
+    due: float
+    actor: int
+    run: Callable[[], None]
+    packet: Packet | None = None
+
+
+class World:
+    """Some members, and all that is under way between and in them."""
+
+    def __init__(self, seed: int, kind: type[Member], size: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.events: list[Event] = []
+        self.history: list[str] = [f"seed {seed}, {size} members"]
+        self.dead: set[int] = set()
+        self.handled: set[tuple[int, int, int]] = set()
+        self.calm = True
+        self.members = {id_: kind(self, id_, size) for id_ in range(size)}
+        for member in self.members.values():
+            member.feed(member.node.start)
+        self.settle()
+        self.calm = False
+
+    @property
+    def alive(self) -> list[Any]:
+        return [member for id_, member in self.members.items() if id_ not in self.dead]
+
+    def chance(self, share: float) -> bool:
+        return not self.calm and self.random.random() < share
+
+    # -- time
+    def later(self, actor: int, run: Callable[[], None], packet: Packet | None = None) -> None:
+        """Soon, but in no order; now and then much later."""
+        self.within(100 if self.chance(LATE) else 3, actor, run, packet)
+
+    def within(self, span: float, actor: int, run: Callable[[], None], packet: Packet | None = None) -> None:
+        """Some time before `span` has passed."""
+        self.events.append(Event(self.now + self.random.uniform(0, span), actor, run, packet))
+
+    def step(self) -> None:
+        """Let one thing happen."""
+        self.now = max(self.now + 0.1, min(event.due for event in self.events))
+        event = self.random.choice([event for event in self.events if event.due <= self.now])
+        if event.packet is not None and self.chance(TWICE):
+            event.due = self.now + self.random.uniform(0, 50)
+        else:
+            self.events.remove(event)
+        event.run()
+
+    def settle(self) -> None:
+        """Until nothing is under way any more."""
+        for _ in range(STEPS):
+            if not self.events:
+                return
+            self.step()
+        raise AssertionError(f"still busy after {STEPS} steps")
+
+    # -- network
+    def send(self, packet: Packet) -> None:
+        self.later(-1, lambda: self._deliver(packet), packet)
+
+    def in_flight(self) -> Iterator[Packet]:
+        """Messages that have not been handled yet."""
+        for event in self.events:
+            if event.packet is not None and event.packet[:3] not in self.handled:
+                yield event.packet
+
+    def _deliver(self, packet: Packet) -> None:
+        self.tell(f"{packet.source} -> {packet.to} #{packet.seq} {packet.message}")
+        self.handled.add(packet[:3])
+        member = self.members[packet.to]
+        member.feed(lambda: member.node.handle(packet.source, packet.seq, packet.message, self.now))
+
+    def kill(self, worker: int) -> None:
+        """It stops where it stands; the others see their connections end."""
+        self.tell(f"{worker} dies")
+        self.dead.add(worker)
+        self.events = [event for event in self.events if not self._dies_with(event, worker)]
+        for member in self.alive:
+            self.later(member.id, lambda at=member: at.feed(lambda: at.node.lost(worker, "its connection ended")))
+
+    def _dies_with(self, event: Event, worker: int) -> bool:
+        if event.packet is None:
+            return event.actor == worker
+        return event.packet.to == worker or (event.packet.source == worker and self.random.random() < 0.3)
+
+    # -- telling
+    def tell(self, line: str) -> None:
+        self.history.append(f"{self.now:8.1f}  {line}")
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Errors inside carry the history."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note("\n".join(self.history))
+            raise
+
+
+class Member:
+    """A node and what an agent is to it; subclasses act like an agent's users and features."""
+
+    def __init__(self, world: World, id_: int, size: int | None) -> None:
+        self.world, self.id = world, id_
+        self.node = Node(m.Member(id_, f"worker{id_}", 0, ""), size)
+        self.told: Tables = self.node.tables()
+        self.node.listen(lambda kind, table, key, row: apply(self.told, table, key, row))
+        self.noted: list[fx.Effect] = []
+        self.handlers: dict[type[Any], Callable[[Any], None]] = {fx.Send: self._send}
+
+    def feed(self, event: Callable[[], fx.Effects], then: Callable[[], None] | None = None) -> None:
+        """Feed the node; then, on the same thread, carry out the effects and do what comes after."""
+        effects = event()
+        self.node.check()
+        assert self.told == self.node.tables(), "who only heard of the changes has other tables"
+        jobs = [lambda effect=effect: self._perform(effect) for effect in effects] + ([then] if then else [])
+        if jobs:
+            self.soon(lambda: self._work(jobs))
+
+    def soon(self, run: Callable[[], None]) -> None:
+        """On some thread of this member."""
+        self.world.later(self.id, run)
+
+    def _work(self, jobs: list[Callable[[], None]]) -> None:
+        jobs.pop(0)()
+        if jobs:
+            self.soon(lambda: self._work(jobs))
+
+    def _perform(self, effect: fx.Effect) -> None:
+        self.handlers.get(type(effect), self.noted.append)(effect)
+
+    def _send(self, send: fx.Send) -> None:
+        error = self._obstacle(send)
+        if error is not None:
+            self.world.tell(f"{self.id} cannot send #{send.seq} to {send.to}: {send.message}")
+            self.feed(lambda: self.node.unsent(send.to, send.message, error, send.seq))
+        elif send.to not in self.world.dead:
+            self.world.send(Packet(self.id, *send))
+
+    def _obstacle(self, send: fx.Send) -> Exception | None:
+        if isinstance(send.message, m.Join | m.View):
+            return None
+        if send.to not in self.node.members.members or (send.to in self.world.dead and self.world.chance(0.5)):
+            return GONE
+        large = isinstance(send.message, m.Call | m.Create | m.Fetch | m.Result)
+        return TOO_LARGE if large and self.world.chance(UNSENT) else None
