@@ -97,7 +97,7 @@ class Agent:
         self._watchers: list[MemberHandler] = []
         self.complete, self.closing = threading.Event(), threading.Event()
         self._refusal: str | None = None
-        self._effects: dict[type[Any], Callable[[Any], None]] = {
+        self._effects: dict[type[Any], Callable[[Any], object]] = {
             fx.Run: self._run,
             fx.Resolve: self._resolve,
             fx.Reject: self._reject,
@@ -112,8 +112,8 @@ class Agent:
             fx.Propagate: lambda e: self._record(lambda r: r.propagate(e.context, e.walk)),
             fx.Accumulate: lambda e: self._record(lambda r: r.accumulate(e.source, e.message)),
             fx.WalkEnded: lambda e: self._record(lambda r: r.ended(e.context, e.walk, e.failure, e.source)),
-            fx.ForgetWalk: lambda e: self._record(lambda r: r.forget(e.context, e.walk)),
-            fx.ForgetContext: lambda e: self._record(lambda r: r.forget(e.context, None)),
+            fx.ForgetWalk: lambda e: self.recorder and self.recorder.forget(e.context, e.walk),
+            fx.ForgetContext: lambda e: self.recorder and self.recorder.forget(e.context, None),
         }
         self.part(Publisher)
         self._keeper = threading.Thread(target=self._keep, name=f"rpcbench-{self.name}-keeper", daemon=True)
@@ -239,6 +239,7 @@ class Agent:
 
     def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Future[Any]:
         """A future of a copy of the value, from its owner."""
+        self.member(handle._owner)
         seconds = self._seconds(timeout)
         context = self._context()
         scope = self.recorder.sending(context, [], handle._owner) if self.recorder and context is not None else None
@@ -337,7 +338,7 @@ class Agent:
         if error is None:
             future.set_result(value)
         else:
-            future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            future.set_exception(serve.stored(self, error))
 
     def reply(self, to: int, call: int, answer: m.Result | m.Failure) -> None:
         """Answer a call, unless its caller has gone."""
@@ -420,9 +421,17 @@ class Agent:
             self._node.listen(self.bus.note if on else None)
 
     def snapshot(self) -> tuple[int, Tables]:
-        """All tables as they are now, and the number of the last event they contain."""
+        """All tables as they are now, and the number of the last event in them; waiting events are dropped."""
         with self._lock:
-            return self.bus.restart(), {**self._node.tables(), **self.bus.feature_tables()}
+            return self.bus.restart(), self._all_tables()
+
+    def tables(self) -> Tables:
+        """All tables as they are now; waiting events stay."""
+        with self._lock:
+            return self._all_tables()
+
+    def _all_tables(self) -> Tables:
+        return {**self._node.tables(), **self.bus.feature_tables()}
 
     def with_node(self, use: Callable[[Node], fx.Effects]) -> None:
         """For features with a machine of their own in the node (autograd): feed it under the lock."""
@@ -449,7 +458,7 @@ class Agent:
             self._unsent(effect, error)
 
     def _unsent(self, effect: fx.Send, error: RpcError) -> None:
-        name = self._node.name(effect.to)
+        name, _, _ = self._lost.get(effect.to, self._node.name(effect.to)).partition(": ")
         failure = WorkerLostError(f"{name} cannot be reached: {error}") if self.running else error
         scope = getattr(effect.message, "scope", None)
         if scope is not None and self.recorder is not None:

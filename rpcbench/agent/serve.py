@@ -119,6 +119,13 @@ def failure(agent: Agent, call: int, error: BaseException) -> Failure:
     return Failure(call, name, story, body)
 
 
+def stored(agent: Agent, error: BaseException) -> Exception:
+    """An error to keep as a value: its story as text, and no frames, which would keep their variables alive."""
+    kept = error if isinstance(error, Exception) else RuntimeError(repr(error))
+    kept.__cause__ = RemoteError(agent.name, "".join(traceback.format_exception(error)))
+    return kept.with_traceback(None)
+
+
 def rebuild(agent: Agent, worker: str, answer: Failure) -> Exception:
     """The exception a Failure stands for, with the remote traceback as its cause."""
     error: object = None

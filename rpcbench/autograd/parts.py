@@ -30,8 +30,8 @@ RootEdges = Sequence["GradientEdge | None"]
 class Part:
     """Nodes that run together.
 
-    `roots` is a bit set; `entries` are the gradients that came from outside so far; `taps` names the edges that are
-    tapped by their node and their places in it.
+    `roots` is a bit set. `taps` names the tapped edges, by their node and their places in it. `entries` are the
+    gradients that came from outside so far; those in `sums` were made here, and nobody else has them.
     """
 
     roots: int
@@ -39,23 +39,27 @@ class Part:
     recvs: list[Any] = field(default_factory=list)
     taps: dict[Any, list[int]] = field(default_factory=dict)
     entries: dict[GradientEdge, Tensor] = field(default_factory=dict)
+    sums: set[GradientEdge] = field(default_factory=set)
 
     def end_at(self, node: Any) -> None:
         """Make all of a leaf or recv node an end."""
-        outputs = 1
-        if is_recv(node):
-            self.recvs.append(node)
-            outputs = len(node.blanks) - node.blanks.count(None)
-        self.ends.update((GradientEdge(node, number), None) for number in range(outputs))
+        if is_leaf(node):
+            self.ends[GradientEdge(node, 0)] = None
+            return
+        self.recvs.append(node)
+        for number in range(len(node.blanks) - node.blanks.count(None)):
+            self.ends[GradientEdge(node, number)] = None
 
     def add(self, edge: GradientEdge, grad: Tensor) -> None:
-        """Gradient that enters by this edge."""
+        """Take a gradient that enters by this edge."""
         before = self.entries.get(edge)
-        self.entries[edge] = grad if before is None else _sum(before, grad)
-
-
-def _sum(a: Tensor, b: Tensor) -> Tensor:
-    return b + a if a.is_sparse else a + b  # torch adds sparse to dense, and not dense to sparse
+        if before is None:
+            self.entries[edge] = grad
+        elif edge in self.sums and not before.is_sparse:
+            before += grad
+        else:  # torch adds sparse to dense, and not dense to sparse
+            self.entries[edge] = grad + before if before.is_sparse else before + grad
+            self.sums.add(edge)
 
 
 class Plan:
@@ -73,7 +77,10 @@ class Plan:
 
     def _part(self, roots: int, rest: bool) -> Part:
         """Two for each set of roots: what leads to ends, then the rest, which only leads to other parts."""
-        return self._parts.setdefault((roots, rest), Part(roots))
+        part = self._parts.get((roots, rest))
+        if part is None:
+            part = self._parts[roots, rest] = Part(roots)
+        return part
 
     def _whole(self, root: RootEdges, found: Reach) -> None:
         part = self._part(1, False)
@@ -102,10 +109,13 @@ class Plan:
     def _place(self, node: Any, below: Below, roots: int, share: bool) -> None:
         """Put an inner node into its part; what it leads to is in place already."""
         front = self._part(roots, False)
+        homes = []
         for child, number in below:
-            if share and child is not None and _is_bare_leaf(child):
+            home = self.part_of.get(child)
+            if share and home is not front and child is not None and _is_bare_leaf(child):
+                home = front
                 front.ends[GradientEdge(child, number)] = None
-        homes = [front if (*edge, None) in front.ends else self.part_of.get(edge[0]) for edge in below]
+            homes.append(home)
         if front in homes:
             mine = front
         elif any(homes):

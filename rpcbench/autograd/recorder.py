@@ -26,7 +26,7 @@ from rpcbench.protocol.contexts import ROOT
 from rpcbench.protocol.effects import Effects
 from rpcbench.protocol.node import Node
 from rpcbench.wire.messages import EMPTY, Gradients, Scope, WalkFailed
-from rpcbench.words.errors import RemoteError, RpcError
+from rpcbench.words.errors import RemoteError, RpcError, WorkerLostError
 from rpcbench.words.futures import Future
 from rpcbench.words.ids import Counter, Id, global_id
 
@@ -195,6 +195,8 @@ class AutogradRecorder:
         original: Any = None
         if failure.body.payload:
             original = self._agent.codec.decode(failure.body)
+        if original is None and failure.type == WorkerLostError.__name__:
+            return WorkerLostError(failure.text)
         error = _both(failure.text.splitlines()[0] if failure.text else failure.type, original)
         story = f"{failure.type} while gradients went back:\n{failure.text}"
         error.__cause__ = RemoteError(f"worker {source}", story)

@@ -112,13 +112,16 @@ class LocalPass:
 
     def _run(self, part: Part) -> list[Fired]:
         final: dict[GradientEdge, Tensor] = {}
-        if part.entries:
-            for edge, grad in taps.run(part.entries, list(part.ends), part.taps, self._retain_graph):
-                if grad is not None and self._part_of[edge.node] is part:
-                    final[edge] = grad
-                elif grad is not None:
-                    self._bring(edge, grad)
-        self._leaves += [(leaf_of(edge.node), grad) for edge, grad in final.items() if is_leaf(edge.node)]
+        portions = taps.run(part.entries, list(part.ends), part.taps, self._retain_graph) if part.entries else []
+        for edge, grad in portions:
+            if grad is None:
+                continue
+            if self._part_of[edge.node] is not part:
+                self._bring(edge, grad)
+            elif is_leaf(edge.node):
+                self._leaves.append((leaf_of(edge.node), grad))
+            else:
+                final[edge] = grad
         return [_fired(recv, final) for recv in part.recvs]
 
 

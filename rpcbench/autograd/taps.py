@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 Grads = Sequence["Tensor | None"]
 Portions = list[tuple[GradientEdge, "Tensor | None"]]
@@ -43,16 +43,16 @@ def run(
     if not taps:
         return _grad(starts, ends, retain_graph)
     taken: dict[int, Portions] = {}
-    handles = [node.register_hook(partial(_take, node, places, taken)) for node, places in taps.items()]
     me: list[int] = []
     mark = _mark(lambda: me.append(torch._C._current_graph_task_id()))
-    starts = {**starts, mark: torch.zeros(())}
+    starts = {**starts, get_gradient_edge(mark): mark}
+    handles = [node.register_hook(partial(_take, node, places, taken)) for node, places in taps.items()]
     try:
         if ends:
-            portions = _grad(starts, [*ends, mark], retain_graph)[:-1]
+            portions = _grad(starts, [get_gradient_edge(mark), *ends], retain_graph)[1:]
         else:
             portions = []
-            inputs = [mark, *(GradientEdge(node, 0) for node in taps)]
+            inputs = [get_gradient_edge(mark), *(GradientEdge(node, 0) for node in taps)]
             torch.autograd.backward(list(starts), list(starts.values()), retain_graph, inputs=inputs)
     finally:
         for handle in handles:
@@ -65,12 +65,11 @@ def _grad(starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], r
     return list(zip(ends, grads, strict=True))
 
 
-def _mark(note: Callable[[], None]) -> GradientEdge:
-    """An edge of its own, to start from and to end at: `note` is called in the backward that has it."""
-    with torch.enable_grad():
-        scalar = torch.zeros((), requires_grad=True).clone()
-    scalar.register_hook(lambda _: note())  # type: ignore[no-untyped-call]
-    return torch.autograd.graph.get_gradient_edge(scalar)
+def _mark(note: Callable[[], None]) -> Tensor:
+    """A leaf to start a backward from and to end it at: `note` is called within."""
+    leaf = torch.zeros((), requires_grad=True)
+    leaf.register_hook(lambda _: note())  # type: ignore[no-untyped-call]
+    return leaf
 
 
 def _take(node: Any, places: Sequence[int], taken: dict[int, Portions], down: Grads, up: Grads) -> None:
@@ -88,7 +87,7 @@ def _compute(node: Any, up: Grads, targets: Sequence[GradientEdge]) -> Grads:
     """What `node` makes of `up` for the edges to `targets` alone."""
     results: list[Any] = []
     mark = _mark(lambda: results.append(node(*up)))
-    torch.autograd.grad([mark], [mark, *targets], [torch.zeros(())], allow_unused=True)
+    torch.autograd.grad(mark, [get_gradient_edge(mark), *targets], mark, allow_unused=True)
     (result,) = results
     return result if isinstance(result, tuple) else (result,)
 

@@ -1,7 +1,6 @@
 """A pair of processes seen from the one that compares: start, ask, freeze, thaw, end.
 
-The pair is a process group of our own session. So one signal stops both, Ctrl-C does not reach them before us, and
-should we be killed while they are stopped, the kernel hangs them up: no stopped process stays behind.
+The pair is a process group: one signal stops both, and Ctrl-C reaches us before them. They end with us, stopped or not.
 """
 
 from __future__ import annotations
@@ -58,24 +57,26 @@ class Pair:
         worker = launch(member, api, "1", str(meeting), group=driver.pid)
         self._processes = (driver, worker)
         self._orders = ours
-        self._lines = ours.makefile("rw", encoding="utf-8")
+        self._replies = ours.makefile(encoding="utf-8")
 
     def ready(self) -> None:
         """Wait until the two have met."""
-        self._reply()
+        self._exchange("")
 
     def ask(self, workload: str, seed: str, budget: float) -> list[float]:
         """Seconds of each call of one batch of about `budget` seconds."""
         order = {"workload": workload, "seed": seed, "budget": budget}
-        print(json.dumps(order), file=self._lines, flush=True)
-        seconds: list[float] = self._reply()["seconds"]
+        seconds: list[float] = self._exchange(json.dumps(order) + "\n")["seconds"]
         return seconds
 
-    def _reply(self) -> dict[str, Any]:
+    def _exchange(self, order: str) -> dict[str, Any]:
         try:
-            line = self._lines.readline()
+            self._orders.sendall(order.encode())
+            line = self._replies.readline()
         except TimeoutError:
             raise BenchError(f"{self.name}: no reply within {_REPLY_SECONDS:.0f} s") from None
+        except ConnectionError:
+            line = ""
         if not line:
             raise BenchError(f"{self.name}: the driver process ended, see its output above")
         reply: dict[str, Any] = json.loads(line)
@@ -99,7 +100,7 @@ class Pair:
     def close(self) -> None:
         """End both, politely first."""
         self.thaw()
-        self._lines.close()
+        self._replies.close()
         self._orders.close()
         try:
             for process in self._processes:

@@ -15,10 +15,10 @@ from rpcbench.bench.compare import Figures, Plan, Samples
 
 def as_table(figures: Figures, ours: str, theirs: str, plan: Plan) -> Table:
     """One line a workload, and in the last column by what factor ours is faster."""
-    title = f"{ours} and {theirs}: median (10th percentile), seed {plan.seed}, {plan.rounds} rounds"
-    table = Table(title=title, caption="Compare only figures of one run.")
-    table.add_column("workload")
-    for heading in (ours, theirs, f"{theirs} / {ours}"):
+    title = f"median (10th percentile) of {plan.rounds} rounds, seed {plan.seed}"
+    table = Table(title=title, caption=f"Ratio: {theirs} / {ours}. Compare only figures of one run.")
+    table.add_column("workload", no_wrap=True)
+    for heading in (ours, theirs, "ratio"):
         table.add_column(heading, justify="right")
     for name, sides in figures.items():
         table.add_row(name, _cell(sides[ours]), _cell(sides[theirs]), f"{sides[theirs].p50 / sides[ours].p50:.2f}x")

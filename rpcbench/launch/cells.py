@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import signal
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 OUTPUT = "cell"
 SHOWN = "shown"
 INTERRUPT = "interrupt"
+_PATIENCES = [0.02 * 2**i for i in range(7)]
 _READY_SECONDS = 2.0
 _CALM_SECONDS = 0.2
 """After a KeyboardInterrupt was raised no second one is for so long: the first must find its way out."""
@@ -73,6 +75,7 @@ class CellRunner:
         self._running: CellKey | None = None
         self._given_up: deque[CellKey] = deque(maxlen=64)
         self._raised = float("-inf")
+        self._heard: queue.SimpleQueue[None] = queue.SimpleQueue()
         agent.on_notice(INTERRUPT, self._interrupt)
         agent.on_notice(SHOWN, self._outbox.shown)
         with _registered:
@@ -147,14 +150,27 @@ class CellRunner:
 
     def _interrupt(self, asker: int, notice: Notice) -> None:
         key = CellKey(asker, notice["cell"])
+        heard = self._heard = queue.SimpleQueue()
+        for patience in _PATIENCES:
+            if not self._signal(key):
+                return
+            # A signal that comes just before the main thread begins to block does not end that wait: send another.
+            with contextlib.suppress(queue.Empty):
+                heard.get(timeout=patience)
+                return
+
+    def _signal(self, key: CellKey) -> bool:
+        """SIGINT for the main thread if that cell runs there; a cell that has not begun is not to begin."""
         with self._gate:
             if self._running == key:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            else:
-                self._given_up.append(key)
+                return True
+            self._given_up.append(key)
+            return False
 
     def _on_signal(self, _signal: int, _frame: FrameType | None) -> None:
         """On the main thread, between two of its bytecodes; takes no lock, which that thread may hold."""
+        self._heard.put(None)
         now = time.monotonic()
         if self._running is not None and now - self._raised > _CALM_SECONDS:
             self._raised = now

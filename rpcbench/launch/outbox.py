@@ -40,10 +40,8 @@ class CellKey(NamedTuple):
     number: int
 
 
-class _Item(NamedTuple):
-    key: CellKey
-    kind: str
-    content: str
+_Item = tuple[CellKey, str, str]
+"""Cell, kind, content. A plain tuple: an interrupt may come while one is made, and shows where it came."""
 
 
 class Outbox:
@@ -64,13 +62,13 @@ class Outbox:
 
     def begin(self, key: CellKey) -> None:
         """From here on everything written in this process belongs to this cell."""
-        self._put(_Item(key, "begin", ""))
+        self._put((key, "begin", ""))
         self._key = key
 
     def end(self, key: CellKey, content: str) -> None:
         """The cell is over: `content` is its last item."""
         self._key = None
-        self._put(_Item(key, "end", content))
+        self._put((key, "end", content))
 
     def write(self, stream: str, text: str) -> None:
         """Text for "stdout" or "stderr" of the cell that runs; for the log if none does, or in a forked child."""
@@ -78,13 +76,13 @@ class Outbox:
         if key is None or os.getpid() != self._pid:
             self._log(stream, text)
             return
-        self._put(_Item(key, stream, text))
+        self._put((key, stream, text))
 
     def show(self, kind: str, content: str) -> None:
         """A display, a result or a clear for the cell that runs; nobody sees those when none does."""
         key = self._key
         if key is not None and os.getpid() == self._pid:
-            self._put(_Item(key, kind, content))
+            self._put((key, kind, content))
 
     def shown(self, asker: int, notice: Notice) -> None:
         """The asker has shown this many notices of its cell. On a pool thread."""
@@ -101,7 +99,7 @@ class Outbox:
     def _send_for_ever(self) -> None:
         while True:
             for item in _joined(self._gather()):
-                self._send(item)
+                self._send(*item)
             if self._room.locked():
                 self._room.release()
 
@@ -110,37 +108,37 @@ class Outbox:
         item = self._queue.get()
         deadline = time.monotonic() + GATHER_SECONDS
         yield item
-        while item.kind in _TEXT and (left := deadline - time.monotonic()) > 0:
+        while item[1] in _TEXT and (left := deadline - time.monotonic()) > 0:
             try:
                 item = self._queue.get(timeout=left)
             except queue.Empty:
                 return
             yield item
 
-    def _send(self, item: _Item) -> None:
-        if item.kind == "begin":
-            self._begin(item.key)
-        elif item.key != self._live:
-            self._log(item.kind, item.content)
+    def _send(self, key: CellKey, kind: str, content: str) -> None:
+        if kind == "begin":
+            self._begin(key)
+        elif key != self._live:
+            self._log(kind, content)
         else:
-            self._deliver(item)
+            self._deliver(key, kind, content)
 
     def _begin(self, key: CellKey | None) -> None:
         with self._shown:
             self._live, self._count, self._shown_count = key, 0, 0
 
-    def _deliver(self, item: _Item) -> None:
-        """Send the item, in pieces if need be."""
-        text = item.content.encode("utf-8", "backslashreplace").decode()
+    def _deliver(self, key: CellKey, kind: str, content: str) -> None:
+        """Send an item, in pieces if need be."""
+        text = content.encode("utf-8", "backslashreplace").decode()
         last = max(0, len(text) - 1) // _LONGEST * _LONGEST
         try:
             for start in range(0, last, _LONGEST):
-                self._number(item.key, item.kind if item.kind in _TEXT else "part", text[start : start + _LONGEST])
-            self._number(item.key, item.kind, text[last:])
+                self._number(key, kind if kind in _TEXT else "part", text[start : start + _LONGEST])
+            self._number(key, kind, text[last:])
         except RpcError as error:
-            self._log("stderr", f"rpcbench: the member that asked for cell {item.key.number} is gone: {error}\n")
+            self._log("stderr", f"rpcbench: the member that asked for cell {key.number} is gone: {error}\n")
             self._begin(None)
-        if item.kind == "end":
+        if kind == "end":
             self._begin(None)
 
     def _number(self, key: CellKey, kind: str, content: str) -> None:
@@ -157,9 +155,9 @@ class Outbox:
 
 def _joined(items: Iterator[_Item]) -> Iterator[_Item]:
     """Neighbouring texts of one stream of one cell as one item."""
-    for (key, kind), group in itertools.groupby(items, key=lambda item: (item.key, item.kind)):
+    for (key, kind), group in itertools.groupby(items, key=lambda item: item[:2]):
         if kind in _TEXT:
-            yield _Item(key, kind, "".join(item.content for item in group))
+            yield key, kind, "".join(item[2] for item in group)
         else:
             yield from group
 

@@ -16,8 +16,8 @@ from typing import Self
 
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle
-from rpcbench.launch.rundir import RunDirectory
 from rpcbench.launch.starter import Starter
+from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import ShutdownError
 

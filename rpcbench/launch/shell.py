@@ -12,10 +12,11 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
@@ -107,6 +108,7 @@ class WorkerShell(InteractiveShell):
         """The shell of this process; `worker` is the name that tracebacks show."""
         config = Config()
         config.HistoryManager.enabled = False
+        warnings.filterwarnings("ignore", "To exit: use")
         shell: WorkerShell = cls.instance(config=config, user_module=sys.modules["__main__"])
         shell.compile.worker = worker
         shell.display_pub.outbox = outbox
@@ -141,11 +143,14 @@ class WorkerShell(InteractiveShell):
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """As IPython's, without frames of ours, and with the lines of a group handed over instead of printed."""
-        kind, error, frames = exc_tuple or sys.exc_info()
+        kind, error, frames = cast(Any, exc_tuple or sys.exc_info())
+        frames = _of_user(frames)
         if isinstance(error, BaseExceptionGroup):
-            self._showtraceback(type(error), error, traceback.format_exception(kind, error, _of_user(frames)))
+            below = frames and frames.tb_next  # the topmost frame is IPython's
+            text = "".join(traceback.format_exception(kind, error, below))
+            self._showtraceback(type(error), error, text.splitlines())
         else:
-            super().showtraceback((kind, error, _of_user(frames)), *args, **kwargs)
+            super().showtraceback((kind, error, frames), *args, **kwargs)
 
     def _showtraceback(self, etype: Any, evalue: BaseException, stb: list[str]) -> None:
         """Keep the traceback of the cell's own error; print one that the cell asked to see (`%tb`)."""
@@ -167,12 +172,15 @@ class WorkerShell(InteractiveShell):
 
 def _of_user(frames: TracebackType | None) -> TracebackType | None:
     """A copy of a traceback without the frames of this package."""
-    if frames is None:
-        return None
-    rest = _of_user(frames.tb_next)
-    if frames.tb_frame.f_code.co_filename.startswith(_OURS):
-        return rest
-    return TracebackType(rest, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)
+    kept = []
+    while frames is not None:
+        if not frames.tb_frame.f_code.co_filename.startswith(_OURS):
+            kept.append(frames)
+        frames = frames.tb_next
+    copy = None
+    for frame in reversed(kept):
+        copy = TracebackType(copy, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return copy
 
 
 def _encoded(bundle: dict[str, Any]) -> str:

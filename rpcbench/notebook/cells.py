@@ -21,7 +21,7 @@ from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
 from rpcbench.notebook.relay import Inbox, Relay
 from rpcbench.notebook.screen import Pane, Screen
 from rpcbench.notebook.tracebacks import Failed, interrupted
-from rpcbench.words.errors import RemoteError
+from rpcbench.words.errors import RemoteError, SerializationError
 from rpcbench.words.ids import Counter
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class CellDesk:
             future = self.agent.call(worker, run_cell, (cell,), timeout=0.0)
         except Exception as error:  # noqa: BLE001  (the others shall run it all the same)
             self._relay.close(worker, cell.number)
-            part.settle(functools.partial(_raise, error))
+            part.settle(functools.partial(_raise, _named(error)))
         else:
             future.add_done_callback(lambda done: part.settle(done.value))
             part.asked = True
@@ -160,3 +160,10 @@ def _failures(parts: list[_Part]) -> list[Failed]:
 
 def _raise(error: Exception) -> Values:
     raise error
+
+
+def _named(error: Exception) -> Exception:
+    """An error about what goes along with a cell, in the user's words."""
+    if isinstance(error, SerializationError):
+        return SerializationError(str(error).replace("value[1][0].push", "variables"))
+    return error

@@ -8,6 +8,7 @@ Guarantees
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from rpcbench.launch.cells import OUTPUT, SHOWN
 if TYPE_CHECKING:
     from rpcbench.agent.core import Agent, WorkerInfo
     from rpcbench.notebook.screen import Pane
+
+logger = logging.getLogger(__name__)
 
 Notice = dict[str, Any]
 
@@ -69,10 +72,17 @@ class Inbox:
             if kind == "end":
                 self.end = End(**json.loads(content))
             else:
-                self.pane.show(kind, content)
+                self._show(kind, content)
         self.shown = self._items.passed
         if self.end is not None:
             self.over.set()
+
+    def _show(self, kind: str, content: str) -> None:
+        try:
+            self.pane.show(kind, content)
+        except Exception:
+            # A closed stream, say. The cell goes on, and so must its end come through.
+            logger.exception("a remote cell's %s could not be shown", kind)
 
     def lose(self) -> None:
         """Nothing more will come."""

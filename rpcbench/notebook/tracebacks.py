@@ -51,24 +51,25 @@ def raised(failures: list[Failed], shell: Any) -> BaseException:
     if first.stopped:
         return interrupted(failures, [])
     for other in failures[1:]:
-        first.error.add_note(f"also on {other.worker}: {_last_line(other.error)}")
-    if isinstance(first.error, SyntaxError):
-        _show_syntax_error(shell, first.error, _story(failures))
-    return shown_as(first.error, _story(failures))
+        first.error.add_note(f"also on {other.worker}: {_message(other.error)}")
+    lines = _story(failures)
+    if isinstance(first.error, SyntaxError | BaseExceptionGroup):
+        _show_next(shell, first.error, lines)
+    return shown_as(first.error, lines)
 
 
-def _show_syntax_error(shell: Any, error: SyntaxError, lines: list[str]) -> None:
-    """IPython asks a SyntaxError for no rendering: stand in for the next one that it shows, and go."""
-    own = shell.showsyntaxerror
+def _show_next(shell: Any, error: BaseException, lines: list[str]) -> None:
+    """IPython asks these for no rendering: stand in for it when it next shows an error, and go."""
+    own = shell.showtraceback
 
     def show(*args: Any, **kwargs: Any) -> None:
-        shell.showsyntaxerror = own
+        shell.showtraceback = own
         if sys.exception() is error:
             shell._showtraceback(type(error), error, lines)
         else:
             own(*args, **kwargs)
 
-    shell.showsyntaxerror = show
+    shell.showtraceback = show
 
 
 def interrupted(failures: list[Failed], busy: list[str]) -> KeyboardInterrupt:
@@ -83,26 +84,26 @@ def interrupted(failures: list[Failed], busy: list[str]) -> KeyboardInterrupt:
 
 @contextlib.contextmanager
 def short() -> Iterator[None]:
-    """Errors about workers that are raised inside are shown by their last line: the frames between are ours."""
+    """Errors about workers that are raised inside are shown without a traceback: its frames are ours."""
     try:
         yield
     except (RpcError, RuntimeError) as error:
         if hasattr(error, "_render_traceback_"):
             raise
-        raise shown_as(error, [_last_line(error)]) from None
+        raise shown_as(error, [_message(error)]) from None
 
 
 def _story(failures: list[Failed]) -> list[str]:
     """All tracebacks under the names of their workers; the same error elsewhere takes one line."""
     if len(failures) == 1:
-        return failures[0].lines or [_last_line(failures[0].error)]
+        return failures[0].lines or [_message(failures[0].error)]
     lines, seen = [], set()
     for failed in failures:
-        last = _last_line(failed.error)
-        lines += [f"[{failed.worker}] {last}"] if last in seen else [f"[{failed.worker}]", *(failed.lines or [last])]
-        seen.add(last)
+        message = _message(failed.error)
+        lines += [f"[{failed.worker}] {message}"] if message in seen else [f"[{failed.worker}]", *(failed.lines or [message])]
+        seen.add(message)
     return lines
 
 
-def _last_line(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

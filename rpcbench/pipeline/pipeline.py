@@ -36,6 +36,7 @@ from rpcbench.words.events import Row
 from rpcbench.words.futures import Future, wait_all
 
 OptimizerSpec = tuple[type[torch.optim.Optimizer], dict[str, Any]]
+_NUMBERS = itertools.count()
 _STEPS = itertools.count(1)  # steps of all pipelines share one count: rows of two pipelines never mix
 
 
@@ -99,17 +100,18 @@ class Pipeline:
     def _build(self, loss_fn: LossFn | None, optimizer: OptimizerSpec | None) -> None:
         """Modules, optimizers and loops of the workers: RRefs, held here."""
         create = self._agent.create
+        key = f"{self._agent.id}.{next(_NUMBERS)}"
         self.modules: dict[int, Any] = {s.index: create(s.worker, _here, (s.module,), timeout=0) for s in self.stages}
         self.workers: dict[int, Any] = {}
         for id_ in self._ids:
             modules = {s: rref for s, rref in self.modules.items() if self._homes[s] == id_}
-            self.workers[id_] = create(id_, StageWorker, (modules, self._homes, loss_fn), timeout=0)
+            self.workers[id_] = create(id_, StageWorker, (key, modules, self._homes, loss_fn), timeout=0)
         self.optimizers: dict[int, Any] = {}
         if optimizer is not None:
             for stage, module in self.modules.items():
                 self.optimizers[stage] = create(self._homes[stage], _make_optimizer, (module, *optimizer), timeout=0)
-        wait_all([worker.rpc_async(timeout=0).meet(self.workers) for worker in self.workers.values()])
-        wait_all([self._agent.call(rref._owner, _made, (rref,), timeout=0) for rref in self.optimizers.values()])
+        made = [*self.workers.values(), *self.optimizers.values()]
+        wait_all([self._agent.call(rref._owner, _made, (rref,), timeout=0) for rref in made])
 
     # -- training
     def step(self, x: Any, y: Any) -> StepResult:

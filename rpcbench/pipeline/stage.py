@@ -8,6 +8,7 @@ recorded send, and a recv where it arrives, as with any call; gradients of param
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,21 +53,32 @@ class Report:
     outputs: dict[int, Any] = field(default_factory=dict)
 
 
-class StageWorker:
-    """The stages of one pipeline on one worker. `modules`: stage → module; `homes`: stage → worker id."""
+class _Directory:
+    """The pipelines that have stages on this worker, for as long as their drivers hold them."""
 
-    def __init__(self, modules: dict[int, RRef[Any]], homes: dict[int, int], loss_fn: LossFn | None) -> None:
+    def __init__(self, agent: Agent) -> None:
+        self.workers: weakref.WeakValueDictionary[str, StageWorker] = weakref.WeakValueDictionary()
+
+
+def _deliver(key: str, slot: Slot, value: Any) -> None:
+    """On a worker, from a neighbour: an activation or a gradient. Dropped where the pipeline is gone."""
+    worker = current.current().part(_Directory).workers.get(key)
+    if worker is not None:
+        worker.slots.put(slot, value)
+
+
+class StageWorker:
+    """The stages of one pipeline, `key`, on one worker. `modules`: stage → module; `homes`: stage → worker id."""
+
+    def __init__(self, key: str, modules: dict[int, RRef[Any]], homes: dict[int, int], loss_fn: LossFn | None) -> None:
+        self.key = key
         self.modules: dict[int, nn.Module] = {stage: rref.local_value() for stage, rref in modules.items()}
         self.homes = homes
         self.loss_fn = loss_fn
         self.slots = Slots()
-        self.peers: dict[int, RRef[Any]] = {}
         self._params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
         self._turn = threading.Lock()
-
-    def meet(self, peers: dict[int, RRef[Any]]) -> None:
-        """The other workers of the pipeline: id → their StageWorker."""
-        self.peers = peers
+        current.current().part(_Directory).workers[key] = self
 
     def run(self, task: Task) -> Report:
         """One step; returns when all of this worker's operations are done."""
@@ -76,10 +88,6 @@ class StageWorker:
                 return running.run()
             finally:
                 self.slots.finish(task.step)
-
-    def put(self, slot: Slot, value: Any) -> None:
-        """A neighbour's activation or gradient."""
-        self.slots.put(slot, value)
 
     def abort(self, step: int, reason: str) -> None:
         self.slots.abort(step, reason)
@@ -174,10 +182,10 @@ class _Step:
         slot = Slot(self._task.step, op.kind.value, op.stage + step, op.microbatch)
         to = self._worker.homes[slot.stage]
         if to == self._agent.id:
-            self._worker.put(slot, value)
+            self._worker.slots.put(slot, value)
             return
         self._sent = [future for future in self._sent if not _succeeded(future)]
-        self._sent.append(self._worker.peers[to].rpc_async(timeout=0).put(slot, value))
+        self._sent.append(self._agent.call(to, _deliver, (self._worker.key, slot, value), timeout=0))
 
 
 def _succeeded(future: Future[Any]) -> bool:

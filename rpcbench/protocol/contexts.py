@@ -31,6 +31,7 @@ from rpcbench.words.ids import Id, worker_of
 ROOT = -1
 """Stands for the send number of the roots, on the worker that began a walk."""
 _TOMBSTONES = 4096
+_RELEASED = "the autograd context was released before its backward pass had ended"
 
 Outcome = tuple[Effects, Outbox]
 
@@ -52,7 +53,6 @@ class Walk:
     questions: dict[int, Question] = field(default_factory=dict)
     arrived: set[int] = field(default_factory=set)
     running: bool = False
-    failed: bool = False
 
 
 @dataclass(slots=True)
@@ -63,6 +63,7 @@ class Context:
     sends: dict[int, int] = field(default_factory=dict)
     recvs: dict[int, int] = field(default_factory=dict)
     walks: dict[Id, Walk] = field(default_factory=dict)
+    failed: set[Id] = field(default_factory=set)  # walks that must not begin again here
     gradients: int = 0
 
 
@@ -73,12 +74,13 @@ class Contexts:
         self.note: Note | None = None
         self.me = me
         self.contexts: dict[int, Context] = {}
+        self.gone: set[int] = set()
         self._released: dict[int, None] = {}
 
     # -- recording
     def open(self, context: int) -> Context | None:
-        """The context, made if it is new here; None once it has been released: late calls cannot revive it."""
-        if context in self._released:
+        """The context, made if it is new here; None once it is over: late calls cannot revive it."""
+        if context in self._released or worker_of(context) in self.gone:
             return None
         known = self.contexts.get(context)
         if known is None:
@@ -124,6 +126,8 @@ class Contexts:
         known = self.contexts.get(message.context)
         if known is None or message.message not in known.sends:
             return [], [(source, _failed(message, "the context is released, or never sent this message"))]
+        if message.walk in known.failed:
+            return [], [(source, _failed(message, "this backward pass has failed already"))]
         walk = known.walks.setdefault(message.walk, Walk())
         walk.needed.add(message.message)
         walk.questions[message.message] = Question(source, set())
@@ -165,11 +169,11 @@ class Contexts:
     def failed(self, context: int, walk: Id, message: int, failure: WalkFailed, source: int) -> Outcome:
         """What lies behind this question of ours, or its own work here, went wrong: the asker is told."""
         state = self._walk(context, walk)
-        if state is None or state.failed:
+        if state is None:
             return [], []
-        state.failed = True
-        asked, state.questions = state.questions, {}
+        asked = state.questions
         del self.contexts[context].walks[walk]
+        self.contexts[context].failed.add(walk)
         self._tell("WalkFailed", context)
         effects: Effects = [ForgetWalk(context, walk)]
         if ROOT in asked:
@@ -192,12 +196,20 @@ class Contexts:
         if known is None:
             return [], []
         self._tell("ContextReleased", context)
-        ended: Effects = [WalkEnded(context, w, None, self.me) for w, s in known.walks.items() if ROOT in s.questions]
+        ended: Effects = [
+            WalkEnded(context, walk, WalkFailed(context, walk, ROOT, "RuntimeError", _RELEASED, EMPTY), self.me)
+            for walk, state in known.walks.items()
+            if ROOT in state.questions
+        ]
         others = [(worker, ReleaseContext(context)) for worker in sorted(known.known - {self.me})]
         return [*ended, ForgetContext(context)], others
 
-    def lost(self, worker: int, failure: WalkFailed) -> Outcome:
-        """A worker is gone: walks that need it fail, contexts it began are over."""
+    def lost(self, worker: int, failure: WalkFailed, members: Iterable[int]) -> Outcome:
+        """A worker is gone: walks that need it fail, contexts it began are over.
+
+        Through it alone a context may have come to others; so all `members` will hear of the end of those begun here.
+        """
+        self.gone.add(worker)
         effects: Effects = []
         outbox: Outbox = []
         for context, known in list(self.contexts.items()):
@@ -209,6 +221,9 @@ class Contexts:
                     more, out = self.failed(context, walk, ROOT, told, worker)
                     effects, outbox = effects + more, outbox + out
             known.known.discard(worker)
+            if worker_of(context) == self.me:
+                known.known.update(members)
+            self._tell("WorkerLost", context)
             if worker_of(context) == worker:
                 more, out = self.release(context)
                 effects, outbox = effects + more, outbox + out
@@ -223,7 +238,6 @@ class Contexts:
         for context in self.contexts.values():
             for walk in context.walks.values():
                 assert walk.arrived <= walk.needed, "gradients for a send that takes no part"
-                assert not (walk.failed and walk.questions), "a failed walk with open questions"
 
     # -- inside
     def _walk(self, context: int, walk: Id) -> Walk | None:
@@ -252,14 +266,16 @@ class Contexts:
 
     def _settle(self, context: int, walk: Id, message: int) -> Outcome:
         """Answer the question about `message` if all it waited for is answered."""
+        walks = self.contexts[context].walks
+        state, outcome = walks[walk], ([], [])
+        if not state.questions[message].open:
+            outcome = self._root_settled(context, walk, state) if message == ROOT else self._answer(context, walk, message)
+        self._tell("WalkMoved" if walk in walks else "WalkFinished", context)
+        return outcome
+
+    def _answer(self, context: int, walk: Id, message: int) -> Outcome:
         state = self.contexts[context].walks[walk]
-        question = state.questions[message]
-        if question.open:
-            return [], []
-        self._tell("WalkMoved", context)
-        if message == ROOT:
-            return self._root_settled(context, walk, state)
-        del state.questions[message]
+        question = state.questions.pop(message)
         answer = Settled if message in state.arrived else Discovered
         outbox: Outbox = [(question.asker, answer(context, walk, message))]
         return self._finish(context, walk, state), outbox
@@ -276,7 +292,6 @@ class Contexts:
         if not state.running or state.questions or state.arrived != state.needed:
             return []
         del self.contexts[context].walks[walk]
-        self._tell("WalkFinished", context)
         return [ForgetWalk(context, walk)]
 
     def _tell(self, kind: str, context: int) -> None:

@@ -27,7 +27,7 @@ class Membership:
         self.members: dict[int, Member] = {}
         self.epoch = 0
         self.closing = False
-        self._complete = False
+        self._complete = self._closed = False  # told already
         self._ready: set[int] = set()
         self._lost: dict[int, str] = {}
 
@@ -46,6 +46,7 @@ class Membership:
         reason = self._objection(source, message)
         if reason:
             return [], [(source, Refused(reason))]
+        self._lost.pop(source, None)
         return self._change(lambda: self.members.update({source: message.member}))
 
     def _objection(self, source: int, message: Join) -> str | None:
@@ -69,7 +70,7 @@ class Membership:
         if source not in self.members:
             return [], []
         if message.leaving:
-            return self._change(lambda: self.members.pop(source))
+            return self._remove(source)
         self._ready.add(source)
         return self._close_if_ready()
 
@@ -88,9 +89,16 @@ class Membership:
         return self.on_ready(LEADER, Ready(False))
 
     def _close_if_ready(self) -> Outcome:
-        if self._ready >= self.members.keys():
+        if self._ready >= self.members.keys() and not self.closing:
             return self._change(self._close)
         return [], []
+
+    def _remove(self, worker: int) -> Outcome:
+        """Perhaps the others only waited for this one."""
+        self._ready.discard(worker)
+        effects, outbox = self._change(lambda: self.members.pop(worker))
+        more, out = self._close_if_ready()
+        return effects + more, outbox + out
 
     def _close(self) -> None:
         self.closing = True
@@ -115,9 +123,7 @@ class Membership:
                 return self._world_ended(reason)
             return [], [(LEADER, Report(worker, member.incarnation, reason))]
         self._lost[worker] = reason
-        effects, outbox = self._change(lambda: self.members.pop(worker))
-        more, out = self._close_if_ready() if self._ready else ([], [])
-        return effects + more, outbox + out
+        return self._remove(worker)
 
     def _world_ended(self, reason: str) -> Outcome:
         before, self.members = self.members, {}
@@ -147,7 +153,8 @@ class Membership:
         if not self._complete and self._filled():
             self._complete = True
             effects.append(Complete(False))
-        if self.closing:
+        if self.closing and not self._closed:
+            self._closed = True
             effects.append(Complete(True))
         return effects
 

@@ -12,16 +12,18 @@ from typing import Any
 from rpcbench.protocol.calls import Calls
 from rpcbench.protocol.contexts import Contexts
 from rpcbench.protocol.effects import Effects, Gone, Heard, Joined, Send
-from rpcbench.protocol.membership import Membership
+from rpcbench.protocol.membership import LEADER, Membership
 from rpcbench.protocol.rrefs import Outbox, RRefs
 from rpcbench.protocol.window import Window
 from rpcbench.wire import messages as m
-from rpcbench.words.errors import ProtocolError
+from rpcbench.words.errors import CallCancelled, ProtocolError, WorkerLostError
 from rpcbench.words.events import Note, Tables
 from rpcbench.words.ids import Id
 
 Outcome = tuple[Effects, Outbox]
 _NO_CALL = -1
+_TO_LEADER = (m.Join, m.Ready, m.Report)
+_FROM_LEADER = (m.Refused, m.View)
 
 
 class Node:
@@ -33,6 +35,7 @@ class Node:
         self.members = Membership(me, world_size)
         self._sent: dict[int, int] = {}
         self._seen: dict[int, Window] = {}
+        self._past: dict[int, int] = {}  # members that are gone, and their incarnations
         self._handlers: dict[type[Any], Callable[[int, Any, float], Outcome]] = {
             m.Call: self._on_request,
             m.Create: self._on_create,
@@ -40,7 +43,7 @@ class Node:
             m.Result: self._on_result,
             m.Failure: self._on_failure,
             m.Cancel: self._on_cancel,
-            m.ForkRequest: lambda source, msg, now: ([], self.rrefs.on_fork_request(source, msg)),
+            m.ForkRequest: lambda source, msg, now: self.rrefs.on_fork_request(source, msg),
             m.ForkAccept: self._on_fork_accept,
             m.ChildAccept: lambda source, msg, now: self.rrefs.on_child_accept(msg),
             m.UserDelete: lambda source, msg, now: (self.rrefs.on_user_delete(msg), []),
@@ -61,19 +64,25 @@ class Node:
     # -- what comes in
     def handle(self, source: int, seq: int, message: m.Message, now: float) -> Effects:
         """A message has arrived."""
+        if self._is_late(source, message):
+            return []
         window = self._seen.get(source)
         if window is None:
             window = self._seen[source] = Window()
         if not window.first_time(seq):
             return []
         handler = self._handlers.get(type(message))
+        if (isinstance(message, _TO_LEADER) and not self.members.leads) or (
+            isinstance(message, _FROM_LEADER) and source != LEADER
+        ):
+            raise ProtocolError(f"worker {source} may not send a {type(message).__name__} to worker {self.me}")
         if handler is None:
             raise ProtocolError(f"no rule for a {type(message).__name__}")
         return self._after(*handler(source, message, now))
 
     def _on_request(self, source: int, message: m.Call | m.Create | m.Fetch, now: float) -> Outcome:
-        pending, outbox = self._adopt(() if isinstance(message, m.Fetch) else message.forks)
-        return self.calls.arrived(source, message, pending), outbox
+        pending, effects, outbox = self._adopt(() if isinstance(message, m.Fetch) else message.forks)
+        return effects + self.calls.arrived(source, message, pending), outbox
 
     def _on_create(self, source: int, message: m.Create, now: float) -> Outcome:
         created = self.rrefs.on_create(source, message.rref, message.fork, message.label, now)
@@ -81,41 +90,51 @@ class Node:
         return effects, created + outbox
 
     def _on_result(self, source: int, message: m.Result, now: float) -> Outcome:
-        _, outbox = self._adopt(message.forks)
+        _, effects, outbox = self._adopt(message.forks)
         resolved = self.calls.answered(source, message)
         if resolved:
-            return resolved, outbox
-        effects, released = self._disown(message.forks)  # nobody waits any more
-        return effects, outbox + released
+            return effects + resolved, outbox
+        dropped, released = self._disown(message.forks)  # nobody waits any more
+        return effects + dropped, outbox + released
 
     def _on_failure(self, source: int, message: m.Failure, now: float) -> Outcome:
         return self.calls.answered(source, message), []
 
     def _on_cancel(self, source: int, message: m.Cancel, now: float) -> Outcome:
-        dropped = self.calls.cancel_asked(source, message.call)
-        return ([], []) if dropped is None or isinstance(dropped, m.Fetch) else self._disown(dropped.forks)
+        held = self.calls.cancel_asked(source, message.call)
+        return ([], []) if held is None else self._not_run(held, CallCancelled("its caller gave it up before it ran"))
 
     def _on_fork_accept(self, source: int, message: m.ForkAccept, now: float) -> Outcome:
         effects, outbox = self.rrefs.on_fork_accept(message)
         return effects + self.calls.confirmed(message.fork), outbox
 
-    def _adopt(self, forks: Iterable[m.Fork]) -> tuple[set[Id], Outbox]:
+    def _adopt(self, forks: Iterable[m.Fork]) -> tuple[set[Id], Effects, Outbox]:
         pending: set[Id] = set()
+        effects: Effects = []
         outbox: Outbox = []
         for fork in forks:
-            waits, out = self.rrefs.adopt(fork)
-            outbox += out
+            waits, more, out = self.rrefs.adopt(fork)
+            effects, outbox = effects + more, outbox + out
             if waits:
                 pending.add(fork.fork)
-        return pending, outbox
+        return pending, effects, outbox
+
+    def _not_run(self, held: m.Call | m.Create | m.Fetch, error: Exception) -> Outcome:
+        """A call that was held is dropped."""
+        effects, outbox = self._disown(() if isinstance(held, m.Fetch) else held.forks)
+        if isinstance(held, m.Create):
+            effects += self.rrefs.unmade(held.rref, error)
+        return effects, outbox
 
     def _disown(self, forks: Iterable[m.Fork]) -> Outcome:
         """RRefs of a message that nobody will open."""
         effects: Effects = []
         outbox: Outbox = []
         for fork in forks:
-            more, out = self.rrefs.came_home(fork) if fork.owner == self.me else ([], self.rrefs.release(fork.fork))
-            effects, outbox = effects + more, outbox + out
+            if fork.owner == self.me:
+                effects += self.rrefs.came_home(fork)
+            else:
+                outbox += self.rrefs.release(fork.fork)
         return effects, outbox
 
     # -- what this member does
@@ -145,13 +164,7 @@ class Node:
 
     def opened(self, forks: Iterable[m.Fork]) -> Effects:
         """A body has been unpickled: RRefs of ours in it stand for the values themselves now."""
-        effects: Effects = []
-        outbox: Outbox = []
-        for fork in forks:
-            if fork.owner == self.me:
-                more, out = self.rrefs.came_home(fork)
-                effects, outbox = effects + more, outbox + out
-        return self._after(effects, outbox)
+        return self._after(*self._disown(fork for fork in forks if fork.owner == self.me))
 
     def dropped(self, forks: Iterable[m.Fork]) -> Effects:
         """A body will not be opened."""
@@ -171,6 +184,12 @@ class Node:
             self.rrefs.abandon(message.fork)
         if isinstance(message, m.Call | m.Create | m.Fetch):
             effects += self.calls.failed(message.call, error)
+        elif isinstance(message, m.ForkRequest):
+            lost, outbox = self.rrefs.owner_lost(message.fork)
+            effects = lost + self.calls.confirmed(message.fork)
+        elif isinstance(message, m.Discover | m.Gradients):
+            failure = m.WalkFailed(*message[:3], type(error).__name__, str(error), m.EMPTY)
+            effects, outbox = self.contexts.failed(message.context, message.walk, message.message, failure, to)
         instead = _instead(message, error)
         filled = [] if seq is None or instead is None else [Send(to, seq, instead)]
         return filled + self._after(effects, outbox)
@@ -202,31 +221,39 @@ class Node:
         self.contexts.check()
 
     # -- inside
+    def _is_late(self, source: int, message: m.Message) -> bool:
+        """Last words of a member that is gone: what they would begin, nobody would end."""
+        past = self._past.get(source)
+        if past is None:
+            return False
+        return not (isinstance(message, m.Join) and message.member.incarnation > past)
+
     def _after(self, effects: Effects, outbox: Outbox) -> Effects:
         """Follow up members that went or came, then number the messages."""
         follow: Effects = []
         for effect in effects:
             if isinstance(effect, Gone):
                 follow += self._gone(effect)
-            elif isinstance(effect, Joined):
-                self._sent.setdefault(effect.member.id, 0)
+            elif isinstance(effect, Joined) and self._past.pop(effect.member.id, None) is not None:
+                self._sent.pop(effect.member.id, None)  # to its successor, numbers begin again
+                self.contexts.gone.discard(effect.member.id)
         return effects + follow + self._number(outbox)
 
     def _gone(self, gone: Gone) -> Effects:
         worker = gone.member.id
         why = f"{gone.member.name}: {gone.reason}"
         calls, held = self.calls.lost(worker, gone.member.name, gone.reason)
-        effects, outbox, waiting = self.rrefs.lost(worker)
+        effects, outbox, waiting = self.rrefs.lost(worker, gone.member.incarnation)
         effects = calls + effects
         for fork in waiting:
             effects += self.calls.confirmed(fork)
         for message in held:
-            more, out = self._disown(() if isinstance(message, m.Fetch) else message.forks)
+            more, out = self._not_run(message, WorkerLostError(why))
             effects, outbox = effects + more, outbox + out
         failure = m.WalkFailed(0, Id(0, 0), 0, "WorkerLostError", why, m.EMPTY)
-        more, out = self.contexts.lost(worker, failure)
-        self._sent.pop(worker, None)
+        more, out = self.contexts.lost(worker, failure, self.members.members)
         self._seen.pop(worker, None)
+        self._past[worker] = gone.member.incarnation
         return effects + more + self._number([(to, msg) for to, msg in outbox + out if to != worker])
 
     def _number(self, outbox: Outbox) -> Effects:

@@ -10,7 +10,7 @@ Rules that give them
 - A user tells the owner that it is gone (UserDelete) only when it is released here, the owner has confirmed it,
   and every fork it passed on is known to the owner (ChildAccept).
 - A function runs only when the owners of all RRefs among its arguments have confirmed them.
-- An RRef that comes home to its owner makes no fork; its parent is told when the owner holds the value itself.
+- An RRef that comes home to its owner is a fork of the owner's own until it is opened: then the owner holds the value.
 
 Why each table exists
     owned     forks of each RRef this member owns: its reference count, with the holder, so a lost holder's can go
@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rpcbench.protocol.effects import Effects, Free, OwnerLost
+from rpcbench.protocol.effects import Effects, Free, OwnerLost, Unmade
 from rpcbench.wire.messages import ChildAccept, Fork, ForkAccept, ForkRequest, UserDelete
 from rpcbench.words.errors import WorkerLostError
 from rpcbench.words.events import Note, Row, Table
@@ -31,6 +31,7 @@ from rpcbench.words.ids import Id
 
 Outbox = list[tuple[int, Any]]
 """(receiver, message) pairs; the node numbers them."""
+_TOMBSTONES = 4096
 
 
 @dataclass(slots=True)
@@ -69,6 +70,8 @@ class RRefs:
         self.children: dict[Id, Id] = {}
         self._incarnation = incarnation
         self._serial = 0
+        self._gone: set[tuple[int, int]] = set()
+        self._freed: dict[Id, None] = {}  # freed as a holder was lost, which may just have passed them on
 
     def new_id(self) -> Id:
         serial, self._serial = self._serial, self._serial + 1
@@ -110,20 +113,19 @@ class RRefs:
         return self._child_known(fork.fork)
 
     # -- receiving
-    def adopt(self, fork: Fork) -> tuple[bool, Outbox]:
+    def adopt(self, fork: Fork) -> tuple[bool, Effects, Outbox]:
         """A message brought this RRef. True if its owner must confirm it before a function may run on it."""
         if fork.owner == self.me:
-            return False, []
+            told: Outbox = [] if fork.parent == self.me else [(fork.parent, ChildAccept(fork.fork))]
+            return False, self._add_fork(fork.rref, fork.fork, self.me), told
         confirmed = fork.parent == fork.owner
         self.users[fork.fork] = User(fork.rref, fork.owner, fork.parent, fork.type, confirmed)
         self._tell_user("UserAdded", fork.fork)
-        return not confirmed, [] if confirmed else [(fork.owner, ForkRequest(fork.rref, fork.fork))]
+        return not confirmed, [], [] if confirmed else [(fork.owner, ForkRequest(fork.rref, fork.fork))]
 
-    def came_home(self, fork: Fork) -> tuple[Effects, Outbox]:
+    def came_home(self, fork: Fork) -> Effects:
         """The owner holds the value that this RRef stands for by itself now."""
-        if fork.parent == self.me:
-            return self._drop_fork(fork.rref, fork.fork), []
-        return [], [(fork.parent, ChildAccept(fork.fork))]
+        return self._drop_fork(fork.rref, fork.fork)
 
     def on_create(self, source: int, rref: Id, fork: Id, type_: str, now: float) -> Outbox:
         owned = self.owned.setdefault(rref, Owned())
@@ -132,10 +134,9 @@ class RRefs:
         self._tell_owned("RRefCreated", rref)
         return [(source, ForkAccept(rref, fork))]
 
-    def on_fork_request(self, source: int, message: ForkRequest) -> Outbox:
-        self.owned.setdefault(message.rref, Owned()).forks[message.fork] = source
-        self._tell_owned("ForkAdded", message.rref)
-        return [(source, ForkAccept(message.rref, message.fork))]
+    def on_fork_request(self, source: int, message: ForkRequest) -> tuple[Effects, Outbox]:
+        effects = self._add_fork(message.rref, message.fork, source)
+        return effects, [(source, ForkAccept(message.rref, message.fork))]
 
     def on_fork_accept(self, message: ForkAccept) -> tuple[Effects, Outbox]:
         user = self.users.get(message.fork)
@@ -174,21 +175,44 @@ class RRefs:
             owned.ready, owned.failed, owned.type = True, failed, type_ or owned.type
             self._tell_owned("ValueSet", rref)
 
-    def lost(self, worker: int) -> tuple[Effects, Outbox, list[Id]]:
+    def unmade(self, rref: Id, error: Exception) -> Effects:
+        """The call that was to make this value will not run: its users get the error instead."""
+        owned = self.owned.get(rref)
+        if owned is None:
+            return []
+        owned.created = True
+        return [Unmade(rref, error)] if owned.forks else self._let_go(rref)
+
+    def owner_lost(self, fork: Id) -> tuple[Effects, Outbox]:
+        """The owner cannot be reached any more; the parent need not wait for it."""
+        user = self.users.get(fork)
+        if user is None:
+            return [], []
+        self._forget_user(fork)
+        return [OwnerLost(user.rref)], [] if user.parent is None else [(user.parent, ChildAccept(fork))]
+
+    def lost(self, worker: int, incarnation: int) -> tuple[Effects, Outbox, list[Id]]:
         """A member is gone: its forks with it, and all values it owned. Third: forks that were waiting for it."""
         effects: Effects = []
         outbox: Outbox = []
         waiting: list[Id] = []
+        self._gone.add((worker, incarnation))
         for rref, owned in list(self.owned.items()):
             for fork in [fork for fork, holder in owned.forks.items() if holder == worker]:
                 effects += self._drop_fork(rref, fork)
+            if rref not in self.owned:
+                self._freed[rref] = None
+            elif not owned.created and rref.worker == worker:
+                effects += self.unmade(rref, _lost_value(rref))
+        while len(self._freed) > _TOMBSTONES:
+            del self._freed[next(iter(self._freed))]
         for child in [c for c, parent in self.children.items() if self.users[parent].children[c] == worker]:
             more, out = self._child_known(child)
             effects, outbox = effects + more, outbox + out
         for fork, user in list(self.users.items()):
             if user.owner == worker:
-                self._forget_user(fork)
-                effects.append(OwnerLost(user.rref))
+                more, out = self.owner_lost(fork)
+                effects, outbox = effects + more, outbox + out
                 waiting.append(fork)
         return effects, outbox, waiting
 
@@ -207,6 +231,12 @@ class RRefs:
             assert owned.forks or not owned.created, f"{rref} is kept for nobody"
 
     # -- inside
+    def _add_fork(self, rref: Id, fork: Id, holder: int) -> Effects:
+        never = rref not in self.owned and (rref in self._freed or (rref.worker, rref.incarnation) in self._gone)
+        self.owned.setdefault(rref, Owned()).forks[fork] = holder
+        self._tell_owned("ForkAdded", rref)
+        return self.unmade(rref, _lost_value(rref)) if never else []
+
     def _drop_fork(self, rref: Id, fork: Id) -> Effects:
         owned = self.owned.get(rref)
         if owned is None or owned.forks.pop(fork, None) is None:
@@ -214,6 +244,9 @@ class RRefs:
         if owned.forks or not owned.created:
             self._tell_owned("ForkDropped", rref)
             return []
+        return self._let_go(rref)
+
+    def _let_go(self, rref: Id) -> Effects:
         del self.owned[rref]
         self._tell_owned("RRefFreed", rref)
         return [Free(rref)]
@@ -247,6 +280,10 @@ class RRefs:
         if self.note is not None:
             user = self.users.get(fork)
             self.note(kind, "users", str(fork), _user_row(fork, user) if user else None)
+
+
+def _lost_value(rref: Id) -> WorkerLostError:
+    return WorkerLostError(f"the value of RRef {rref} is gone with a worker that held it or was to have it made")
 
 
 def _owned_row(rref: Id, owned: Owned) -> Row:

@@ -52,7 +52,7 @@ class Storages:
         """Remember a strided CPU tensor that is not empty, together with the entry that describes it."""
         storage = tensor.untyped_storage()
         item = tensor.element_size()
-        start = tensor.storage_offset() * item
+        start = int(tensor.storage_offset()) * item
         if tensor.is_contiguous():
             dense = tensor.numel() * item
             stop = start + dense
@@ -103,9 +103,9 @@ class Storages:
         if size < INLINE:
             self._sizes.append(ctypes.string_at(storage.data_ptr() + start, size))
             return
-        window = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (size,))
+        window = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (size,), (1,))
         self._sizes.append(size)
-        self._buffers.append(memoryview(window.numpy()).toreadonly())
+        self._buffers.append(window.numpy().data.toreadonly())
 
 
 def _groups(pieces: list[_Piece]) -> Iterator[list[_Piece]]:

@@ -216,8 +216,9 @@ class _Reader:
             return torch.sparse_coo_tensor(
                 indices[0], values, shape, is_coalesced=coalesced, check_invariants=True, device="cpu"
             )
+        compressed, plain = indices
         return torch.sparse_compressed_tensor(
-            *indices, values, shape, layout=_SPARSE[layout][0], check_invariants=True, device="cpu"
+            compressed, plain, values, shape, layout=_SPARSE[layout][0], check_invariants=True, device="cpu"
         )
 
 

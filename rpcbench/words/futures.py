@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -44,8 +45,23 @@ Later = Callable[[Callable[[], None]], object]
 """Runs a function soon, on another thread."""
 
 
+def _fresh(error: BaseException) -> BaseException:
+    """A twin of a stored error, to be raised: frames that a raise collects may refer back to the future.
+
+    torch's side holds what is stored where the garbage collector cannot see it, so such a circle would never go.
+    """
+    try:
+        twin = copy.copy(error)
+    except Exception:  # noqa: BLE001  (it cannot be copied, so it is raised as it is)
+        return error
+    if type(twin) is not type(error):
+        return error
+    twin.__cause__, twin.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return twin
+
+
 def _raise(error: Exception) -> None:
-    raise error
+    raise _fresh(error)
 
 
 class Future(_Base[T]):
@@ -89,7 +105,7 @@ class Future(_Base[T]):
         try:
             outcome = (answer(), None)
         except BaseException as error:  # noqa: BLE001  (whatever a call raised is its result)
-            self._finish((None, error))
+            self._finish((None, error.with_traceback(None)))
         else:
             self._finish(outcome)
 
@@ -153,7 +169,7 @@ class Future(_Base[T]):
         assert self._outcome is not None
         value, error = self._outcome
         if error is not None:
-            raise error
+            raise _fresh(error)
         return cast(T, value)
 
     def done(self) -> bool:

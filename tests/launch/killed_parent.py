@@ -11,7 +11,7 @@ import time
 import psutil
 
 from rpcbench.launch.process import ProcessLauncher
-from rpcbench.launch.rundir import RunDirectory
+from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.config import WorldConfig
 
 
@@ -20,10 +20,11 @@ def main(mode: str, output: str) -> None:
     launcher = ProcessLauncher(directory, start=mode, entry="launch_entries:main")
     configs = [WorldConfig(name=f"w{n}", id=n, cluster="idle", directory=output, secret=bytes(32)) for n in (1, 2)]
     workers = [launcher.start(config).pid for config in configs]
-    leaver = os.fork()
-    if leaver == 0:
-        launcher.close()
-        sys.exit()
+    with launcher._making:  # as another thread might, at that moment
+        leaver = os.fork()
+        if leaver == 0:
+            launcher.close()
+            sys.exit()
     os.waitpid(leaver, 0)
     holder = os.fork()
     if holder == 0:

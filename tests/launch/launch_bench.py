@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from rpcbench.launch.process import ProcessLauncher
-from rpcbench.launch.rundir import RunDirectory
+from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.config import WorldConfig
 
 ENTRY = "launch_entries:main"

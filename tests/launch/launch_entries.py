@@ -14,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy.random  # here, so that forks inherit its state
+
 from rpcbench.words.config import WorldConfig
 
 
@@ -91,7 +93,6 @@ def _open_descriptors() -> list[str]:
 
 
 def draw(config: WorldConfig) -> None:
-    import numpy
     import torch
 
     numbers = [random.random(), numpy.random.random(), torch.rand(()).item()]

@@ -22,7 +22,7 @@ from launch_bench import SECONDS, SECRET, Bench, both, gone, until
 
 from rpcbench.launch import starter
 from rpcbench.launch.process import ProcessLauncher
-from rpcbench.launch.rundir import RunDirectory
+from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.errors import RpcError, ShutdownError
 
 pytestmark = pytest.mark.process
@@ -196,6 +196,13 @@ def test_close_before_anything_was_started(bench):
 
 
 @both
+def test_close_ends_workers_that_were_only_just_born(bench):
+    handles = [bench.start("idle") for _ in range(4)]
+    bench.launcher.close()
+    assert [handle.poll() for handle in handles] == [-signal.SIGTERM] * 4
+
+
+@both
 def test_a_killed_starter_takes_its_workers_and_is_replaced(bench):
     told = threading.Event()
     handle = bench.start("parent", lambda *_: told.set())
@@ -272,7 +279,9 @@ def notebook_to_kill(mode, answers):
             yield notebook, facts
         finally:
             notebook.kill()
-            os.kill(facts["holder"], signal.SIGKILL)
+            for pid in [facts["holder"], *facts["workers"]]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("mode", ["fork", "spawn"])

@@ -48,12 +48,12 @@ window.drawn = () => new Promise(done => requestAnimationFrame(() => requestAnim
 
 
 @pytest.fixture(scope="module")
-def browser():
+def page():
     if CHROMIUM is None:
         pytest.skip("no Chromium: set CHROMIUM or put it on PATH")
     with playwright.sync_playwright() as driver:
         running = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield running
+        yield running.new_page(viewport={"width": 1000, "height": 700})
         running.close()
 
 
@@ -100,15 +100,19 @@ class Shown:
 
 
 @pytest.fixture
-def show(browser):
+def show(page):
     """`show(name, world)` opens a panel; at the end the page must have had no error and asked nobody for anything."""
-    page = browser.new_page(viewport={"width": 1000, "height": 700})
-    wrong = []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda line: wrong.append(line.text) if line.type in ("error", "warning") else None)
-    page.on("request", lambda request: None if request.url.startswith("blob:") else wrong.append(request.url))
+    page.goto("about:blank")
     page.set_content("<!doctype html><body></body>")
     page.evaluate(HOST)
+    wrong = []
+    hears = {
+        "pageerror": lambda error: wrong.append(str(error)),
+        "console": lambda line: wrong.append(line.text) if line.type in ("error", "warning") else None,
+        "request": lambda request: None if request.url.startswith("blob:") else wrong.append(request.url),
+    }
+    for event, hear in hears.items():
+        page.on(event, hear)
 
     def opened(name, at, **how):
         page.evaluate("document.body.replaceChildren()")
@@ -117,7 +121,8 @@ def show(browser):
         return shown
 
     yield opened
-    page.close()
+    for event, hear in hears.items():
+        page.remove_listener(event, hear)
     assert wrong == []
 
 

@@ -65,7 +65,7 @@ class Sharer(Member):
         pick = self.world.random
         to = pick.choice(range(len(self.world.members)))
         idle = [handle for handle in self.handles if not handle.busy]
-        theirs = [handle for handle in idle if handle.owner != self.id]
+        theirs = [handle for handle in idle if handle.owner != self.id and not self._failed(handle)]
         match pick.choice("create create call call call fetch keep drop drop drop give_up".split()):
             case "create":
                 self._pack(to, self._create)
@@ -81,6 +81,10 @@ class Sharer(Member):
                 self.drop(pick.choice(idle))
             case "give_up" if self.node.calls.outgoing:
                 self._give_up(pick.choice(list(self.node.calls.outgoing)))
+
+    def _failed(self, handle: Handle) -> bool:
+        """Its value could not even be asked for: using it raises that error, nothing is sent."""
+        return handle.fork not in self.node.rrefs.users and handle.owner not in self.world.dead
 
     def drop(self, handle: Handle) -> None:
         self.handles.remove(handle)
@@ -175,7 +179,8 @@ class Sharer(Member):
         if message.rref not in self.world.made:
             self.parked[message.rref].append((source, message))
             return
-        self.world.expect(self.has(message.rref), message.rref, "is gone, but fetched")
+        wanted = message.call in self.world.members[source].node.calls.outgoing
+        self.world.expect(self.has(message.rref) or not wanted, message.rref, "is gone, but fetched")
         self._pack(source, partial(self._reply, message.call))
 
     def _return(self, source: int, message: m.Call | m.Create) -> None:
@@ -272,7 +277,8 @@ class Sharing(World):
             assert not wrong, f"{at}: numbers of answers to calls: {wrong}"
             left = {name: table for name, table in node.tables().items() if table}
             assert not left, f"{at}: left over: {left}"
-            inside = [node.calls.serving, node.calls._held, node.rrefs.children, member.kept, member.parked]
+            parked = [fetch for found in member.parked.values() for fetch in found if fetch[0] not in self.dead]
+            inside = [node.calls.serving, node.calls._held, node.rrefs.children, member.kept, parked]
             assert not any(inside), f"{at}: left over inside: {inside}"
             early = {source: window._early for source, window in node._seen.items() if len(window)}
             assert not early, f"{at}: numbers that never came before these: {early}"

@@ -21,6 +21,7 @@ from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
 from rpcbench.words.errors import NotConnectedError, ProtocolError
 from rpcbench.words.events import Tables, apply
+from rpcbench.words.ids import Id
 
 STEPS = 20_000
 TWICE, LATE, UNSENT = 0.15, 0.1, 0.04
@@ -57,12 +58,11 @@ class World:
         self.history: list[str] = [f"seed {seed}, {size} members"]
         self.dead: set[int] = set()
         self.handled: set[tuple[int, int, int]] = set()
-        self.calm = True
+        self.calm = False
         self.members = {id_: kind(self, id_, size) for id_ in range(size)}
         for member in self.members.values():
             member.feed(member.node.start)
         self.settle()
-        self.calm = False
 
     @property
     def alive(self) -> list[Any]:
@@ -109,7 +109,8 @@ class World:
                 yield event.packet
 
     def _deliver(self, packet: Packet) -> None:
-        self.tell(f"{packet.source} -> {packet.to} #{packet.seq} {packet.message}")
+        again = " again" if packet[:3] in self.handled else ""
+        self.tell(f"{packet.source} -> {packet.to} #{packet.seq}{again} {_short(packet.message)}")
         self.handled.add(packet[:3])
         member = self.members[packet.to]
         member.feed(lambda: member.node.handle(packet.source, packet.seq, packet.message, self.now))
@@ -176,7 +177,7 @@ class Member:
     def _send(self, send: fx.Send) -> None:
         error = self._obstacle(send)
         if error is not None:
-            self.world.tell(f"{self.id} cannot send #{send.seq} to {send.to}: {send.message}")
+            self.world.tell(f"{self.id} cannot send #{send.seq} to {send.to}: {_short(send.message)}")
             self.feed(lambda: self.node.unsent(send.to, send.message, error, send.seq))
         elif send.to not in self.world.dead:
             self.world.send(Packet(self.id, *send))
@@ -184,7 +185,16 @@ class Member:
     def _obstacle(self, send: fx.Send) -> Exception | None:
         if isinstance(send.message, m.Join | m.View):
             return None
-        if send.to not in self.node.members.members or (send.to in self.world.dead and self.world.chance(0.5)):
+        known = send.to == self.id or send.to in self.node.members.members
+        if not known or (send.to in self.world.dead and self.world.chance(0.5)):
             return GONE
         large = isinstance(send.message, m.Call | m.Create | m.Fetch | m.Result)
         return TOO_LARGE if large and self.world.chance(UNSENT) else None
+
+
+def _short(value: Any) -> str:
+    """A message as one line of a history."""
+    if not isinstance(value, tuple) or isinstance(value, Id):
+        return str(value)
+    name = type(value).__name__ if hasattr(value, "_fields") else ""
+    return f"{name}({', '.join(_short(field) for field in value if field is not m.EMPTY)})"

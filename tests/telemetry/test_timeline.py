@@ -91,6 +91,11 @@ def test_ops_without_room_for_a_name_keep_their_shade() -> None:
     assert lane == "worker1 │" + "░" * 20 + "".join(f"B{n}" if n < 10 else "▓▓" for n in range(20))
 
 
+def test_an_op_too_short_for_a_column_is_drawn() -> None:
+    lane = Timeline.of([row(1, "0F0", 0, 1), row(1, "0F1", 500, 501), row(1, "0B0", 999, 1000)]).text(60).splitlines()[1]
+    assert lane == "worker1 │░" + " " * 23 + "░" + " " * 22 + "▓"
+
+
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("width", [40, 80, 100])
 def test_the_picture_keeps_its_width_and_every_op(width: int, workers: int) -> None:

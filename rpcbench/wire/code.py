@@ -1,0 +1,109 @@
+"""Functions and classes by value: what `__main__`, lambdas and closures need to reach another process.
+
+cloudpickle takes them apart and builds them; this module decides which object they become on arrival.
+
+Guarantees
+- A function or class of the receiver's own `__main__` that says the same (see `identity`) is used instead of a copy.
+- A class keeps its identity: the same version is one class in all messages, and instances that come back to the
+  process which defined it are instances of its own class. Running a changed cell makes a new version.
+- A copy follows the members of the class it was sent from; the receiver's own code is never written to.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from rpcbench.wire import holes
+from rpcbench.wire.identity import fingerprint, importable, in_main
+from rpcbench.words.errors import SerializationError
+
+
+class MissingCodeError(SerializationError, AttributeError):
+    """A function or class that travels by name, and that the receiver does not have.
+
+    Source: raised on the callee; the cure is to have the same modules on both sides.
+    """
+
+
+class _Version(NamedTuple):
+    """`name`: where in `__main__` it was defined, or ''. `mark`: a fingerprint if it has a name, else random."""
+
+    name: str
+    mark: bytes
+
+
+class CodeCache:
+    """What one agent knows of code by value. May be used by any number of threads."""
+
+    def __init__(self) -> None:
+        self._versions: weakref.WeakKeyDictionary[Any, _Version] = weakref.WeakKeyDictionary()
+        self._classes: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionary()
+        self._copies: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def tag(self, value: Any, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+        """cloudpickle's way to rebuild `value`, changed so that the receiver's CodeCache decides what it becomes."""
+        version = self._version(value)
+        if version is None:
+            return reduced
+        build, args, state, items, pairs, fill = reduced
+        if isinstance(value, type):
+            args = (*args[:-2], None, args[-1])  # cloudpickle's own tracking would rewrite the original in place
+        return holes.make, (version.name, version.mark, build, args), (fill, state), items, pairs, holes.fill
+
+    def make(self, name: str, mark: bytes, build: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """What this code is here: our own, a copy made before, or a new and empty copy."""
+        known = self._own(name, mark) or self._classes.get(mark)
+        if known is not None:
+            return known
+        made = build(*args)
+        self._versions[made] = _Version(name, mark)
+        self._copies.add(made)
+        return self._classes.setdefault(mark, made) if isinstance(made, type) else made
+
+    def fill(self, made: Any, state: tuple[Callable[[Any, Any], object], Any]) -> None:
+        """Give a copy its members. They are set again with every message, so that a copy follows its original."""
+        if made in self._copies:
+            setter, members = state
+            setter(made, members)
+
+    def _own(self, name: str, mark: bytes) -> Any:
+        own = in_main(name) if name else None
+        if not isinstance(own, FunctionType | type):
+            return None
+        version = self._version(own)
+        return own if version is not None and version.mark == mark else None
+
+    def _version(self, value: Any) -> _Version | None:
+        """The version of a function or class as it was first seen; None for a function without a place of its own."""
+        version = self._versions.get(value)
+        if version is not None:
+            return version
+        name = value.__qualname__
+        if sys.modules.get(value.__module__) is sys.modules.get("__main__") and in_main(name) is value:
+            version = _Version(name, fingerprint(value))
+        elif isinstance(value, type):
+            version = _Version("", os.urandom(16))
+        else:
+            return None
+        self._versions[value] = version
+        if isinstance(value, type):
+            self._classes[version.mark] = value
+        return version
+
+
+def reduce_cached(value: Any) -> Any:
+    """A reducer for what `functools.lru_cache` makes: the function and its settings, not its contents."""
+    if importable(value):
+        return NotImplemented
+    settings = value.cache_parameters()
+    return _cached, (value.__wrapped__, settings["maxsize"], settings["typed"])
+
+
+def _cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)

@@ -1,0 +1,122 @@
+"""When are two functions or classes the same? By name where they can be imported, else by what they say.
+
+A fingerprint covers code, constants, defaults, closures, bases and members, but neither file names nor line numbers:
+the same cell run twice gives the same fingerprint, a changed one another. Of objects that are neither code nor plain
+data it knows the type alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+_ATOMS = frozenset({bool, bytes, complex, float, int, str, type(None), type(Ellipsis)})
+_INCIDENTAL = frozenset({"__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "_abc_impl"})
+
+
+def importable(value: Any) -> bool:
+    """Whether a module other than `__main__` has exactly this function or class under its own name."""
+    module = sys.modules.get(value.__module__)
+    if module is None or module is sys.modules.get("__main__"):
+        return False
+    return _attribute(module, value.__qualname__) is value
+
+
+def in_main(name: str) -> Any:
+    """What this process's `__main__` has under a qualified name; None if nothing."""
+    return _attribute(sys.modules.get("__main__"), name)
+
+
+def _attribute(holder: Any, name: str) -> Any:
+    for part in name.split("."):
+        holder = getattr(holder, part, None)
+    return holder
+
+
+def fingerprint(value: Any) -> bytes:
+    """16 bytes that are equal, in any process, for functions or classes which say the same."""
+    walk = _Walk()
+    walk.feed(value)
+    return walk.digest()
+
+
+class _Walk:
+    """Feeds a value's structure to a hash; what was seen before is fed as its number, so cycles end."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._seen: dict[int, tuple[int, Any]] = {}
+
+    def digest(self) -> bytes:
+        return self._hash.digest()
+
+    def feed(self, value: Any) -> None:
+        kind = type(value)
+        if kind in _ATOMS:
+            self._say(kind.__name__, repr(value))
+        elif id(value) in self._seen:
+            self._say("again", str(self._seen[id(value)][0]))
+        else:
+            self._seen[id(value)] = len(self._seen), value
+            parts = list(_parts(value))
+            self._say(kind.__qualname__, str(len(parts)))
+            for part in parts:
+                self.feed(part)
+
+    def _say(self, *words: str) -> None:
+        self._hash.update("\0".join((*words, "")).encode("utf-8", "backslashreplace"))
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    match value:
+        case tuple() | list():
+            return value
+        case dict():
+            return [part for item in value.items() for part in item]
+        case set() | frozenset():
+            return sorted(fingerprint(item) for item in value)
+        case CodeType():
+            return _code_parts(value)
+        case FunctionType():
+            return _name(value) if importable(value) else _function_parts(value)
+        case type():
+            return _name(value) if importable(value) else _class_parts(value)
+        case classmethod() | staticmethod():
+            return (value.__func__,)
+        case property():
+            return value.fget, value.fset, value.fdel
+        case CellType():
+            return _cell_parts(value)
+        case ModuleType():
+            return (value.__name__,)
+    return _name(type(value)) if not hasattr(value, "__qualname__") else _name(value)
+
+
+def _name(value: Any) -> tuple[str, str]:
+    return str(getattr(value, "__module__", "")), str(value.__qualname__)
+
+
+def _code_parts(code: CodeType) -> tuple[Any, ...]:
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    names = code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    return code.co_code, code.co_exceptiontable, code.co_consts, names, counts
+
+
+def _function_parts(function: FunctionType) -> tuple[Any, ...]:
+    defaults = function.__defaults__, function.__kwdefaults__
+    return function.__code__, defaults, function.__closure__, function.__annotations__, vars(function)
+
+
+def _class_parts(kind: type) -> list[Any]:
+    members = {name: member for name, member in sorted(vars(kind).items()) if name not in _INCIDENTAL}
+    return [kind.__qualname__, kind.__bases__, type(kind), members]
+
+
+def _cell_parts(cell: CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # nothing is bound yet
+        return ()

@@ -1,0 +1,236 @@
+"""Values as bodies of messages, and back: the only module that unpickles, called after the peer is authenticated.
+
+Tensors travel in a table beside the pickle (`tensors`), code of `__main__`, lambdas and closures by value (`code`),
+and whatever another floor claims as an external (an RRef) by its number. Arrays and other large buffers are not copied
+on the sending side.
+
+Guarantees
+- One object that appears twice in a value is one object on arrival; nothing that arrives shares memory with the sender.
+- A value that cannot travel is a SerializationError that names the part to blame; nothing has been sent then.
+- A payload that mentions tensors or externals its message does not carry is a ProtocolError.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import io
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple, Protocol
+
+import cloudpickle
+import torch
+
+from rpcbench.wire import holes, tensors
+from rpcbench.wire.blame import blame
+from rpcbench.wire.body import Body
+from rpcbench.wire.code import CodeCache, MissingCodeError, reduce_cached
+from rpcbench.wire.identity import importable
+from rpcbench.wire.storages import INLINE
+from rpcbench.words.errors import ProtocolError, RpcError, SerializationError
+
+_REDUCERS: dict[type, Callable[[Any], Any]] = {
+    **cloudpickle.Pickler.dispatch_table.maps[0],
+    functools._lru_cache_wrapper: reduce_cached,
+}
+del _REDUCERS[MethodType]  # the default takes a class method by name, cloudpickle would take its code
+
+
+class Externals(Protocol):
+    """What another floor keeps on its own account, and how it gets into messages and out of them."""
+
+    def give(self, value: object) -> int | None:
+        """The number of a value that is an external, else None. Called for objects other than plain data, so quick.
+        When `encode` raises, what was given is not sent."""
+
+    def take(self, index: int) -> object:
+        """The external of that number; ProtocolError if the message brings none."""
+
+
+class Encoded(NamedTuple):
+    """A body, and the sender's own tensors in the order of its table."""
+
+    body: Body
+    tensors: list[torch.Tensor]
+
+
+class Codec:
+    """Encodes and decodes for one agent, from any thread; remembers the classes that travelled by value."""
+
+    def __init__(self) -> None:
+        self._code = CodeCache()
+
+    def encode(
+        self, value: object, externals: Externals | None = None, label: str | tuple[str, ...] = "value"
+    ) -> Encoded:
+        """`value` as a body. `label` names it in errors; where it is a tuple, a tuple of labels names its items.
+
+        Tensors of up to 16 KB are copied; larger ones must not change until the body is sent.
+        Raises SerializationError if a part of the value cannot travel.
+        """
+        try:
+            return self._encode(value, externals)
+        except Exception as error:
+            if isinstance(error, RpcError) and not isinstance(error, SerializationError):
+                raise
+            path, cause = blame(value, label, error, lambda part: self._problem(part, externals))
+            raise SerializationError(f"{path}: {_words(cause)}") from cause
+
+    def _encode(self, value: object, externals: Externals | None) -> Encoded:
+        stream = io.BytesIO()
+        pickler = _Pickler(stream, self._code, externals)
+        pickler.dump(value)
+        table, buffers = tensors.encode(pickler.tensors) if pickler.tensors else (b"", [])
+        return Encoded(Body(stream.getvalue(), table, buffers + pickler.buffers), pickler.tensors)
+
+    def _problem(self, value: object, externals: Externals | None) -> Exception | None:
+        try:
+            self._encode(value, externals)
+        except Exception as error:  # noqa: BLE001  (whatever a user's __reduce__ raises)
+            return error
+        return None
+
+    def decode(
+        self,
+        body: Body,
+        externals: Externals | None = None,
+        adopt: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None,
+    ) -> Any:
+        """The value of a body. `adopt` may replace the tensors, if there are any, before anything refers to them.
+
+        Raises ProtocolError for a body that no codec has made, MissingCodeError where the value needs code that this
+        process cannot import, and whatever the value's own classes raise.
+        """
+        received, used = tensors.decode(body.tensors, body.buffers) if body.tensors else ([], 0)
+        if adopt is not None and received:
+            received = adopt(received)
+        buffers = body.buffers[used:]
+        unpickler = _Unpickler(body.payload, buffers, self._code, received, externals)
+        try:
+            return unpickler.load()
+        except (pickle.UnpicklingError, EOFError) as error:
+            raise ProtocolError(f"the peer sent a broken payload: {error}") from error
+        finally:
+            unpickler.memo.clear()  # its methods in it make a circle, which would keep RRefs until the next collection
+
+
+def _keep(beside: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
+    """Whether this buffer goes into the pickle; large ones go beside it.
+
+    No method of the pickler: a pickler in a circle would keep what it has pickled until the next collection.
+    """
+    raw = buffer.raw()
+    if raw.nbytes < INLINE:
+        return True
+    beside.append(raw.toreadonly())
+    return False
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's pickler, which is asked only about what cannot go by name."""
+
+    dispatch_table = copyreg.dispatch_table
+
+    def __init__(self, stream: io.BytesIO, code: CodeCache, externals: Externals | None) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.buffers: list[memoryview] = []
+        super().__init__(stream, protocol=5, buffer_callback=functools.partial(_keep, self.buffers))
+        self._code = code
+        self._externals = externals
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is FunctionType or issubclass(kind, type):
+            return NotImplemented if importable(value) else self._by_value(value)
+        if issubclass(kind, torch.Tensor):
+            return self._tensor(value, kind)
+        if self._externals is not None:
+            index = self._externals.give(value)
+            if index is not None:
+                return holes.external, (index,)
+        reducer = _REDUCERS.get(kind)
+        return NotImplemented if reducer is None else reducer(value)
+
+    def _tensor(self, value: torch.Tensor, kind: type) -> Any:
+        if not tensors.fits(value):
+            return NotImplemented
+        index = len(self.tensors)
+        self.tensors.append(value)
+        attributes = vars(value)
+        if attributes or not (kind is torch.Tensor or kind is torch.nn.Parameter):
+            return holes.dressed, (index, kind, attributes)
+        return holes.tensor, (index,)
+
+    def _by_value(self, value: Any) -> Any:
+        reduced = super().reducer_override(value)
+        if reduced is NotImplemented or len(reduced) < 6:
+            return reduced
+        return self._code.tag(value, reduced)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Answers the names in `holes` with methods of its own, by the tables of one message."""
+
+    def __init__(
+        self,
+        payload: bytes,
+        buffers: Sequence[tensors.Buffer],
+        code: CodeCache,
+        received: list[torch.Tensor],
+        externals: Externals | None,
+    ) -> None:
+        super().__init__(io.BytesIO(payload), buffers=_owned(buffers))
+        self._tensors = received
+        self._externals = externals
+        self._code = code
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == holes.__name__:
+            return self._hole(name)
+        try:
+            return super().find_class(module, name)
+        except (AttributeError, ModuleNotFoundError) as error:
+            raise MissingCodeError(
+                f"{error}. The RPC pickler does not serialize the code of what can be imported, only its name: make "
+                "sure that functions and classes are defined in the same modules on caller and callee."
+            ) from error
+
+    def _hole(self, name: str) -> Any:
+        match name:
+            case "tensor":
+                return self._tensor
+            case "dressed":
+                return self._dressed
+            case "external":
+                return self._external
+            case "make":
+                return self._code.make
+            case "fill":
+                return self._code.fill
+        raise ProtocolError(f"the peer sent a payload with a hole for {name!r}, which this version cannot fill")
+
+    def _tensor(self, index: int) -> torch.Tensor:
+        if not 0 <= index < len(self._tensors):
+            raise ProtocolError(f"a message mentions tensor {index}, but brings {len(self._tensors)}")
+        return self._tensors[index]
+
+    def _dressed(self, index: int, kind: type[torch.Tensor], attributes: dict[str, Any]) -> torch.Tensor:
+        return tensors.dress(kind, self._tensor(index), attributes)
+
+    def _external(self, index: int) -> object:
+        if self._externals is None:
+            raise ProtocolError(f"a message mentions external {index}, where none can be")
+        return self._externals.take(index)
+
+
+def _owned(buffers: Sequence[tensors.Buffer]) -> Iterator[tensors.Buffer]:
+    """Each buffer as memory of its own: a read-only one is the sender's."""
+    return (bytearray(buffer) if memoryview(buffer).readonly else buffer for buffer in buffers)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, TypeError | pickle.PicklingError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

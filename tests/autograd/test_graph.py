@@ -1,0 +1,126 @@
+"""Received tensors in the graph, and the walk over it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rpcbench.autograd.graph import Reach, edges, is_leaf, is_recv, leaf_of, reach, receive
+from rpcbench.words.errors import RpcError
+
+
+def arrived(*shape):
+    return torch.ones(*shape or (3,)).requires_grad_()
+
+
+def test_one_message_is_one_node_with_its_key():
+    first, plain, second = receive([arrived(2), torch.ones(1), arrived(4)], (7, 1))
+
+    assert first.grad_fn is second.grad_fn and first.grad_fn.key == (7, 1)
+    assert is_recv(first.grad_fn) and not is_recv((first * 2).grad_fn)
+    assert plain.grad_fn is None and not plain.requires_grad
+    assert [blank and blank.zeros().shape for blank in first.grad_fn.blanks] == [(2,), None, (4,)]
+
+
+def test_tensors_stay_the_same_objects_of_the_same_class():
+    class Marked(torch.Tensor):
+        pass
+
+    tensors = [torch.nn.Parameter(torch.ones(2)), torch.Tensor._make_subclass(Marked, torch.ones(2)).requires_grad_()]
+    tensors[1].note = "kept"
+
+    received = receive(tensors, 0)
+
+    assert all(after is before for after, before in zip(received, tensors, strict=True))
+    assert [type(tensor) for tensor in received] == [torch.nn.Parameter, Marked] and received[1].note == "kept"
+    assert not any(tensor.is_leaf for tensor in received)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
+def test_received_tensors_may_be_changed_in_place(dtype):
+    first, second = receive([torch.ones(3, dtype=dtype).requires_grad_() for _ in range(2)], 0)
+    node = first.grad_fn
+
+    first.mul_(second)
+    second[0] = 5
+    first.view(1, 3)[0, :1].add_(1)
+
+    assert node in reach(edges([first])).recvs.values() and node in reach(edges([second])).recvs.values()
+
+
+@pytest.mark.parametrize("subclass", [False, True])
+def test_a_view_is_replaced_by_a_tensor_that_may_be_changed_in_place(subclass):
+    view = torch.ones(6).as_subclass(torch.nn.Buffer)[:3] if subclass else torch.ones(6)[:3]
+
+    first, second = receive([view.detach().requires_grad_(), arrived()], 0)
+
+    assert is_recv(first.grad_fn) and first.grad_fn is second.grad_fn
+    assert torch.equal(first.mul_(2), torch.full((3,), 2.0))
+
+
+def test_a_tensor_twice_in_a_message_collects_once():
+    tensor = arrived()
+
+    first, second = receive([tensor, tensor], 0)
+
+    assert first is second is tensor
+    assert [blank is not None for blank in first.grad_fn.blanks] == [True, False]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_it_is_recorded_in_any_grad_mode_of_the_receiving_thread(mode):
+    tensor = arrived()
+    with mode():
+        receive([tensor], 0)
+    assert is_recv(tensor.grad_fn)
+
+
+def test_a_local_backward_through_a_received_tensor_says_what_to_call():
+    (tensor,) = receive([arrived()], (7, 1))
+    with pytest.raises(RpcError, match=r"\(7, 1\).*rpcbench.autograd.backward"):
+        tensor.sum().backward()
+
+
+def test_edges_are_of_tensors_that_require_grad():
+    leaf = arrived()
+    inner = leaf * 2
+
+    of_leaf, nothing, of_inner = edges([leaf, torch.ones(1), inner])
+
+    assert nothing is None and of_inner.node is inner.grad_fn
+    assert is_leaf(of_leaf.node) and leaf_of(of_leaf.node) is leaf
+
+
+def test_reach_finds_leaves_and_messages_and_stops_there():
+    weight, unused = arrived(), arrived()
+    (first, _), (other,) = receive([arrived(), arrived()], "m1"), receive([arrived()], "m2")
+
+    found = reach(edges([first * weight + weight, torch.ones(1)]))
+
+    assert list(found.recvs) == ["m1"] and [leaf_of(node) for node in found.leaves] == [weight]
+    assert found.add(edges([first * other, other * unused])) == ["m2"]
+    assert found.add(edges([other])) == []
+    assert {leaf_of(node) for node in found.leaves} == {weight, unused}
+
+
+def test_each_node_comes_once_and_after_all_it_leads_to():
+    torch.manual_seed(0)
+    pool = [arrived(), *receive([arrived()], "m")]
+    for _ in range(200):
+        a, b = (pool[i] for i in torch.randint(len(pool), (2,)))
+        pool.append(a * b)
+    found = Reach()
+    for i in torch.randperm(len(pool))[:50]:
+        found.add(edges([pool[i]]))
+
+    place = {node: number for number, node in enumerate(found.below)}
+
+    assert all(place[child] < place[node] for node, below in found.below.items() for child, _ in below)
+
+
+def test_a_deep_graph_is_walked_without_recursion():
+    (tensor,) = receive([arrived()], "m")
+    for _ in range(20_000):
+        tensor = tensor * 1
+    found = reach(edges([tensor]))
+    assert len(found.below) == 20_001 and list(found.recvs) == ["m"]

@@ -1,0 +1,189 @@
+"""The main thread of a worker: one cell after the other, and interrupts that hit the cell they name or nothing."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from rpcbench.launch import cells
+from rpcbench.launch.cells import Cell, CellRunner
+from rpcbench.launch.outbox import CellKey
+from rpcbench.launch.shell import Outcome
+from rpcbench.words.errors import CallCancelled
+
+
+class Agent:
+    """As much of an agent as a runner needs."""
+
+    name = "worker1"
+
+    def __init__(self):
+        self.handlers = {}
+        self.notices = []
+
+    def on_notice(self, channel, handler):
+        self.handlers[channel] = handler
+
+    def notify(self, member, channel, notice):
+        self.notices.append(notice)
+        self.handlers[cells.SHOWN](member, {"cell": notice["cell"], "shown": notice["n"] + 1})
+
+
+class Bench:
+    """A runner that serves on this thread while `script` runs on another one; cells are functions of this test."""
+
+    def __init__(self, monkeypatch):
+        self.agent = Agent()
+        self.runner = CellRunner(self.agent)
+        self.code = {}
+        monkeypatch.setattr(self.runner, "_run", lambda cell: Outcome({"": self.code[cell.number]()}))
+
+    def ask(self, number, function):
+        """The value of the cell, or the error that its caller gets."""
+        self.code[number] = function
+        try:
+            return self.runner.run(CellKey(0, number), Cell(number, ""))[""]
+        except CallCancelled as error:
+            return error
+
+    def interrupt(self, number):
+        self.agent.handlers[cells.INTERRUPT](0, {"cell": number})
+
+    def serve(self, script):
+        """Serve until the script is through; its error is the test's."""
+        failed = []
+
+        def run():
+            try:
+                script()
+            except BaseException as error:
+                failed.append(error)
+            finally:
+                self.runner.stop()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        self.runner.serve()
+        thread.join()
+        if failed:
+            raise failed[0]
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    return Bench(monkeypatch)
+
+
+def in_background(function):
+    """A thread that runs it; `result()` joins and gives its value."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    return lambda: (thread.join(10), found[0])[1]
+
+
+def sleeper(started):
+    def cell():
+        started.set()
+        time.sleep(30)
+
+    return cell
+
+
+def test_cells_run_on_the_main_thread_in_the_order_they_were_asked_for(bench):
+    ran = []
+
+    def script():
+        gate = threading.Event()
+        results = [in_background(lambda: bench.ask(0, lambda: gate.wait(10)))]
+        for number in range(1, 4):
+            results.append(in_background(lambda n=number: bench.ask(n, lambda: ran.append(threading.current_thread()))))
+            while bench.runner._jobs.qsize() < number:
+                time.sleep(0.001)
+        gate.set()
+        assert [result() for result in results] == [True, None, None, None]
+
+    bench.serve(script)
+    assert ran == [threading.main_thread()] * 3
+
+
+def test_an_interrupt_ends_its_cell_at_once_and_spares_the_next(bench):
+    def script():
+        started = threading.Event()
+        first = in_background(lambda: bench.ask(1, sleeper(started)))
+        started.wait(10)
+        begun = time.monotonic()
+        bench.interrupt(1)
+        assert isinstance(first(), CallCancelled)
+        assert time.monotonic() - begun < 2.5
+        time.sleep(cells._CALM_SECONDS)
+        bench.interrupt(1)
+        assert bench.ask(2, lambda: time.sleep(0.05) or "spared") == "spared"
+
+    bench.serve(script)
+
+
+def test_a_cell_that_was_interrupted_before_its_turn_does_not_run(bench):
+    def script():
+        ran = []
+        bench.interrupt(5)
+        assert isinstance(bench.ask(5, lambda: ran.append(1)), CallCancelled)
+        assert bench.ask(6, lambda: "next") == "next"
+        assert ran == []
+
+    bench.serve(script)
+
+
+def test_a_signal_from_outside_stops_the_running_cell_and_leaves_an_idle_worker_alone(bench):
+    def script():
+        bench.ask(0, lambda: None)
+        main = threading.main_thread().ident
+        signal.pthread_kill(main, signal.SIGINT)
+        started = threading.Event()
+        cell = in_background(lambda: bench.ask(1, lambda: [started.set(), *(time.sleep(0.01) for _ in range(1000))]))
+        started.wait(10)
+        signal.pthread_kill(main, signal.SIGINT)
+        assert isinstance(cell(), CallCancelled)
+
+    bench.serve(script)
+
+
+def test_interrupts_at_any_moment_neither_end_the_worker_nor_hit_another_cell(bench):
+    chance = random.Random(1)
+
+    def busy():
+        return sum(range(chance.randrange(4000)))
+
+    def script():
+        for number in range(0, 300, 2):
+            cell = in_background(lambda n=number: bench.ask(n, busy))
+            for _ in range(chance.randrange(3)):
+                time.sleep(chance.random() / 2000)
+                bench.interrupt(number)
+            assert isinstance(bench.ask(number + 1, busy), int), "an interrupt hit another cell"
+            assert isinstance(cell(), int | CallCancelled)
+            bench.runner._raised = float("-inf")  # no calm: the next interrupt may raise
+
+    bench.serve(script)
+    ends = [n["cell"] for n in bench.agent.notices if n["kind"] == "end"]
+    assert sorted(ends) == list(range(300))
+
+
+def test_streams_and_the_signal_handler_are_given_back(bench):
+    before = sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT)
+    bench.serve(lambda: print("not for a cell") or bench.ask(0, lambda: None))
+    bench.serve(lambda: bench.ask(1, lambda: print("for a cell")))
+    assert [n["content"] for n in bench.agent.notices if n["kind"] == "stdout"] == ["for a cell\n"]
+    assert (sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_member_without_a_runner_says_so(monkeypatch):
+    monkeypatch.setattr(cells, "current", lambda: Agent())
+    monkeypatch.setattr(cells, "_READY_SECONDS", 0)
+    with pytest.raises(RuntimeError, match="worker1 runs no cells"):
+        cells.run_cell(Cell(0, ""))

@@ -1,0 +1,251 @@
+"""Members that record random graphs of messages in a context, and walk back over them, as an agent's recorder does.
+
+A gradient here is a number: how many paths lead from the roots to a send. So a send that does not get its gradients
+once, or whose gradients go on before they are whole, is seen at once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import partial
+
+from simulation import Member, World
+
+from rpcbench.protocol import effects as fx
+from rpcbench.protocol.contexts import ROOT
+from rpcbench.wire import messages as m
+from rpcbench.wire.body import Body
+from rpcbench.words.ids import Id, global_id
+
+WITH_TENSORS = Body(b"tensors", b"", [])
+
+
+class Local:
+    """One pass on one member: what leads where, and what has come."""
+
+    def __init__(self, reach: dict[int, frozenset[int]]) -> None:
+        self.reach = reach
+        self.sums: dict[int, int] = {}
+        self.fired: set[int] = set()
+
+    def arrive(self, root: int, paths: int) -> dict[int, int]:
+        """Gradients for a root have come; those that are whole now, by recv."""
+        assert root not in self.sums, f"gradients for {root} came twice"
+        self.sums[root] = paths
+        whole = {}
+        for recv in set().union(*self.reach.values()) - self.fired:
+            roots = [root for root, reached in self.reach.items() if recv in reached]
+            if all(root in self.sums for root in roots):
+                whole[recv] = sum(self.sums[root] for root in roots)
+        self.fired |= whole.keys()
+        return whole
+
+
+class Passer(Member):
+    """One member with its part of the graph."""
+
+    world: Passes
+
+    def __init__(self, world: Passes, id_: int, size: int | None) -> None:
+        super().__init__(world, id_, size)
+        self.calls = self.messages = 0
+        self.recvs: list[int] = []
+        self.reach: dict[int, frozenset[int]] = {}
+        self.begun: dict[Id, frozenset[int]] = {}
+        self.passes: dict[Id, Local] = {}
+        self.handlers |= {
+            fx.Run: self._run,
+            fx.Resolve: lambda effect: self._received(effect.source, effect.answer),
+            fx.Explore: lambda e: self._guarded(e.walk, e.message, lambda: self._explore(e)),
+            fx.Propagate: lambda e: self._guarded(e.walk, ROOT, lambda: self._arrive(e.walk, ROOT, 1)),
+            fx.Accumulate: lambda e: self._guarded(e.message.walk, e.message.message, lambda: self._accumulate(e)),
+            fx.WalkEnded: lambda e: world.ended[e.walk].append(e.failure),
+        }
+
+    # -- forward
+    def act(self) -> None:
+        """Call somebody, if the context has come here."""
+        if self.world.context in self.node.contexts.contexts:
+            to = self.world.random.choice(range(len(self.world.members)))
+            scope, body = self._record(to)
+            self.calls += 1
+            call = m.Call(self.calls, "", None, (), scope, body)
+            self.feed(lambda: self.node.call(to, call, self.world.now, None))
+
+    def _record(self, to: int) -> tuple[m.Scope | None, Body]:
+        """A message that depends on some that were received."""
+        number, self.messages = global_id(self.id, self.messages), self.messages + 1
+        tensors = self.world.random.random() < 0.85
+        recorded = False
+
+        def record() -> fx.Effects:
+            nonlocal recorded
+            recorded = self.node.contexts.record_send(self.world.context, number, to, tensors)
+            return []
+
+        self.feed(record)
+        if recorded and tensors:
+            count = min(len(self.recvs), self.world.random.choice((0, 1, 1, 2, 3)))
+            self.reach[number] = frozenset(self.world.random.sample(self.recvs, count))
+            self.world.senders[number] = self.id
+        return m.Scope(self.world.context, number) if recorded else None, WITH_TENSORS if tensors else m.EMPTY
+
+    def _run(self, run: fx.Run) -> None:
+        self._received(run.source, run.message)
+        self.soon(lambda: self._answer(*run))
+
+    def _answer(self, source: int, call: m.Call) -> None:
+        scope, body = self._record(source) if call.scope is not None else (None, m.EMPTY)
+        answer = m.Result(call.call, (), scope, body)
+        self.feed(lambda: self.node.send(source, answer) if self.node.calls.served(source, call.call) else [])
+
+    def _received(self, source: int, message: m.Call | m.Result | m.Failure) -> None:
+        scope = getattr(message, "scope", None)
+        if scope is None:
+            return
+        tensors = message.body is WITH_TENSORS
+
+        def record() -> fx.Effects:
+            if self.node.contexts.record_recv(scope.context, scope.message, source, tensors) and tensors:
+                self.recvs.append(scope.message)
+            return []
+
+        self.feed(record)
+
+    # -- backward
+    def begin(self) -> None:
+        """A pass over some of what was received here."""
+        context, pick = self.world.context, self.world.random
+        if context not in self.node.contexts.contexts:
+            return
+        walk = Id(self.id, len(self.begun))
+        recvs = self.begun[walk] = frozenset(pick.sample(self.recvs, pick.randint(0, min(3, len(self.recvs)))))
+        self.world.tell(f"{self.id} begins pass {walk} from {sorted(recvs)}")
+        self.feed(lambda: self.node.outcome(self.node.contexts.begin(context, walk, recvs)))
+
+    def _guarded(self, walk: Id, message: int, work: object) -> None:
+        if self.world.goes_wrong(walk):
+            failure = m.WalkFailed(self.world.context, walk, message, "ValueError", "", m.EMPTY)
+            self.world.tell(f"{self.id} fails in pass {walk} at {message}")
+            outcome = partial(self.node.contexts.failed, self.world.context, walk, message, failure, self.id)
+            self.soon(lambda: self.feed(lambda: self.node.outcome(outcome())))
+        else:
+            self.soon(work)
+
+    def _explore(self, effect: fx.Explore) -> None:
+        recvs = self.reach[effect.message]
+        self.feed(lambda: self.node.outcome(self.node.contexts.explored(*effect, recvs)))
+
+    def _accumulate(self, effect: fx.Accumulate) -> None:
+        self._arrive(effect.message.walk, effect.message.message, int(effect.message.body.payload))
+
+    def _arrive(self, walk: Id, root: int, paths: int) -> None:
+        known = self.node.contexts.contexts.get(self.world.context)
+        if known is None or walk not in known.walks:
+            return
+        if walk not in self.passes:
+            begun = {ROOT: self.begun[walk]} if walk in self.begun else {}
+            self.passes[walk] = Local(begun | {send: self.reach[send] for send in known.walks[walk].needed})
+        if root != ROOT:
+            self.world.arrived[walk][root].append(paths)
+        whole = self.passes[walk].arrive(root, paths)
+        sent = [(known.recvs[recv], self._gradients(walk, recv, count)) for recv, count in whole.items()]
+
+        def propagated() -> fx.Effects:
+            effects, outbox = self.node.contexts.propagated(self.world.context, walk, root, whole)
+            return self.node.outcome((effects, outbox + sent))
+
+        self.feed(propagated)
+
+    def _gradients(self, walk: Id, recv: int, paths: int) -> m.Gradients:
+        return m.Gradients(self.world.context, walk, recv, False, Body(b"%d" % paths, b"", []))
+
+
+class Passes(World):
+    """A world with one context, begun by one of its members."""
+
+    members: dict[int, Passer]
+
+    def __init__(self, seed: int, size: int) -> None:
+        self.senders: dict[int, int] = {}
+        self.arrived: dict[Id, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        self.ended: dict[Id, list[m.WalkFailed | None]] = defaultdict(list)
+        self.errors = 0.0
+        super().__init__(seed, Passer, size)
+        self.root = self.members[self.random.randrange(size)]
+        self.context = global_id(self.root.id, 0)
+        self.root.feed(lambda: [] if self.root.node.contexts.open(self.context) else [])
+
+    def goes_wrong(self, walk: Id) -> bool:
+        return self.chance(self.errors)
+
+    def record(self, messages: int) -> None:
+        self.within(0, self.root.id, self.root.act)
+        for _ in range(messages):
+            member = self.random.choice(self.alive)
+            self.within(3 * messages, member.id, member.act)
+
+    def record_and_walk(self, messages: int, passes: int) -> None:
+        """Record; when all has come, record more and walk back at the same time."""
+        self.record(messages)
+        self.settle()
+        self.record(messages // 2)
+        for _ in range(passes):
+            self.within(messages, self.root.id, self.root.begin)
+
+    def release(self) -> None:
+        contexts = self.root.node.contexts
+        self.root.feed(lambda: self.root.node.outcome(contexts.release(self.context)))
+
+    def run(self, messages: int, passes: int) -> None:
+        """Record, walk, record and walk at the same time, release: all goes well."""
+        with self.telling():
+            self.record_and_walk(messages, passes)
+            self.settle()
+            for walk, recvs in self.root.begun.items():
+                assert self.ended[walk] == [None], f"pass {walk} ended with {self.ended[walk]}"
+                assert self.arrived[walk] == {s: [n] for s, n in self.paths(recvs).items()}, f"wrong gradients in {walk}"
+            self._check_walks_are_over()
+            self.release()
+            self._check_end()
+
+    def run_into_trouble(self, messages: int, passes: int, trouble: str) -> None:
+        """Functions fail, a worker dies, or the context is released, all at any time."""
+        with self.telling():
+            self.record_and_walk(messages, passes)
+            match trouble:
+                case "errors":
+                    self.errors = 0.05
+                case "death":
+                    self.within(5 * messages, -1, partial(self.kill, self.random.randrange(len(self.members))))
+                case "release":
+                    self.within(5 * messages, self.root.id, self.release)
+            self.settle()
+            if self.root.id not in self.dead:
+                for walk in self.root.begun:
+                    assert len(self.ended[walk]) == 1, f"pass {walk} ended {len(self.ended[walk])} times"
+                self.release()
+            self._check_end()
+
+    def paths(self, recvs: Iterable[int]) -> dict[int, int]:
+        """How many paths lead from the roots to each send that takes part."""
+        count: dict[int, int] = defaultdict(int)
+        ways = list(recvs)
+        while ways:
+            send = ways.pop()
+            count[send] += 1
+            ways += self.members[self.senders[send]].reach[send]
+        return count
+
+    def _check_walks_are_over(self) -> None:
+        for member in self.alive:
+            for context in member.node.contexts.contexts.values():
+                assert not context.walks, f"worker {member.id}: still walking: {context.walks}"
+
+    def _check_end(self) -> None:
+        self.settle()
+        for member in self.alive:
+            assert not member.node.contexts.contexts, f"worker {member.id} still has {member.node.contexts.table()}"
+            early = [source for source, window in member.node._seen.items() if len(window)]
+            assert not early, f"worker {member.id} misses numbers of {early}"

@@ -1,0 +1,348 @@
+"""Bodies: what a value becomes on the other side, what it refuses to carry, and whom it blames."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import functools
+import pickle
+import sys
+import threading
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rpcbench.wire import holes
+from rpcbench.wire.body import Body
+from rpcbench.wire.code import MissingCodeError
+from rpcbench.wire.pickling import Codec, Encoded
+from rpcbench.wire.storages import INLINE
+from rpcbench.words.errors import ProtocolError, RpcError, SerializationError, ShutdownError
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@dataclasses.dataclass
+class Order:
+    items: list[Any]
+    lock: Any = None
+
+
+class Reference:
+    """Stands for an RRef: something that another floor keeps."""
+
+
+class Table:
+    """Externals that take any Reference."""
+
+    def __init__(self) -> None:
+        self.given: list[object] = []
+
+    def give(self, value: object) -> int | None:
+        if not isinstance(value, Reference):
+            return None
+        self.given.append(value)
+        return len(self.given) - 1
+
+    def take(self, index: int) -> object:
+        return f"reference {index}"
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+def send(value: Any, **options: Any) -> Any:
+    return Codec().decode(received(Codec().encode(value)), **options)
+
+
+def received(encoded: Encoded) -> Body:
+    """The body as a peer has it: large buffers in writable memory of its own."""
+    payload, table, buffers = encoded.body
+    return Body(payload, table, [bytearray(buffer) for buffer in buffers])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        {"a": [1, 2.5, "x"], ("b",): {3}},
+        (divmod, (7, 2), {}),
+        Colour.RED,
+        Point(1, Point(2, 3)),
+        Order([Colour.RED]),
+        torch.float64,
+        torch.Size([2, 3]),
+        np.float32(1.5),
+        range(3),
+        int,
+        type(None),
+        functools.partial(divmod, 7),
+        Order,
+        dict.fromkeys,
+    ],
+    ids=repr,
+)
+def test_values_arrive_equal(value: Any) -> None:
+    arrived = send(value)
+    assert type(arrived) is type(value) and repr(arrived) == repr(value)
+
+
+def test_modules_and_views_of_dicts_can_be_sent() -> None:
+    assert send(types) is types
+    assert list(send({"a": 1}.keys())) == ["a"]
+
+
+def test_a_method_of_a_class_goes_by_name() -> None:
+    assert send(torch.Tensor.add_) is torch.Tensor.add_
+    assert send(Order.__init__) is Order.__init__
+    assert send(collections.OrderedDict.fromkeys)("ab") == {"a": None, "b": None}
+
+
+def test_one_tensor_twice_is_one_tensor() -> None:
+    tensor = torch.zeros(3)
+    encoded = Codec().encode(([tensor, tensor], {"again": tensor}))
+    assert len(encoded.tensors) == 1 and encoded.tensors[0] is tensor
+    (one, two), rest = Codec().decode(received(encoded))
+    assert one is two is rest["again"]
+
+
+def test_the_senders_tensors_are_handed_out_in_table_order() -> None:
+    inside = torch.ones(2, requires_grad=True) * 2
+    parameter = torch.nn.Parameter(torch.ones(1))
+    tagged = torch.ones(1).as_subclass(Tagged)
+    sparse = torch.eye(2).to_sparse()
+    encoded = Codec().encode([inside, {"p": parameter}, tagged, sparse, inside])
+    assert [id(t) for t in encoded.tensors] == [id(t) for t in (inside, parameter, tagged, sparse)]
+
+
+def test_adopt_replaces_tensors_before_anything_refers_to_them() -> None:
+    seen: list[list[torch.Tensor]] = []
+
+    def adopt(arrived: list[torch.Tensor]) -> list[torch.Tensor]:
+        seen.append(arrived)
+        return [tensor * 2 for tensor in arrived]
+
+    one = torch.ones(2, requires_grad=True)
+    (a, b), tagged = send(([one, one], one.as_subclass(Tagged)), adopt=adopt)
+    assert a is b and a.tolist() == [2, 2] and a.grad_fn is not None
+    assert type(tagged) is Tagged and tagged.grad_fn is not None and tagged.tolist() == [2, 2]
+    assert len(seen) == 1 and len(seen[0]) == 2
+    assert send("no tensors", adopt=adopt) == "no tensors" and len(seen) == 1
+
+
+def test_classes_and_attributes_of_tensors_are_kept() -> None:
+    tagged = torch.ones(2, requires_grad=True).as_subclass(Tagged).detach().requires_grad_()
+    tagged.note = {"more": torch.zeros(1)}
+    plain = torch.ones(1)
+    plain.note = "plain"
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.sharded = True
+    arrived = send([tagged, plain, parameter])
+    assert [type(t) for t in arrived] == [Tagged, torch.Tensor, torch.nn.Parameter]
+    assert arrived[0].is_leaf and arrived[0].requires_grad
+    assert arrived[0].note == {"more": torch.zeros(1)}
+    assert arrived[1].note == "plain" and arrived[2].sharded
+
+
+def test_quantized_nested_and_uninitialized_tensors_travel_torchs_way() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)], layout=torch.jagged)
+    assert [part.tolist() for part in send(nested).unbind()] == [[1, 1], [0, 0, 0]]
+    assert isinstance(send(torch.nn.UninitializedParameter()), torch.nn.UninitializedParameter)
+
+
+def test_a_module_arrives_whole() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+    arrived = send(model)
+    x = torch.ones(3)
+    assert torch.equal(arrived(x), model(x))
+    assert all(isinstance(p, torch.nn.Parameter) and p.requires_grad for p in arrived.parameters())
+
+
+@pytest.mark.parametrize("count", [3, INLINE])
+def test_arrays_arrive_writable_and_large_ones_are_not_copied(count: int) -> None:
+    array = np.zeros(count)
+    encoded = Codec().encode({"array": array, "tensor": torch.ones(count)})
+    assert len(encoded.body.buffers) == (2 if count == INLINE else 0)
+    array[1] = 7
+    arrived = Codec().decode(encoded.body)  # the sender's own views, as within one process
+    arrived["array"][0] = 1
+    assert array[0] == 0 and arrived["array"][1] == (7 if count == INLINE else 0)
+    assert arrived["tensor"].sum() == count
+
+
+def test_externals_travel_by_number() -> None:
+    one, two = Reference(), Reference()
+    table = Table()
+    encoded = Codec().encode(([one, two], {"again": one}, lambda: two), table)
+    assert table.given == [one, two]
+    (a, b), again, function = Codec().decode(encoded.body, table)
+    assert (a, b, again["again"], function()) == ("reference 0", "reference 1", "reference 0", "reference 1")
+
+
+def test_what_the_message_does_not_bring_is_refused() -> None:
+    codec = Codec()
+    tensors = codec.encode([torch.ones(1), torch.ones(1)]).body
+    fewer = codec.encode([torch.ones(1)]).body
+    with pytest.raises(ProtocolError, match="mentions tensor 1, but brings 1"):
+        codec.decode(tensors._replace(tensors=fewer.tensors))
+    with pytest.raises(ProtocolError, match="mentions tensor 0, but brings 0"):
+        codec.decode(tensors._replace(tensors=b""))
+    with pytest.raises(ProtocolError, match="external 0"):
+        codec.decode(codec.encode(Reference(), Table()).body)
+    with pytest.raises(ProtocolError, match="mentions tensor -1"):
+        codec.decode(Body(tensors.payload.replace(b"K\x00\x85", b"J\xff\xff\xff\xff\x85"), tensors.tensors, []))
+    with pytest.raises(ProtocolError, match="broken payload"):
+        codec.decode(codec.encode(np.zeros(INLINE)).body._replace(buffers=[]))
+
+
+@pytest.mark.parametrize("length", range(0, 60, 3))
+def test_cut_payloads_are_refused(length: int) -> None:
+    body = Codec().encode(("some text", [1, 2, 3], {"key": 1.5, "other": b"bytes" * 5})).body
+    assert length < len(body.payload)
+    with pytest.raises(ProtocolError, match="broken payload"):
+        Codec().decode(body._replace(payload=body.payload[:length]))
+
+
+def test_outside_a_message_holes_have_no_answer() -> None:
+    body = Codec().encode(torch.ones(1)).body
+    with pytest.raises(SerializationError, match="part of an rpcbench message"):
+        pickle.loads(body.payload)
+    with pytest.raises(ProtocolError, match="'_outside'"):
+        Codec().decode(Body(pickle.dumps(holes._outside), b"", []))
+
+
+LOCK = threading.Lock()
+
+
+class Slotted:
+    __slots__ = ("__weakref__", "held")
+
+
+def slotted() -> Slotted:
+    value = Slotted()
+    value.held = LOCK
+    return value
+
+
+class Refusing:
+    def __reduce__(self) -> Any:
+        raise KeyError("no")
+
+
+def needs(lock: Any = None) -> Any:
+    return lambda: lock
+
+
+PARTS = ("function", "args", "kwargs")
+
+
+@pytest.mark.parametrize(
+    ("value", "label", "message"),
+    [
+        (LOCK, "result", "result: cannot pickle '_thread.lock' object"),
+        ((print, (Order([], LOCK),), {}), PARTS, "args[0].lock: cannot pickle '_thread.lock' object"),
+        ((print, (), {"x": [1, {"y": LOCK}]}), PARTS, "kwargs['x'][1]['y']: cannot pickle '_thread.lock' object"),
+        ((print, (slotted(),), {}), PARTS, "args[0].held: cannot pickle"),
+        ((needs(LOCK), (), {}), PARTS, "function (its closure's 'lock'): cannot pickle"),
+        ((lambda: LOCK, (), {}), PARTS, "function (its global 'LOCK'): cannot pickle"),
+        ((lambda a, b=LOCK: a, (), {}), PARTS, "function (its default 'b'): cannot pickle"),
+        ((functools.partial(print, LOCK), (), {}), PARTS, "function.args[0]: cannot pickle"),
+        ((Order([LOCK]).__eq__, (), {}), PARTS, "function.__self__.items[0]: cannot pickle"),
+        ({(1, LOCK): 1}, "value", "value (a key)[1]: cannot pickle"),
+        ({LOCK}, "value", "value (an element): cannot pickle"),
+        ([Refusing()], "value", "value[0]: KeyError: 'no'"),
+        ((i for i in ()), "result", "result: cannot pickle 'generator' object"),
+        ((print, (torch.ones(1), torch.ones(1, device="meta")), {}), PARTS, "args[1]: a meta tensor has no data"),
+        ([1, sys._getframe()], "value", "value[1]: cannot pickle"),
+    ],
+)
+def test_what_cannot_travel_is_named(value: Any, label: Any, message: str) -> None:
+    with pytest.raises(SerializationError) as caught:
+        Codec().encode(value, label=label)
+    assert str(caught.value).startswith(message)
+    assert caught.value.__cause__ is not None
+
+
+def test_blame_ends_in_cycles_and_deep_values() -> None:
+    around: list[Any] = []
+    around.append([around, LOCK])
+    with pytest.raises(SerializationError, match=r"^value\[0\]\[1\]: cannot pickle"):
+        Codec().encode(around)
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(SerializationError, match="^value: nested too deeply"):
+        Codec().encode(deep)
+    while deep:
+        deep = deep.pop()
+
+
+def test_errors_about_the_runtime_pass_unchanged() -> None:
+    class Closed(Table):
+        def give(self, value: object) -> int | None:
+            raise ShutdownError("stopped")
+
+    with pytest.raises(ShutdownError, match="stopped"):
+        Codec().encode([Reference()], Closed())
+
+
+def test_a_function_missing_here_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("only_there")
+    exec("def work(): return 1", vars(module))
+    monkeypatch.setitem(sys.modules, "only_there", module)
+    body = Codec().encode((module.work, (), {})).body
+    assert Codec().decode(body)[0] is module.work
+    del module.work
+    for missing in (r"Can't get attribute 'work'", r"No module named 'only_there'"):
+        with pytest.raises(MissingCodeError, match=f"{missing}.*RPC pickler does not serialize") as caught:
+            Codec().decode(body)
+        assert isinstance(caught.value, RpcError) and isinstance(caught.value, AttributeError)
+        assert send(caught.value).args == caught.value.args
+        monkeypatch.delitem(sys.modules, "only_there", raising=False)
+
+
+def test_errors_of_the_values_own_classes_pass_unchanged() -> None:
+    body = Codec().encode(Brittle()).body
+    with pytest.raises(AttributeError, match="^just so$") as caught:
+        Codec().decode(body)
+    assert not isinstance(caught.value, RpcError)
+
+
+class Brittle:
+    def __init__(self) -> None:
+        self.text = "x"
+
+    def __setstate__(self, state: Any) -> None:
+        raise AttributeError("just so")
+
+
+def test_a_codec_serves_many_threads() -> None:
+    codec, failures = Codec(), []
+
+    class Local:
+        def __init__(self, n: int) -> None:
+            self.n = n
+
+    def work(n: int) -> None:
+        for i in range(50):
+            sent = [Local(n), torch.full((4,), float(i)), lambda: n]
+            arrived, tensor, function = codec.decode(codec.encode(sent).body)
+            if type(arrived) is not Local or arrived.n != n or tensor[0] != i or function() != n:
+                failures.append((n, i))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []

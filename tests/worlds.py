@@ -1,0 +1,54 @@
+"""Worlds for tests: several real agents in this one process, over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rpcbench.agent import current
+from rpcbench.agent.core import Agent
+from rpcbench.rpc.start import start_agent
+from rpcbench.words.config import WorldConfig
+
+SECRET = secrets.token_bytes(32)
+PATIENCE = 20.0
+
+
+def config(directory: Path, number: int, **changes: Any) -> WorldConfig:
+    name = "notebook" if number == 0 else f"worker{number}"
+    fields: dict[str, Any] = {"cluster": "test", "directory": str(directory), "secret": SECRET, "threads": 4}
+    return WorldConfig(**{"name": name, "id": number, **fields, **changes})
+
+
+@contextlib.contextmanager
+def world(directory: Path, count: int, **changes: Any) -> Iterator[list[Agent]]:
+    """`count` agents that know each other; agent 0 is the current one."""
+    agents: list[Agent] = []
+    try:
+        for number in range(count):
+            agents.append(start_agent(config(directory, number, **changes)))
+        until(lambda: all(len(agent.members()) == count for agent in agents))
+        with current.using(agents[0]):
+            yield agents
+    finally:
+        for agent in reversed(agents):
+            agent.stop()
+
+
+def until(condition: Callable[[], bool], what: str = "the condition") -> None:
+    """Wait for something that other threads bring about; fails rather than hang."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain for {what}"
+        time.sleep(0.005)
+
+
+def tables_empty(agents: list[Agent]) -> bool:
+    """No RRef, context or call is left anywhere. Collects garbage first: handles may sit in cycles."""
+    gc.collect()
+    return not any(rows for agent in agents for name, rows in agent.tables().items() if name != "ops")
