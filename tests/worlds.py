@@ -48,7 +48,16 @@ def until(condition: Callable[[], bool], what: str = "the condition") -> None:
         time.sleep(0.005)
 
 
-def tables_empty(agents: list[Agent]) -> bool:
-    """No RRef, context or call is left anywhere. Collects garbage first: handles may sit in cycles."""
+def nothing_left(agents: list[Agent]) -> None:
+    """Wait until no RRef, context or call is left anywhere; fails with what is."""
+    deadline = time.monotonic() + PATIENCE
+    while rows := left(agents):
+        assert time.monotonic() < deadline, f"after {PATIENCE:g} s still there: {rows}"
+        time.sleep(0.02)
+
+
+def left(agents: list[Agent]) -> dict[str, Any]:
+    """What tables still hold, by agent."""
     gc.collect()
-    return not any(rows for agent in agents for name, rows in agent.tables().items() if name != "ops")
+    tables = {agent.name: {n: rows for n, rows in agent.tables().items() if n != "ops" and rows} for agent in agents}
+    return {name: rows for name, rows in tables.items() if rows}

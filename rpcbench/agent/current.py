@@ -1,25 +1,21 @@
 """Which agent `rpc_sync` and its like speak through: the only module-level state of the runtime.
 
-In order: the agent whose function runs on this thread; the innermost `with` on this thread; the latest one started.
+Looked for in this order: the agent whose function runs on this thread; the innermost `with` on this thread; the latest one started.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent
+from rpcbench.agent.core import NOT_INITIALIZED, Agent
+from rpcbench.agent.serve import caller
 
-NOT_INITIALIZED = (
-    "RPC has not been initialized. Call rpcbench.rpc.init_rpc first, or start workers: "
-    "rpcbench.Cluster(2), in a notebook %cluster start 2."
-)
+__all__ = ["caller", "current", "find", "start", "using"]
 _innermost: ContextVar[Agent | None] = ContextVar("rpcbench_agent", default=None)
-_caller: ContextVar[int | None] = ContextVar("rpcbench_caller", default=None)
 _started: list[Agent] = []
 _lock = threading.Lock()
 
@@ -41,28 +37,23 @@ def find() -> Agent | None:
         return _started[-1] if _started else None
 
 
-def caller() -> int:
-    """Id of the worker whose call runs on this thread. RuntimeError outside one."""
-    source = _caller.get()
-    if source is None:
-        raise RuntimeError("no call of another worker runs on this thread")
-    return source
-
-
-def started(agent: Agent) -> None:
+def start(agent: Agent, timeout: float) -> None:
+    """Start an agent: it is the current one for its own threads, and for others until a later one starts."""
+    agent.on_thread = lambda: _enter(agent)
+    agent.on_end = lambda: _leave(agent)
     with _lock:
         _started.append(agent)
+    agent.start(timeout)
 
 
-def stopped(agent: Agent) -> None:
+def _enter(agent: Agent) -> None:
+    _innermost.set(agent)
+
+
+def _leave(agent: Agent) -> None:
     with _lock:
         if agent in _started:
             _started.remove(agent)
-
-
-def enter_thread(agent: Agent) -> None:
-    """All of this thread belongs to one agent's pool."""
-    _innermost.set(agent)
 
 
 @contextlib.contextmanager
@@ -75,11 +66,11 @@ def using(agent: Agent) -> Iterator[None]:
         _innermost.reset(token)
 
 
-@contextlib.contextmanager
-def serving(source: int) -> Iterator[None]:
-    """Around a function that `source` asked for."""
-    token = _caller.set(source)
-    try:
-        yield
-    finally:
-        _caller.reset(token)
+def _forked() -> None:
+    """In a forked child no thread of an agent runs, and its sockets are the parent's."""
+    for agent in _started:
+        agent.forked()
+    _started.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -6,23 +6,32 @@ inside any lock and at exit, so it only puts a note into a queue that the agent'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, Protocol
 
 from rpcbench.wire.messages import Fork
 from rpcbench.words.errors import ProtocolError
 from rpcbench.words.futures import Future
 from rpcbench.words.ids import Id
 
-if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent
+
+class Home(Protocol):
+    """What a handle needs of its agent."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def released(self) -> SimpleQueue[Any]:
+        """Takes the forks whose last handle is gone."""
 
 
 class Handle:
     """A hold on one RRef: a user's, with its `fork`, or the owner's, with the future of the `value` itself."""
 
     def __init__(
-        self, agent: Agent, rref: Id, owner: int, fork: Id | None, value: Future[Any] | None, type_: str = ""
+        self, agent: Home, rref: Id, owner: int, fork: Id | None, value: Future[Any] | None, type_: str = ""
     ) -> None:
         self._agent = agent
         self._rref = rref
@@ -31,7 +40,6 @@ class Handle:
         self._value = value
         self._type = type_
         self._creation: Future[Any] | None = None  # on the user that called remote(): done when the value is there
-        self._made_from: object = None  # what must live as long as the creation is under way
 
     def __del__(self) -> None:
         fork = getattr(self, "_fork", None)
@@ -42,7 +50,7 @@ class Handle:
 class Outgoing:
     """Collects the handles inside a value while it is pickled: index for index what the message's forks will be."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Home) -> None:
         self._agent = agent
         self.handles: list[Handle] = []
 
@@ -54,12 +62,16 @@ class Outgoing:
         self.handles.append(value)
         return len(self.handles) - 1
 
+    def take(self, index: int) -> object:
+        raise AssertionError("nothing is taken while a value is pickled")
+
 
 class Incoming:
     """Makes handles for the forks of a message while it is unpickled."""
 
-    def __init__(self, agent: Agent, forks: Sequence[Fork]) -> None:
+    def __init__(self, agent: Home, forks: Sequence[Fork], make: Callable[[Fork], Handle]) -> None:
         self._agent = agent
+        self._make = make
         self._forks = forks
         self._handles: dict[int, Handle] = {}
 
@@ -70,7 +82,7 @@ class Incoming:
         if not 0 <= index < len(self._forks):
             raise ProtocolError(f"a message mentions RRef {index}, but brings {len(self._forks)}")
         if index not in self._handles:
-            self._handles[index] = self._agent.handle(self._forks[index])
+            self._handles[index] = self._make(self._forks[index])
         return self._handles[index]
 
     def unopened(self) -> list[Fork]:

@@ -8,12 +8,10 @@ not travel.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rpcbench.agent.core import Agent
 from rpcbench.words.errors import RpcError
-
-if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent
 
 WATCH, TELEMETRY = "watch", "telemetry"
 PERIOD = 0.1

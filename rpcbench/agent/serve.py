@@ -6,21 +6,52 @@ worker lives on.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, NoReturn, Protocol
 
 import torch
 
-from rpcbench.agent import current
+from rpcbench.agent.values import Values
 from rpcbench.wire.messages import EMPTY, Call, Create, Failure, Fetch, Result
 from rpcbench.words.errors import RemoteError, RpcError
 from rpcbench.words.futures import Future
 
-if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent
-
+_caller: ContextVar[int | None] = ContextVar("rpcbench_caller", default=None)
 ASYNC_MARK = "_wrapped_async_rpc_function"
 """torch's name for the attribute that `async_execution` sets: the function returns a Future of its result."""
+
+
+class Server(Protocol):
+    """What serving needs of an agent."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def values(self) -> Values: ...
+
+    def reply(self, to: int, call: int, answer: Result | Failure) -> None:
+        """Answer a call, unless its caller has gone."""
+
+
+def caller() -> int:
+    """Id of the worker whose call runs on this thread. RuntimeError outside one."""
+    source = _caller.get()
+    if source is None:
+        raise RuntimeError("no call of another worker runs on this thread")
+    return source
+
+
+@contextlib.contextmanager
+def _called_by(source: int) -> Iterator[None]:
+    token = _caller.set(source)
+    try:
+        yield
+    finally:
+        _caller.reset(token)
 
 
 class Later:
@@ -35,12 +66,12 @@ class Later:
         self.future: torch.futures.Future[Any] = future
 
 
-def serve(agent: Agent, source: int, message: Call | Create | Fetch) -> None:
+def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
     """Do what `source` asked for and answer."""
     if isinstance(message, Fetch):
         _fetch(agent, source, message)
         return
-    with current.serving(source):
+    with _called_by(source):
         try:
             result = _run(agent, source, message)
         except BaseException as error:  # noqa: BLE001  (the caller gets it, whatever it is)
@@ -52,17 +83,17 @@ def serve(agent: Agent, source: int, message: Call | Create | Fetch) -> None:
     _answer(agent, source, message, result)
 
 
-def _run(agent: Agent, source: int, message: Call | Create) -> Any:
-    function, args, kwargs = agent.unpack(source, message.body, message.forks, message.scope)
+def _run(agent: Server, source: int, message: Call | Create) -> Any:
+    function, args, kwargs = agent.values.unpack(source, message.body, message.forks, message.scope)
     context = message.scope.context if message.scope else None
-    with agent.inside(context):
+    with agent.values.inside(context):
         result = function(*args, **kwargs)
     if isinstance(result, Later) or getattr(function, ASYNC_MARK, None) is None:
         return result
     return Later(result)
 
 
-def _answer_later(agent: Agent, source: int, message: Call | Create, done: torch.futures.Future[Any]) -> None:
+def _answer_later(agent: Server, source: int, message: Call | Create, done: torch.futures.Future[Any]) -> None:
     try:
         value = done.value()
     except Exception as error:  # noqa: BLE001  (as above)
@@ -71,31 +102,31 @@ def _answer_later(agent: Agent, source: int, message: Call | Create, done: torch
         _answer(agent, source, message, value)
 
 
-def _answer(agent: Agent, source: int, message: Call | Create, value: Any) -> None:
+def _answer(agent: Server, source: int, message: Call | Create, value: Any) -> None:
     if isinstance(message, Create):
-        agent.value_made(message.rref, value, None)
+        agent.values.made(message.rref, value, None)
         agent.reply(source, message.call, Result(message.call, (), None, EMPTY))
         return
     _send_value(agent, source, message, value)
 
 
-def _send_value(agent: Agent, source: int, message: Call | Fetch, value: Any) -> None:
+def _send_value(agent: Server, source: int, message: Call | Fetch, value: Any) -> None:
     try:
-        body, forks, scope = agent.pack(source, value, message.scope.context if message.scope else None)
+        body, forks, scope = agent.values.pack(source, value, message.scope.context if message.scope else None)
     except Exception as error:  # noqa: BLE001  (a result that cannot travel is the caller's error)
         agent.reply(source, message.call, failure(agent, message.call, error))
         return
     agent.reply(source, message.call, Result(message.call, forks, scope, body))
 
 
-def _fail(agent: Agent, source: int, message: Call | Create, error: BaseException) -> None:
+def _fail(agent: Server, source: int, message: Call | Create, error: BaseException) -> None:
     if isinstance(message, Create):
-        agent.value_made(message.rref, None, error)
+        agent.values.made(message.rref, None, stored(agent, error))
     agent.reply(source, message.call, failure(agent, message.call, error))
 
 
-def _fetch(agent: Agent, source: int, message: Fetch) -> None:
-    value: Future[Any] = agent.value(message.rref)
+def _fetch(agent: Server, source: int, message: Fetch) -> None:
+    value: Future[Any] = agent.values.owned(message.rref)
 
     def ready(done: torch.futures.Future[Any]) -> None:
         try:
@@ -108,33 +139,32 @@ def _fetch(agent: Agent, source: int, message: Fetch) -> None:
     value.add_done_callback(ready)
 
 
-def failure(agent: Agent, call: int, error: BaseException) -> Failure:
+def failure(agent: Server, call: int, error: BaseException) -> Failure:
     """An exception as a message: itself where it can travel, and always its story."""
     story = "".join(traceback.format_exception(error))
     try:
-        body = agent.codec.encode(error).body if isinstance(error, Exception) else EMPTY
+        body = agent.values.codec.encode(error).body if isinstance(error, Exception) else EMPTY
     except Exception:  # noqa: BLE001  (it cannot travel; its story does)
         body = EMPTY
     name = type(error).__name__
     return Failure(call, name, story, body)
 
 
-def stored(agent: Agent, error: BaseException) -> Exception:
+def stored(agent: Server, error: BaseException) -> Exception:
     """An error to keep as a value: its story as text, and no frames, which would keep their variables alive."""
     kept = error if isinstance(error, Exception) else RuntimeError(repr(error))
     kept.__cause__ = RemoteError(agent.name, "".join(traceback.format_exception(error)))
     return kept.with_traceback(None)
 
 
-def rebuild(agent: Agent, worker: str, answer: Failure) -> Exception:
-    """The exception a Failure stands for, with the remote traceback as its cause."""
+def reraise(agent: Server, worker: str, answer: Failure) -> NoReturn:
+    """Raise what a Failure stands for, with the remote traceback as its cause."""
     error: object = None
     if answer.body.payload:
         try:
-            error = agent.codec.decode(answer.body)
+            error = agent.values.codec.decode(answer.body)
         except Exception:  # noqa: BLE001  (its class cannot be rebuilt here; its story can be shown)
             error = None
     if not isinstance(error, Exception):
         error = RpcError(f"{answer.type} on {worker}, which cannot be shown as itself here:\n{answer.text}")
-    error.__cause__ = RemoteError(worker, answer.text)
-    return error
+    raise error from RemoteError(worker, answer.text)

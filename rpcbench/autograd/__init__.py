@@ -14,14 +14,15 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from rpcbench.agent import current
+from rpcbench.agent.core import Agent
 from rpcbench.autograd.recorder import AutogradRecorder
 
 __all__ = ["backward", "context", "get_gradients"]
 
 
-def recorder() -> AutogradRecorder:
-    """The recorder of the current agent. RuntimeError where RPC is not initialized."""
-    found = current.current().recorder
+def recorder(agent: Agent | None = None) -> AutogradRecorder:
+    """The recorder of an agent, by default the current one. RuntimeError where RPC is not initialized."""
+    found = (agent or current.current()).values.recorder
     assert isinstance(found, AutogradRecorder), "an agent without distributed autograd"
     return found
 

@@ -77,8 +77,13 @@ def _no_view(tensor: Tensor) -> Tensor:
     """The tensor, or one in its place: torch refuses in-place changes of views that leave a node side by side."""
     if not tensor._is_view():
         return tensor
-    plain = tensor.detach()
-    return plain.clone() if plain._is_view() else plain
+    with torch._C.DisableTorchFunctionSubclass():
+        plain = tensor.detach()
+        if type(tensor) is Tensor:
+            return plain
+        own: Tensor = Tensor._make_subclass(type(tensor), plain)
+    own.__dict__.update(tensor.__dict__)
+    return own
 
 
 def edges(tensors: Iterable[Tensor]) -> list[GradientEdge | None]:
@@ -115,10 +120,10 @@ class Reach:
 
     def __init__(self) -> None:
         self.below: dict[Node, Below] = {}
-        self.recvs: dict[Hashable, Any] = {}
+        self.recvs: dict[Any, Any] = {}
         self.leaves: list[Any] = []
 
-    def add(self, edges: Iterable[GradientEdge | None]) -> list[Hashable]:
+    def add(self, edges: Iterable[GradientEdge | None]) -> list[Any]:
         """Walk on from more edges; returns the keys of the received messages that were not reached before."""
         known = len(self.recvs)
         for edge in edges:

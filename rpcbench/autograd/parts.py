@@ -73,7 +73,7 @@ class Plan:
         else:
             self._divide(_bits(roots, found), found)
         order = sorted(self._parts, key=lambda key: (key[0].bit_count(), *key))
-        self.parts = [part for part in map(self._parts.__getitem__, order) if part.ends or part.taps]
+        self.parts = [self._parts[key] for key in order]
 
     def _part(self, roots: int, rest: bool) -> Part:
         """Two for each set of roots: what leads to ends, then the rest, which only leads to other parts."""

@@ -11,7 +11,7 @@ import collections
 import contextlib
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,6 +66,8 @@ class AutogradRecorder:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self._machine = agent.machine
+        self._codec = agent.values.codec
         self._lock = threading.Lock()
         self._contexts: dict[int, _Context] = {}
         self._begun: dict[Id, _Begun] = {}
@@ -94,7 +96,7 @@ class AutogradRecorder:
 
     def release(self, context: int) -> None:
         """The context is over, on all workers."""
-        self._agent.with_node(lambda node: node.outcome(node.contexts.release(context)))
+        self._machine.feed(lambda node: node.outcome(node.contexts.release(context)))
 
     def gradients(self, context: int) -> dict[torch.Tensor, torch.Tensor]:
         """Gradients of this worker's leaves. RuntimeError for a context that is not there."""
@@ -105,7 +107,7 @@ class AutogradRecorder:
         with self._lock:
             return context in self._contexts
 
-    def accumulate_leaves(self, context: int, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def accumulate_leaves(self, context: int, leaves: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Add gradients of leaves to the context's own."""
         with self._lock:
             held = self._context(context).gradients
@@ -113,12 +115,7 @@ class AutogradRecorder:
                 before = held.get(leaf)
                 held[leaf] = gradient if before is None else before + gradient
             count = len(held)
-
-        def feed(node: Node) -> Effects:
-            node.contexts.gradients_held(context, count)
-            return []
-
-        self._agent.with_node(feed)
+        self._machine.ask(lambda node: node.contexts.gradients_held(context, count))
 
     # -- recording
     def sending(self, context: int, tensors: list[torch.Tensor], to: int) -> Scope | None:
@@ -149,17 +146,11 @@ class AutogradRecorder:
         return self._in_tables(lambda node: node.contexts.record_recv(context, message, source, tensors), context)
 
     def _in_tables(self, record: Callable[[Node], bool], context: int) -> bool:
-        results: list[bool] = []
-
-        def feed(node: Node) -> Effects:
-            results.append(record(node))
-            return []
-
-        self._agent.with_node(feed)
-        if results[0]:
+        known = self._machine.ask(record)
+        if known:
             with self._lock:
                 self._contexts.setdefault(context, _Context())
-        return results[0]
+        return known
 
     def unsent(self, scope: Scope) -> None:
         with self._lock:
@@ -179,7 +170,7 @@ class AutogradRecorder:
         with self._lock:
             self._begun[walk] = begun
         recvs = list(graph.reach(edges).recvs)
-        self._agent.with_node(lambda node: node.outcome(node.contexts.begin(context, walk, recvs)))
+        self._machine.feed(lambda node: node.outcome(node.contexts.begin(context, walk, recvs)))
         return begun.done
 
     def ended(self, context: int, walk: Id, failure: WalkFailed | None, source: int) -> None:
@@ -194,7 +185,7 @@ class AutogradRecorder:
         """An error of (RpcError, the original type), so that both are caught."""
         original: Any = None
         if failure.body.payload:
-            original = self._agent.codec.decode(failure.body)
+            original = self._codec.decode(failure.body)
         if original is None and failure.type == WorkerLostError.__name__:
             return WorkerLostError(failure.text)
         error = _both(failure.text.splitlines()[0] if failure.text else failure.type, original)
@@ -208,7 +199,7 @@ class AutogradRecorder:
             with self._lock:
                 edges = self._context(context).sends[message]
             recvs = list(graph.reach(edges).recvs)
-            self._agent.with_node(lambda node: node.outcome(node.contexts.explored(context, walk, message, recvs)))
+            self._machine.feed(lambda node: node.outcome(node.contexts.explored(context, walk, message, recvs)))
 
     def propagate(self, context: int, walk: Id) -> None:
         with self._lock:
@@ -217,7 +208,7 @@ class AutogradRecorder:
 
     def accumulate(self, source: int, message: Gradients) -> None:
         with self._guard(message.context, message.walk, message.message):
-            grads = self._agent.codec.decode(message.body)
+            grads = self._codec.decode(message.body)
             self._arrive(message.context, message.walk, message.message, grads, message.retain)
 
     def forget(self, context: int, walk: Id | None) -> None:
@@ -263,20 +254,14 @@ class AutogradRecorder:
             effects, outbox = node.contexts.propagated(context, walk, message, list(recvs))
             return node.outcome((effects, outbox + [(recvs[number], gradients) for number, gradients in sent]))
 
-        self._agent.with_node(feed)
+        self._machine.feed(feed)
 
     def _body(self, fired: Fired) -> Any:
-        return self._agent.codec.encode([None if g is None else g.detach() for g in fired.grads]).body
+        return self._codec.encode([None if g is None else g.detach() for g in fired.grads]).body
 
     def _roots(self, context: int, walk: Id) -> dict[int, Edges]:
         """All sends that take part, and the roots of the pass where it began here."""
-        needed: set[int] = set()
-
-        def look(node: Node) -> Effects:
-            needed.update(node.contexts.contexts[context].walks[walk].needed)
-            return []
-
-        self._agent.with_node(look)
+        needed = self._machine.ask(lambda node: set(node.contexts.contexts[context].walks[walk].needed))
         with self._lock:
             sends = self._context(context).sends
             roots = {number: sends[number] for number in needed}
@@ -292,12 +277,12 @@ class AutogradRecorder:
         except BaseException as error:  # noqa: BLE001  (it is the pass's error, whatever it is)
             failure = self._failure(context, walk, message, error)
             me = self._agent.id
-            self._agent.with_node(lambda n: n.outcome(n.contexts.failed(context, walk, message, failure, me)))
+            self._machine.feed(lambda n: n.outcome(n.contexts.failed(context, walk, message, failure, me)))
 
     def _failure(self, context: int, walk: Id, message: int, error: BaseException) -> WalkFailed:
         text = f"Error on Node {self._agent.id}: {error}\n" + "".join(traceback.format_exception(error))
         try:
-            body = self._agent.codec.encode(error).body if isinstance(error, Exception) else EMPTY
+            body = self._codec.encode(error).body if isinstance(error, Exception) else EMPTY
         except Exception:  # noqa: BLE001  (it cannot travel; its story does)
             body = EMPTY
         return WalkFailed(context, walk, message, type(error).__name__, text, body)

@@ -8,7 +8,8 @@ Guarantees
 - `.grad` of no tensor is touched. Hooks of tensors and of nodes run, but for those that belong to the writing of
   `.grad`: `register_post_accumulate_grad_hook`, and hooks on the AccumulateGrad nodes of leaves.
 - Without `retain_graph` the buffers of a node are freed when it has run.
-- An edge between two regions over which no gradient comes is not followed.
+- An edge between two regions over which no gradient comes is not followed. What counts by torch's backward, as
+  `register_multi_grad_hook` does, counts each region for itself.
 
 Rules
 - One thread at a time calls one pass; several passes may go over one graph at once.
@@ -50,8 +51,8 @@ class Fired(NamedTuple):
 class LocalPass:
     """One backward pass over this worker's part of the graph.
 
-    `roots` has the edges of each root that takes part, as `graph.edges` gives them. `found` is what they lead to, where
-    that is known already.
+    `roots` has the edges of each root that takes part, as `graph.edges` gives them. `found` is what these roots, and no
+    others, lead to, where that is known already.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from rpcbench.words.errors import RpcError
 _REPLY_SECONDS = 120.0
 _END_SECONDS = 5.0
 _STDERR = 2
-_QUIET = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+_QUIET = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
 
 
 class BenchError(RpcError):

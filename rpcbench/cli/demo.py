@@ -51,7 +51,12 @@ def classifier() -> nn.Sequential:
 
 
 def accuracy(pipe: Pipeline, x: torch.Tensor, y: torch.Tensor) -> float:
-    return (pipe.predict(x).argmax(1) == y).double().mean().item()
+    return float((pipe.predict(x).argmax(1) == y).double().mean())
+
+
+def _batches(samples: int, order: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """Indices of one pass over the samples, in batches of BATCH; what does not fill one is left out."""
+    return torch.randperm(samples, generator=order)[: samples - samples % BATCH].chunk(samples // BATCH)
 
 
 def run(json_file: Path | None = None, epochs: int | None = None) -> Figures:
@@ -80,7 +85,7 @@ def train(cluster: Cluster, epochs: int) -> tuple[Figures, StepResult]:
     begin, idle, score = time.perf_counter(), 0.0, 0.0
     with tqdm(total=steps, unit="step") as bar:
         for _ in range(epochs):
-            for batch in torch.randperm(len(x), generator=order).split(BATCH)[: steps // epochs]:
+            for batch in _batches(len(x), order):
                 result = pipe.step(x[batch], y[batch])
                 idle += result.idle
                 bar.update()

@@ -13,7 +13,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -173,7 +173,7 @@ class Cluster:
                 handle.kill()
         self._await(lambda: not set(names) & set(self.workers), [], f"{', '.join(names)} to leave")
 
-    def _await(self, done: Callable[[], bool], handles: list[Handle], what: str) -> None:
+    def _await(self, done: Callable[[], bool], handles: Sequence[Handle], what: str) -> None:
         deadline = time.monotonic() + START_SECONDS
         with self._changed:
             while not done():

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import threading
 
+from rpcbench.agent.core import Agent
 from rpcbench.launch.cells import CellRunner
 from rpcbench.rpc.start import start_agent
 from rpcbench.words.config import WorldConfig
+
+
+LEAVE = "leave"
+"""The notice that asks a worker to leave."""
 
 
 def main(config: WorldConfig) -> None:
@@ -14,9 +19,12 @@ def main(config: WorldConfig) -> None:
     agent = start_agent(config)
     runner = CellRunner(agent)
     agent.on_notice(LEAVE, lambda source, _: agent.closing.set())
-    threading.Thread(target=lambda: (agent.closing.wait(), runner.stop()), name="rpcbench-end", daemon=True).start()
+    threading.Thread(target=_end, args=(agent, runner), name="rpcbench-end", daemon=True).start()
     runner.serve()
     agent.shutdown(graceful=False)
 
 
-LEAVE = "leave"
+def _end(agent: Agent, runner: CellRunner) -> None:
+    """Free the main thread once the world is over; a cell that runs on is ended with the process by its starter."""
+    agent.closing.wait()
+    runner.stop()

@@ -99,10 +99,10 @@ class ClusterMagics(Magics):
         return None
 
     def _value(self, line: str) -> Any:
-        target, _, expression = line.strip().partition(" ")
-        if not expression:
+        words = line.split(maxsplit=1)
+        if len(words) < 2:
             raise UsageError("say where and what: %remote worker1 expression; or begin the cell with %%remote worker1")
-        return self._run([target], expression, Ask(value=True)).get("")
+        return self._run(words[:1], words[1], Ask(value=True)).get("")
 
     def _run(self, targets: list[str], code: str, ask: Ask) -> dict[str, Any]:
         """Run it, bind what was asked for, raise what went wrong."""

@@ -100,7 +100,10 @@ def _story(failures: list[Failed]) -> list[str]:
     lines, seen = [], set()
     for failed in failures:
         message = _message(failed.error)
-        lines += [f"[{failed.worker}] {message}"] if message in seen else [f"[{failed.worker}]", *(failed.lines or [message])]
+        if message in seen or not failed.lines:
+            lines.append(f"[{failed.worker}] {message}")
+        else:
+            lines += [f"[{failed.worker}]", *failed.lines]
         seen.add(message)
     return lines
 

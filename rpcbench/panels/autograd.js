@@ -3,7 +3,7 @@
 
 const [ARCS, PASS, FOOT, GAP] = [96, 24, 28, 10];
 const BASE = 50;
-const MOST_CARDS = 12;
+const [MOST_CARDS, MOST_PASSES] = [12, 6];
 
 function arcs(links, cols) {
   const close = cols.step < 22 || links.length > 60;
@@ -13,9 +13,14 @@ function arcs(links, cols) {
     const rise = up * Math.min(30, 8 + Math.abs(b - a) / 9);
     const node = svg("g", { class: "rb-link", "data-link": `${link.from}>${link.to}` });
     const thick = 1.2 + Math.log2(1 + Math.max(link.sent, link.received)) / 2.5;
-    node.append(svg("title", {}, `from id ${link.from} to id ${link.to}: ${link.sent} sent, ${link.received} received`));
+    node.append(
+      svg("title", {}, `from id ${link.from} to id ${link.to}: ${link.sent} sent, ${link.received} received`),
+    );
     node.append(set(arrow(a, b, BASE, rise, `rb-way rb-${link.state}`), { "stroke-width": thick }));
-    if (!close) node.append(label((a + b) / 2, BASE - rise + (up > 0 ? -4 : 12), Math.max(link.sent, link.received), "rb-arc-count"));
+    if (!close)
+      node.append(
+        label((a + b) / 2, BASE - rise + (up > 0 ? -4 : 12), Math.max(link.sent, link.received), "rb-arc-count"),
+      );
     return node;
   });
 }
@@ -26,7 +31,12 @@ function nodes(members, cols) {
     const member = here.get(id);
     if (!member) return svg("circle", { class: "rb-away", cx: cols.x(id), cy: BASE, r: 2.5 });
     const words = `${name}: ${member.sends} sends, ${member.recvs} recvs, gradients of ${member.gradients} parameters`;
-    return svg("g", { "data-member": id }, tip(words), svg("circle", { class: "rb-node", cx: cols.x(id), cy: BASE, r: 5 }));
+    return svg(
+      "g",
+      { "data-member": id },
+      tip(words),
+      svg("circle", { class: "rb-node", cx: cols.x(id), cy: BASE, r: 5 }),
+    );
   });
 }
 
@@ -36,7 +46,15 @@ function bar(part, cols, y) {
   const x = cols.x(part.worker) - wide / 2;
   const share = part.needed ? Math.min(1, part.arrived / part.needed) : 1;
   const finding = part.state === "discovering";
-  const rest = finding ? (wide > 72 ? "discovering" : "…") : part.left ? (wide > 56 ? `${part.left} to come` : part.left) : "✓";
+  const rest = finding
+    ? wide > 72
+      ? "discovering"
+      : "…"
+    : part.left
+      ? wide > 56
+        ? `${part.left} to come`
+        : part.left
+      : "✓";
   return svg(
     "g",
     { class: `rb-part rb-${part.state}`, "data-left": part.left },
@@ -48,14 +66,14 @@ function bar(part, cols, y) {
 }
 
 function passes(parts, cols, rows) {
-  const names = [...new Set(parts.map((part) => part.pass))].sort(natural).slice(0, rows);
-  const out = [label(14, ARCS + 16, names.length ? `backward ${short(names[0], 12)}` : "no backward pass", "rb-note")];
-  names.forEach((name, i) => {
+  const names = [...new Set(parts.map((part) => part.pass))].sort(natural);
+  if (!names.length) return [label(14, ARCS + 16, "no backward pass", "rb-note")];
+  return names.slice(0, rows).flatMap((name, i) => {
     const y = ARCS + 12 + i * PASS;
-    if (i) out.push(label(14, y + 4, `backward ${short(name, 12)}`, "rb-note"));
-    out.push(...parts.filter((part) => part.pass === name).map((part) => bar(part, cols, y)));
+    const more = i === rows - 1 && names.length > rows ? ` and ${names.length - rows} more` : "";
+    const bars = parts.filter((part) => part.pass === name).map((part) => bar(part, cols, y));
+    return [label(14, y + 4, `backward ${short(name, more ? 4 : 12)}${more}`, "rb-note"), ...bars];
   });
-  return out;
 }
 
 function gradients(members, cols, y) {
@@ -84,11 +102,13 @@ function card(context, parts, y, cols, rows, gone) {
 }
 
 const sample = (kind) => arrow(-8, 8, 3, 5, kind, 0);
-const LEGEND = [
+const legend = () => [
   [sample("rb-way rb-paired"), "send/recv pair"],
   [sample("rb-way rb-open"), "in flight"],
   [svg("rect", { class: "rb-fill", x: -8, y: -5, width: 16, height: 10, rx: 3 }), "gradients arrived"],
 ];
+
+const total = (rows, name) => Object.values(rows).reduce((sum, one) => sum + one[name], 0);
 
 function byContext(rows) {
   const groups = new Map();
@@ -99,52 +119,59 @@ function byContext(rows) {
   return (context) => groups.get(context) ?? [];
 }
 
+function headline(frame, { workers, contexts, passes }) {
+  const [count, left] = [Object.keys(contexts).length, total(passes, "left")];
+  const sums = ["send", "recv", "gradient"].map((noun) => tally(total(contexts, `${noun}s`), noun));
+  frame.say(tally(count, "context"), ...sums, [left, "to come", left ? "rb-wait" : ""], ...leftOut(workers));
+  const size = `${many(count, "autograd context")} on ${many(Object.keys(workers).length, "worker")}`;
+  frame.describe(`${size}, ${left} gradients to come.`);
+}
+
+function sendsOf(members) {
+  const sums = {};
+  for (const one of Object.values(members)) sums[one.worker] = (sums[one.worker] ?? 0) + one.sends;
+  return ({ id }) => many(sums[id] ?? 0, "send");
+}
+
+// Whether all workers of a released context still have a column.
+const stands = ({ members, links }, cols) =>
+  [...members.map((one) => one.worker), ...links.flatMap((link) => [link.from, link.to])].every((id) => cols.x(id));
+
 export default panel("autograd", "Autograd contexts", (frame) => {
   const slots = new Slots();
-  const cards = svg("g");
-  const rest = label(14, 0, "", "rb-note");
+  const [cards, rest] = [svg("g"), label(14, 0, "", "rb-note")];
   frame.picture.append(cards, rest);
-  frame.explain(LEGEND);
+  frame.explain(legend());
   let last = null;
   let rows = 1;
 
-  return ({ workers, contexts, members, links, passes: parts }, width) => {
-    const cols = columns(workers, width);
-    const [inMembers, inLinks, inPasses] = [byContext(members), byContext(links), byContext(parts)];
-    const keys = Object.keys(contexts).sort(natural);
-    for (const key of keys) rows = Math.min(6, Math.max(rows, contexts[key].passes));
-    const tall = ARCS + rows * PASS + FOOT + GAP;
+  return (view, width) => {
+    const cols = columns(view.workers, width);
+    const [members, links, parts] = [view.members, view.links, view.passes].map(byContext);
+    const keys = Object.keys(view.contexts).sort(natural);
     const drawn = slots.place(keys, MOST_CARDS).map(([key, slot]) => {
-      const pieces = { members: inMembers(key), links: inLinks(key), passes: inPasses(key) };
-      return { key, slot, context: contexts[key], pieces, gone: false };
+      const pieces = { members: members(key), links: links(key), passes: parts(key) };
+      return { key, slot, context: view.contexts[key], pieces, gone: false };
     });
     if (drawn.length) last = drawn.at(-1);
-    else if (last) drawn.push({ ...last, slot: 0, gone: true });
-    const deepest = drawn.length ? Math.max(...drawn.map(({ slot }) => slot)) + 1 : 1;
-    const sum = (name) => Object.values(contexts).reduce((total, context) => total + context[name], 0);
-    const left = Object.values(parts).reduce((total, part) => total + part.left, 0);
+    else if (last && stands(last.pieces, cols)) drawn.push({ ...last, slot: 0, gone: true });
+    for (const { context } of drawn) rows = Math.min(MOST_PASSES, Math.max(rows, context.passes));
+    const tall = ARCS + rows * PASS + FOOT + GAP;
+    const deepest = Math.max(0, ...drawn.map(({ slot }) => slot)) + 1;
+    const hidden = Math.max(0, keys.length - MOST_CARDS);
 
-    frame.say(
-      tally(keys.length, "context"),
-      tally(sum("sends"), "send"),
-      tally(sum("recvs"), "recv"),
-      tally(sum("gradients"), "gradient"),
-      [left, "to come", left ? "rb-wait" : ""],
-      ...leftOut(workers),
+    headline(frame, view);
+    frame.empty(
+      drawn.length ? null : ["No autograd context yet. Open one: ", "with dist_autograd.context() as context_id:"],
     );
-    frame.size(cols.width, deepest * tall + (keys.length > MOST_CARDS ? 24 : 0), cols.head);
-    frame.empty(drawn.length ? null : ["No autograd context yet. Open one: ", "with dist_autograd.context() as context_id:"]);
-    frame.describe(`${many(keys.length, "autograd context")} on ${many(cols.list.length, "worker")}, ${left} gradients to come.`);
-    const recorded = {};
-    for (const one of Object.values(members)) recorded[one.worker] = (recorded[one.worker] ?? 0) + one.sends;
-    drawHead(frame, cols, ({ id }) => many(recorded[id] ?? 0, "send"));
+    frame.size(cols.width, deepest * tall + (hidden ? 24 : 0), cols.head);
+    drawHead(frame, cols, sendsOf(view.members));
     const items = drawn.map(({ key, slot, context, pieces, gone }) => ({
       key,
       parts: [cols.key, slot, rows, gone, context, ...pieces.members, ...pieces.links, ...pieces.passes],
       make: () => card(context, pieces, slot * tall, cols, rows, gone),
     }));
     join(cards, items, (_, { make }) => make());
-    set(rest, { y: deepest * tall + 12 });
-    rest.textContent = keys.length > MOST_CARDS ? `… and ${keys.length - MOST_CARDS} more, not drawn` : "";
+    set(rest, { y: deepest * tall + 12 }).textContent = hidden ? `… and ${hidden} more, not drawn` : "";
   };
 });

@@ -43,7 +43,10 @@ function join(parent, items, make) {
     const same = old && old.parts.length === parts.length && parts.every((part, i) => part === old.parts[i]);
     const node = same ? old.node : make(key, item);
     if (old && !same) old.node.replaceWith(node);
-    if (!old) parent.append(node);
+    if (!old) {
+      node.classList.add("rb-new");
+      parent.append(node);
+    }
     after.set(key, { node, parts });
   }
   for (const [key, { node }] of before) if (!after.has(key)) node.remove();

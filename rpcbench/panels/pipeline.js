@@ -22,7 +22,9 @@ function block(op, step, scale, y, tall, pale) {
   const [x, wide] = [scale(from), Math.max(1.5, scale(to) - scale(from) - 0.8)];
   const words = `${NAMES[op.op] ?? op.op} of micro-batch ${op.microbatch}, stage ${op.stage}, step ${op.step}`;
   const time = op.end === null ? "runs" : duration(to - from);
-  const node = svg("g", { class: `rb-op rb-op-${kindOf(op.op)} ${pale ? "rb-pale" : ""} ${op.end === null ? "rb-runs" : ""}` });
+  const node = svg("g", {
+    class: `rb-op rb-op-${kindOf(op.op)} ${pale ? "rb-pale" : ""} ${op.end === null ? "rb-runs" : ""}`,
+  });
   node.append(tip(`${words}: ${time}`));
   node.append(svg("rect", { x, y, width: wide, height: tall, rx: Math.min(3, wide / 3) }));
   const room = wide >= 5 + 7 * String(op.microbatch).length && tall >= 12;
@@ -32,10 +34,12 @@ function block(op, step, scale, y, tall, pale) {
 
 function lanesOf(view, shown, measured) {
   const ids = new Set(Object.values(view.lanes).map((lane) => lane.worker));
-  return [...ids].sort((a, b) => a - b).map((id) => {
-    const [now, full] = [shown, measured].map((step) => view.lanes[`${step?.step}/${id}`]);
-    return { id, worker: view.workers[id], stages: now?.stages ?? full?.stages ?? [], busy: full?.busy ?? null };
-  });
+  return [...ids]
+    .sort((a, b) => a - b)
+    .map((id) => {
+      const [now, full] = [shown, measured].map((step) => view.lanes[`${step?.step}/${id}`]);
+      return { id, worker: view.workers[id], stages: now?.stages ?? full?.stages ?? [], busy: full?.busy ?? null };
+    });
 }
 
 function laneHead({ id, worker, stages, busy }, y, pitch, width) {
@@ -49,9 +53,18 @@ function laneHead({ id, worker, stages, busy }, y, pitch, width) {
     tip(`${worker.name} (${worker.state}), ${run}, busy ${percent(busy)}`),
     svg("rect", { class: "rb-track", x: START, y: y + 1, width: width - START - END, height: pitch - 2, rx: 3 }),
     label(12, roomy ? middle - 2 : middle + 4, short(worker.name, roomy ? 14 : 11), "rb-worker rb-start"),
-    roomy ? label(12, middle + 13, short(run, 18), "rb-note") : label(98, middle + 4, short(stages.join(","), 4), "rb-note"),
+    roomy
+      ? label(12, middle + 13, short(run, 18), "rb-note")
+      : label(98, middle + 4, short(stages.join(","), 4), "rb-note"),
     svg("rect", { class: "rb-track", x: width - 74, y: middle - 3, width: full, height: 6, rx: 3 }),
-    svg("rect", { class: "rb-busy", x: width - 74, y: middle - 3, width: full * Math.min(1, busy ?? 0), height: 6, rx: 3 }),
+    svg("rect", {
+      class: "rb-busy",
+      x: width - 74,
+      y: middle - 3,
+      width: full * Math.min(1, busy ?? 0),
+      height: 6,
+      rx: 3,
+    }),
     label(width - 6, middle + 4, busy === null ? "–" : `${Math.round(100 * busy)}%`, "rb-note rb-end"),
   );
 }
@@ -78,63 +91,99 @@ function history(steps) {
   });
 }
 
-const swatch = (kind) => svg("g", { class: `rb-op rb-op-${kind}` }, svg("rect", { x: -8, y: -6, width: 16, height: 12, rx: 3 }));
+const swatch = (kind) =>
+  svg("g", { class: `rb-op rb-op-${kind}` }, svg("rect", { x: -8, y: -6, width: 16, height: 12, rx: 3 }));
+
+// Where lanes and times lie for one picture; `key` changes with anything that moves them all.
+function geometry(lanes, width, span) {
+  const pitch = Math.max(12, Math.min(40, Math.floor(TALL / lanes.length)));
+  const edge = pitch > 30 ? 5 : pitch > 18 ? 3 : 2;
+  const tops = new Map(lanes.map((lane, i) => [lane.id, i * pitch]));
+  return {
+    pitch,
+    tall: pitch - 2 * edge,
+    bottom: lanes.length * pitch,
+    scale: (seconds) => START + ((width - START - END) * seconds) / span,
+    top: (id) => tops.get(id),
+    y: (id) => tops.get(id) + edge,
+    key: `${width} ${span} ${lanes.map((lane) => lane.id).join()}`,
+  };
+}
+
+function headline(frame, shown, measured, workers) {
+  const [idle, when] = [percent(measured?.idle ?? null), measured ? ` in step ${measured.step}` : ""];
+  const took = shown ? duration(shown.end - shown.begin) : "–";
+  const state = shown ? (shown.state === "running" ? "so far" : "in all") : "";
+  frame.say([`step ${shown?.step ?? "–"}`, ""], [idle, `idle${when}`, "rb-big"], [took, state], ...leftOut(workers));
+  frame.empty(
+    shown ? null : ["No pipeline step yet. Run one: ", "Pipeline(stages, microbatches=8, loss_fn=…).step(x, y)"],
+  );
+  const words = shown
+    ? `Step ${shown.step}, ${shown.state}: ${shown.ops} operations. Idle ${idle}${when}.`
+    : "No step yet.";
+  frame.describe(words);
+}
+
+// The blocks of one step, those that `wanted` picks.
+function drawStep(parent, ops, step, at, pale, wanted) {
+  const items = Object.entries(ops)
+    .filter(([, op]) => op.step === step.step && wanted(op))
+    .map(([key, op]) => ({ key, parts: [at.key, op, step.begin, op.end ?? step.end], op }));
+  join(parent, items, (_, { op }) => block(op, step, at.scale, at.y(op.worker), at.tall, pale));
+}
+
+function drawLanes(parent, lanes, at, width) {
+  const items = lanes.map((lane) => ({
+    key: lane.id,
+    parts: [at.key, lane.busy, lane.worker, lane.stages.join()],
+    lane,
+  }));
+  join(parent, items, (id, { lane }) => laneHead(lane, at.top(id), at.pitch, width));
+}
+
+// The legend: forward and backward, and each other kind from when it is first seen.
+function legend(frame) {
+  const kinds = new Set();
+  return (ops) => {
+    const before = kinds.size;
+    for (const op of ops) kinds.add(kindOf(op));
+    if (kinds.size > before) frame.explain([...kinds].map((kind) => [swatch(kind), NAMES[kind] ?? "other"]));
+  };
+}
 
 export default panel("pipeline", "Pipeline", (frame) => {
-  const [rules, heads, pale, blocks, front] = [svg("g"), svg("g"), svg("g"), svg("g"), svg("line", { class: "rb-front" })];
+  const [rules, heads, pale, blocks] = Array.from({ length: 4 }, () => svg("g"));
+  const front = svg("line", { class: "rb-front" });
   const past = svg("svg", { class: "rb-history", width: 56, height: 18, "aria-hidden": "true" });
-  frame.picture.append(heads, rules, pale, blocks, front);
+  const explain = legend(frame);
+  const picture = svg("g", {}, heads, rules, pale, blocks, front);
+  frame.picture.append(picture);
   frame.head.append(past);
-  const kinds = new Set(["F", "B"]);
-  const explain = () => frame.explain([...kinds].map((kind) => [swatch(kind), NAMES[kind] ?? "other"]));
-  explain();
+  explain(["F", "B"]);
   let span = 0;
 
   return (view, width) => {
     const steps = Object.values(view.steps).sort((a, b) => a.begin - b.begin);
-    const [shown, before] = [steps.at(-1), steps.at(-2)];
-    const measured = steps.findLast((step) => step.state === "complete");
-    frame.empty(shown ? null : ["No pipeline step yet. Run one: ", "Pipeline(stages, microbatches=8, loss_fn=…).step(x, y)"]);
-    frame.say(
-      [`step ${shown ? shown.step : "–"}`, ""],
-      [percent(measured?.idle ?? null), measured ? `idle in step ${measured.step}` : "idle", "rb-big"],
-      [shown ? duration(shown.end - shown.begin) : "–", shown ? (shown.state === "running" ? "so far" : "in all") : ""],
-      ...leftOut(view.workers),
-    );
-    if (!shown) {
-      frame.size(width, 140);
-      frame.describe("No pipeline step yet.");
-      return;
-    }
-    const lanes = lanesOf(view, shown, measured);
-    const pitch = Math.max(12, Math.min(40, Math.floor(TALL / lanes.length)));
-    const bottom = lanes.length * pitch;
-    const runs = shown.state === "running";
-    const need = roundUp(Math.max(shown.end - shown.begin, before ? before.end - before.begin : 0, 1e-6));
-    if (need > span || need < 0.6 * span) span = need;
-    const scale = (seconds) => START + ((width - START - END) * seconds) / span;
-    const key = `${width} ${span} ${lanes.map((lane) => lane.id).join()} ${pitch}`;
-    const edge = pitch > 30 ? 5 : pitch > 18 ? 3 : 2;
-    const yOf = new Map(lanes.map((lane, i) => [lane.id, i * pitch + edge]));
+    const complete = steps.filter((step) => step.state === "complete");
+    const [shown, before, measured] = [steps.at(-1), steps.at(-2), complete.at(-1)];
+    headline(frame, shown, measured, view.workers);
+    past.replaceChildren(...history(complete));
+    set(picture, { style: shown ? null : "display:none" });
+    if (!shown) return frame.size(width, 140);
 
-    frame.size(width, bottom + AXIS);
-    frame.describe(`Step ${shown.step}, ${shown.state}: ${shown.ops} operations on ${many(lanes.length, "worker")}, idle ${percent(measured?.idle ?? null)} in the last complete step.`);
-    past.replaceChildren(...history(steps.filter((step) => step.state === "complete")));
-    join(heads, lanes.map((lane, i) => ({ key: lane.id, parts: [key, lane.busy, lane.worker, lane.stages.join()], lane, i })), (_, { lane, i }) =>
-      laneHead(lane, i * pitch, pitch, width),
-    );
-    join(rules, [{ key: "axis", parts: [key] }], () => axis(span, scale, bottom, width));
-    const items = (of, only) =>
-      Object.entries(view.ops)
-        .filter(([, op]) => op.step === of?.step && only(op))
-        .map(([name, op]) => ({ key: name, parts: [key, op, of.begin, op.end ?? of.end], op }));
-    const make = (of, faint) => (_, { op }) => block(op, of, scale, yOf.get(op.worker), pitch - 2 * edge, faint);
-    join(blocks, items(shown, () => true), make(shown, false));
-    join(pale, runs ? items(before, (op) => op.begin - before.begin > shown.end - shown.begin) : [], make(before, true));
-    const at = scale(shown.end - shown.begin);
-    set(front, { x1: at, x2: at, y1: 0, y2: bottom, style: runs ? null : "display:none" });
-    for (const op of Object.values(view.ops)) {
-      if (!kinds.has(kindOf(op.op))) explain(kinds.add(kindOf(op.op)));
-    }
+    const now = shown.end - shown.begin;
+    const need = roundUp(Math.max(now, before ? before.end - before.begin : 0, 1e-6));
+    if (need > span || need < 0.6 * span) span = need;
+    const lanes = lanesOf(view, shown, measured);
+    const at = geometry(lanes, width, span);
+    const runs = shown.state === "running";
+    frame.size(width, at.bottom + AXIS);
+    drawLanes(heads, lanes, at, width);
+    join(rules, [{ key: "axis", parts: [at.key] }], () => axis(span, at.scale, at.bottom, width));
+    drawStep(pale, view.ops, before ?? shown, at, true, (op) => runs && before && op.begin - before.begin > now);
+    drawStep(blocks, view.ops, shown, at, false, () => true);
+    const x = at.scale(now);
+    set(front, { x1: x, x2: x, y1: 0, y2: at.bottom, style: runs ? null : "display:none" });
+    explain(Object.values(view.ops).map((op) => op.op));
   };
 });

@@ -91,7 +91,7 @@ function row(rref, forks, slot, cols, names) {
   );
 }
 
-const LEGEND = [
+const legend = () => [
   [ownerMark("ready"), "owner"],
   [ownerMark("computing"), "computing"],
   [forkMark("confirmed", 1), "user"],
@@ -100,47 +100,51 @@ const LEGEND = [
   [forkMark("listed", 1), "owner's list only"],
 ];
 
+// Forks by RRef, and how many RRefs each worker owns, how many forks it holds, how many are in each state.
+function count(rrefs, forks) {
+  const sums = { byRref: new Map(Object.keys(rrefs).map((key) => [key, []])), owned: {}, used: {}, states: {} };
+  const add = (sum, key) => (sum[key] = (sum[key] ?? 0) + 1);
+  for (const rref of Object.values(rrefs)) add(sums.owned, rref.owner);
+  for (const fork of Object.values(forks)) {
+    sums.byRref.get(fork.rref).push(fork);
+    add(sums.used, fork.holder);
+    add(sums.states, fork.state);
+  }
+  return sums;
+}
+
+function headline(frame, workers, forks, total, { pending = 0, deleting = 0 }) {
+  const counts = [tally(total, "RRef"), tally(Object.keys(forks).length, "fork")];
+  frame.say(...counts, [pending, "pending", pending ? "rb-wait" : ""], [deleting, "deleting"], ...leftOut(workers));
+  frame.empty(total ? null : ["No RRef yet. Make one: ", 'rref = rpc.remote("worker1", torch.ones, args=(2,))']);
+  frame.describe(`${many(total, "RRef")} on ${many(Object.keys(workers).length, "worker")}, ${pending} forks pending.`);
+}
+
+function drawStripes(parent, cols, tall) {
+  const items = cols.list.map(({ id }) => ({ key: id, parts: [cols.key, tall], x: cols.x(id) }));
+  join(parent, items, (_, { x }) => svg("line", { class: "rb-stripe", x1: x, x2: x, y1: 0, y2: tall }));
+}
+
 export default panel("rrefs", "RRefs", (frame) => {
   const slots = new Slots();
-  const rows = svg("g");
-  const stripes = svg("g");
-  const rest = label(12, 0, "", "rb-note");
+  const [stripes, rows, rest] = [svg("g"), svg("g"), label(12, 0, "", "rb-note")];
   frame.picture.append(stripes, rows, rest);
-  frame.explain(LEGEND);
+  frame.explain(legend());
 
   return ({ workers, rrefs, forks }, width) => {
     const cols = columns(workers, width);
     const names = (id) => workers[id].name;
-    const byRref = new Map(Object.keys(rrefs).map((key) => [key, []]));
-    const [owned, used, states] = [{}, {}, {}];
-    for (const fork of Object.values(forks)) {
-      byRref.get(fork.rref).push(fork);
-      used[fork.holder] = (used[fork.holder] ?? 0) + 1;
-      states[fork.state] = (states[fork.state] ?? 0) + 1;
-    }
-    for (const rref of Object.values(rrefs)) owned[rref.owner] = (owned[rref.owner] ?? 0) + 1;
-    const total = byRref.size;
+    const { byRref, owned, used, states } = count(rrefs, forks);
     const drawn = slots.place([...byRref.keys()].sort(natural), MOST_ROWS);
+    const hidden = byRref.size - drawn.length;
     const deepest = drawn.length ? drawn.at(-1)[1] + 1 : 0;
 
-    frame.say(
-      tally(total, "RRef"),
-      tally(Object.keys(forks).length, "fork"),
-      [states.pending ?? 0, "pending", states.pending ? "rb-wait" : ""],
-      [states.deleting ?? 0, "deleting"],
-      ...leftOut(workers),
-    );
-    frame.size(cols.width, Math.max(4, deepest) * ROW + (total > drawn.length ? 30 : 6), cols.head);
-    frame.empty(total ? null : ["No RRef yet. Make one: ", 'rref = rpc.remote("worker1", torch.ones, args=(2,))']);
-    frame.describe(`${many(total, "RRef")} on ${many(cols.list.length, "worker")}, ${states.pending ?? 0} forks pending.`);
+    headline(frame, workers, forks, byRref.size, states);
+    frame.size(cols.width, Math.max(4, deepest) * ROW + (hidden ? 30 : 6), cols.head);
     drawHead(frame, cols, ({ id }) => `owns ${owned[id] ?? 0} · uses ${used[id] ?? 0}`);
-    const seen = total ? cols.list : [];
-    join(stripes, seen.map(({ id }) => ({ key: id, parts: [cols.key, frame.tallest] })), (id) =>
-      svg("line", { class: "rb-stripe", x1: cols.x(id), x2: cols.x(id), y1: 0, y2: frame.tallest }),
-    );
+    drawStripes(stripes, cols, deepest ? frame.tallest : 0);
     const items = drawn.map(([key, slot]) => ({ key, slot, parts: [cols.key, slot, rrefs[key], ...byRref.get(key)] }));
     join(rows, items, (key, { slot }) => row(rrefs[key], byRref.get(key), slot, cols, names));
-    set(rest, { y: deepest * ROW + 18 });
-    rest.textContent = total > drawn.length ? `… and ${total - drawn.length} more, not drawn` : "";
+    set(rest, { y: deepest * ROW + 18 }).textContent = hidden ? `… and ${hidden} more, not drawn` : "";
   };
 });

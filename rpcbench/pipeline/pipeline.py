@@ -26,7 +26,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.schedules import Kind, Ops, Schedule, named
-from rpcbench.pipeline.simulate import validate
+from rpcbench.pipeline.simulate import placement, validate
 from rpcbench.pipeline.split import Stage, Stages
 from rpcbench.pipeline.stage import LossFn, Report, StageWorker, Task
 from rpcbench.pipeline.timeline import Timeline
@@ -89,11 +89,12 @@ class Pipeline:
         self._names = {self._agent.member(worker).id: worker for worker in stages.workers}
         self._ids = list(self._names)
         self.ops: Ops = make_ops(len(self._ids), microbatches)
-        stage_count = 1 + max(op.stage for own in self.ops for op in own)
+        stage_count = 1 + max((op.stage for own in self.ops for op in own), default=-1)
         validate(self.ops, stage_count, microbatches)
         microbatch.weights([1], loss_reduction)
         self.microbatches, self._reduction, self._trains = microbatches, loss_reduction, loss_fn is not None
         self.stages: list[Stage] = stages.cut(stage_count // len(self._ids))
+        self._check_placement(stages.workers)
         self._homes = {stage.index: self._agent.member(stage.worker).id for stage in self.stages}
         self._build(loss_fn, optimizer)
 
@@ -112,6 +113,17 @@ class Pipeline:
                 self.optimizers[stage] = create(self._homes[stage], _make_optimizer, (module, *optimizer), timeout=0)
         made = [*self.workers.values(), *self.optimizers.values()]
         wait_all([self._agent.call(rref._owner, _made, (rref,), timeout=0) for rref in made])
+
+    def _check_placement(self, workers: tuple[str, ...]) -> None:
+        """The schedule's lists and the split must mean the same workers."""
+        if len(self.ops) != len(workers):
+            raise PipelineError(f"the schedule has lists for {len(self.ops)} workers, the split names {len(workers)}")
+        for stage, number in placement(self.ops).items():
+            if workers[number] != self.stages[stage].worker:
+                raise PipelineError(
+                    f"the schedule runs stage {stage} on {workers[number]}, but the split puts it on "
+                    f"{self.stages[stage].worker}: stage s belongs to worker s modulo {len(workers)}"
+                )
 
     # -- training
     def step(self, x: Any, y: Any) -> StepResult:
@@ -135,7 +147,7 @@ class Pipeline:
         if sizes != [microbatch.samples(part) for part in targets]:
             raise PipelineError(f"the batch has {sum(sizes)} samples, but its targets {microbatch.samples(y)}")
         weights = microbatch.weights(sizes, self._reduction)
-        recorder = autograd.recorder()
+        recorder = autograd.recorder(self._agent)
         context = recorder.new_context()
         try:
             with recorder.inside(context):
@@ -182,8 +194,11 @@ class Pipeline:
         first: Future[None] = Future()
         for future in running.values():
             future.add_done_callback(lambda done: self._pass_failure(done, first))
-        every = torch.futures.collect_all(list(running.values()))
-        every.add_done_callback(lambda _: first.deliver(lambda: None, self._agent.submit))
+
+        def complete(_: object) -> None:
+            first.deliver(lambda: None, self._agent.submit)
+
+        torch.futures.collect_all(list(running.values())).add_done_callback(complete)
         first.wait()
         return [future.value() for future in running.values()]
 
@@ -195,14 +210,11 @@ class Pipeline:
             first.deliver(lambda: _raise(failure), self._agent.submit)
 
     def _abort(self, step: int, reason: str, running: dict[int, Future[Any]]) -> None:
-        """Wake the workers that still wait for each other, and see their loops end."""
+        """Wake the workers that still wait for each other; none of them is waited for, so the error is told at once."""
         for id_, future in running.items():
             if not future.done():
                 with contextlib.suppress(WorkerLostError):
                     self.workers[id_].rpc_async().abort(step, reason)
-        for future in running.values():
-            with contextlib.suppress(Exception):  # the error that began it is raised already
-                future.wait()
 
     def _apply(self, context: int) -> None:
         owners = [(self._homes[stage], rref) for stage, rref in self.optimizers.items()]

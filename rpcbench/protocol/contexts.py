@@ -222,7 +222,7 @@ class Contexts:
                     effects, outbox = effects + more, outbox + out
             known.known.discard(worker)
             if worker_of(context) == self.me:
-                known.known.update(members)
+                known.known.update(set(members) - {self.me})
             self._tell("WorkerLost", context)
             if worker_of(context) == worker:
                 more, out = self.release(context)
@@ -267,14 +267,15 @@ class Contexts:
     def _settle(self, context: int, walk: Id, message: int) -> Outcome:
         """Answer the question about `message` if all it waited for is answered."""
         walks = self.contexts[context].walks
-        state, outcome = walks[walk], ([], [])
+        state = walks[walk]
+        outcome: Outcome = ([], [])
         if not state.questions[message].open:
-            outcome = self._root_settled(context, walk, state) if message == ROOT else self._answer(context, walk, message)
+            root = message == ROOT
+            outcome = self._root_settled(context, walk, state) if root else self._answer(context, walk, state, message)
         self._tell("WalkMoved" if walk in walks else "WalkFinished", context)
         return outcome
 
-    def _answer(self, context: int, walk: Id, message: int) -> Outcome:
-        state = self.contexts[context].walks[walk]
+    def _answer(self, context: int, walk: Id, state: Walk, message: int) -> Outcome:
         question = state.questions.pop(message)
         answer = Settled if message in state.arrived else Discovered
         outbox: Outbox = [(question.asker, answer(context, walk, message))]

@@ -41,7 +41,7 @@ class Reject(NamedTuple):
 
 
 class Free(NamedTuple):
-    """Nobody uses this RRef any more: let go of its value."""
+    """Nobody uses this RRef any more: let go of its value, unless this member has shared it again since."""
 
     rref: Id
 

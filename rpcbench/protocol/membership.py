@@ -35,6 +35,12 @@ class Membership:
     def leads(self) -> bool:
         return self.me.id == LEADER
 
+    def find(self, key: int | str) -> Member | None:
+        """A member by id or name."""
+        if isinstance(key, int):
+            return self.members.get(key)
+        return next((member for member in self.members.values() if member.name == key), None)
+
     def start(self) -> Outcome:
         """Found the world, or ask to be let in."""
         if self.leads:
@@ -56,8 +62,8 @@ class Membership:
         if self.closing:
             return "this world is about to end"
         if message.world_size != size:
-            kinds = ["open (world_size=None)" if n is None else f"closed (world_size={n})" for n in (size, message.world_size)]
-            return f"this world is {kinds[0]}, but {member.name} asks to join one that is {kinds[1]}"
+            asked = _kind(message.world_size)
+            return f"this world is {_kind(size)}, but {member.name} asks to join one that is {asked}"
         if size is not None and not 0 <= member.id < size:
             return f"id {member.id} of {member.name} does not fit a world of {size}"
         if any(other.name == member.name for other in self.members.values()):
@@ -160,3 +166,7 @@ class Membership:
 
     def _filled(self) -> bool:
         return self.me.id in self.members and (self.world_size is None or len(self.members) >= self.world_size)
+
+
+def _kind(world_size: int | None) -> str:
+    return "open (world_size=None)" if world_size is None else f"closed (world_size={world_size})"

@@ -35,7 +35,7 @@ class Node:
         self.members = Membership(me, world_size)
         self._sent: dict[int, int] = {}
         self._seen: dict[int, Window] = {}
-        self._past: dict[int, int] = {}  # members that are gone, and their incarnations
+        self._gone: set[int] = set()
         self._handlers: dict[type[Any], Callable[[int, Any, float], Outcome]] = {
             m.Call: self._on_request,
             m.Create: self._on_create,
@@ -64,17 +64,16 @@ class Node:
     # -- what comes in
     def handle(self, source: int, seq: int, message: m.Message, now: float) -> Effects:
         """A message has arrived."""
-        if self._is_late(source, message):
-            return []
+        if source in self._gone and not isinstance(message, m.Join):
+            return []  # last words: what they would begin, nobody would end
         window = self._seen.get(source)
         if window is None:
             window = self._seen[source] = Window()
         if not window.first_time(seq):
             return []
         handler = self._handlers.get(type(message))
-        if (isinstance(message, _TO_LEADER) and not self.members.leads) or (
-            isinstance(message, _FROM_LEADER) and source != LEADER
-        ):
+        to_leader, from_leader = isinstance(message, _TO_LEADER), isinstance(message, _FROM_LEADER)
+        if (to_leader and self.me != LEADER) or (from_leader and source != LEADER):
             raise ProtocolError(f"worker {source} may not send a {type(message).__name__} to worker {self.me}")
         if handler is None:
             raise ProtocolError(f"no rule for a {type(message).__name__}")
@@ -119,6 +118,24 @@ class Node:
                 pending.add(fork.fork)
         return pending, effects, outbox
 
+    def _taken_back(self, to: int, message: m.Message, error: Exception) -> Outcome:
+        """What waits for a message that does not go out, waits no more."""
+        if isinstance(message, m.Discover | m.Gradients):
+            failure = m.WalkFailed(*message[:3], type(error).__name__, str(error), m.EMPTY)
+            return self.contexts.failed(message.context, message.walk, message.message, failure, to)
+        if isinstance(message, m.ForkRequest):
+            effects, outbox = self.rrefs.owner_lost(message.fork)
+            return effects + self.calls.confirmed(message.fork), outbox
+        effects, outbox = [], []
+        for fork in getattr(message, "forks", ()):
+            more, out = self.rrefs.unshare(fork)
+            effects, outbox = effects + more, outbox + out
+        if isinstance(message, m.Create):
+            self.rrefs.abandon(message.fork)
+        if isinstance(message, m.Call | m.Create | m.Fetch):
+            effects += self.calls.failed(message.call, error)
+        return effects, outbox
+
     def _not_run(self, held: m.Call | m.Create | m.Fetch, error: Exception) -> Outcome:
         """A call that was held is dropped."""
         effects, outbox = self._disown(() if isinstance(held, m.Fetch) else held.forks)
@@ -147,7 +164,8 @@ class Node:
 
     def call(self, to: int, message: m.Call | m.Create | m.Fetch, now: float, timeout: float | None) -> Effects:
         """Begin a call; its forks are shared already."""
-        self.calls.start(message.call, to, message.label if not isinstance(message, m.Fetch) else "to_here", now, timeout)
+        label = "to_here" if isinstance(message, m.Fetch) else message.label
+        self.calls.start(message.call, to, label, now, timeout)
         return self._number([(to, message)])
 
     def expired(self, call: int) -> Effects:
@@ -175,24 +193,9 @@ class Node:
 
         If it had a number, something small goes out under it, as the receiver counts on every number to come.
         """
-        effects: Effects = []
-        outbox: Outbox = []
-        for fork in getattr(message, "forks", ()):
-            more, out = self.rrefs.unshare(fork)
-            effects, outbox = effects + more, outbox + out
-        if isinstance(message, m.Create):
-            self.rrefs.abandon(message.fork)
-        if isinstance(message, m.Call | m.Create | m.Fetch):
-            effects += self.calls.failed(message.call, error)
-        elif isinstance(message, m.ForkRequest):
-            lost, outbox = self.rrefs.owner_lost(message.fork)
-            effects = lost + self.calls.confirmed(message.fork)
-        elif isinstance(message, m.Discover | m.Gradients):
-            failure = m.WalkFailed(*message[:3], type(error).__name__, str(error), m.EMPTY)
-            effects, outbox = self.contexts.failed(message.context, message.walk, message.message, failure, to)
         instead = _instead(message, error)
         filled = [] if seq is None or instead is None else [Send(to, seq, instead)]
-        return filled + self._after(effects, outbox)
+        return filled + self._after(*self._taken_back(to, message, error))
 
     def outcome(self, outcome: Outcome) -> Effects:
         """Number the messages of a machine's outcome."""
@@ -221,25 +224,23 @@ class Node:
         self.contexts.check()
 
     # -- inside
-    def _is_late(self, source: int, message: m.Message) -> bool:
-        """Last words of a member that is gone: what they would begin, nobody would end."""
-        past = self._past.get(source)
-        if past is None:
-            return False
-        return not (isinstance(message, m.Join) and message.member.incarnation > past)
-
     def _after(self, effects: Effects, outbox: Outbox) -> Effects:
         """Follow up members that went or came, then number the messages."""
         follow: Effects = []
         for effect in effects:
             if isinstance(effect, Gone):
-                follow += self._gone(effect)
-            elif isinstance(effect, Joined) and self._past.pop(effect.member.id, None) is not None:
-                self._sent.pop(effect.member.id, None)  # to its successor, numbers begin again
-                self.contexts.gone.discard(effect.member.id)
+                follow += self._left(effect)
+            elif isinstance(effect, Joined) and effect.member.id in self._gone:
+                self._succeeded(effect.member.id)
         return effects + follow + self._number(outbox)
 
-    def _gone(self, gone: Gone) -> Effects:
+    def _succeeded(self, worker: int) -> None:
+        """A process under the id of one that is gone: to it, numbers begin again."""
+        self._gone.remove(worker)
+        self._sent.pop(worker, None)
+        self.contexts.gone.discard(worker)
+
+    def _left(self, gone: Gone) -> Effects:
         worker = gone.member.id
         why = f"{gone.member.name}: {gone.reason}"
         calls, held = self.calls.lost(worker, gone.member.name, gone.reason)
@@ -253,7 +254,7 @@ class Node:
         failure = m.WalkFailed(0, Id(0, 0), 0, "WorkerLostError", why, m.EMPTY)
         more, out = self.contexts.lost(worker, failure, self.members.members)
         self._seen.pop(worker, None)
-        self._past[worker] = gone.member.incarnation
+        self._gone.add(worker)
         return effects + more + self._number([(to, msg) for to, msg in outbox + out if to != worker])
 
     def _number(self, outbox: Outbox) -> Effects:

@@ -129,7 +129,7 @@ class RRefs:
 
     def on_create(self, source: int, rref: Id, fork: Id, type_: str, now: float) -> Outbox:
         owned = self.owned.setdefault(rref, Owned())
-        owned.created, owned.type, owned.made = True, type_, now
+        owned.created, owned.ready, owned.type, owned.made = True, False, type_, now
         owned.forks[fork] = source
         self._tell_owned("RRefCreated", rref)
         return [(source, ForkAccept(rref, fork))]

@@ -24,9 +24,11 @@ class RRef(Handle, Generic[T]):
     It can be passed to any worker in a call. The owner keeps the value while any reference is left, anywhere.
     """
 
+    _agent: Agent
+
     def __init__(self, value: T, type_hint: Any = None) -> None:
         agent = current.current()
-        made = agent.keep(value, type(value).__name__)
+        made = agent.values.keep(value, type(value).__name__)
         Handle.__init__(self, agent, made._rref, made._owner, None, made._value, made._type)
 
     @classmethod

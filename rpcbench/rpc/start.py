@@ -1,8 +1,10 @@
-"""Puts an agent together: RRefs for its handles, distributed autograd for its recorder."""
+"""Puts an agent together: RRefs for its handles, distributed autograd for its recorder, and telemetry."""
 
 from __future__ import annotations
 
+from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.agent.publish import Publisher
 from rpcbench.autograd.recorder import AutogradRecorder
 from rpcbench.rpc.rref import RRef
 from rpcbench.transport.base import Link
@@ -12,6 +14,7 @@ from rpcbench.words.config import JOIN_SECONDS, WorldConfig
 def start_agent(config: WorldConfig, link: Link | None = None, timeout: float = JOIN_SECONDS) -> Agent:
     """A started agent, ready to serve. RpcError where the world does not let it in, or stays incomplete."""
     agent = Agent(config, RRef.held, link)
-    agent.recorder = AutogradRecorder(agent)
-    agent.start(timeout)
+    agent.values.recorder = AutogradRecorder(agent)
+    agent.part(Publisher)
+    current.start(agent, timeout)
     return agent

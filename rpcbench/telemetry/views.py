@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rpcbench.telemetry.timeline import idle_share
+from rpcbench.pipeline.timeline import idle_share
 from rpcbench.words.events import Row, Table
 
 World = dict[int, dict[str, Any]]

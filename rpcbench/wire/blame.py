@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any
 
+from rpcbench.words.errors import SerializationError
+
 _MOST_PROBES = 2000
 
 Problem = Callable[[object], Exception | None]
@@ -25,17 +27,23 @@ def blame(value: object, label: str | tuple[str, ...], error: Exception, problem
     """
     path, parts = _start(value, label)
     if isinstance(error, RecursionError):  # every part on the way down would fail alone, too
-        return path, RecursionError("nested too deeply")
-    above = {id(value)}
-    for _ in range(_MOST_PROBES):
-        name, part = next(parts, (path, None))
-        if part is None:
-            break
-        failure = None if id(part) in above else problem(part)
-        if failure is not None:
-            path, error, parts = name, failure, _parts(part, name)
-            above.add(id(part))
+        return path, SerializationError("nested too deeply")
+    above = {id(value): value}
+    budget = iter(range(_MOST_PROBES))
+    while (found := _first_failing(parts, above, problem, budget)) is not None:
+        path, part, error = found
+        above[id(part)] = part
+        parts = _parts(part, path)
     return path, error
+
+
+def _first_failing(
+    parts: Iterator[_Part], above: dict[int, object], problem: Problem, budget: Iterator[int]
+) -> tuple[str, object, Exception] | None:
+    for _, (name, part) in zip(budget, parts, strict=False):
+        if id(part) not in above and (failure := problem(part)) is not None:
+            return name, part, failure
+    return None
 
 
 def _start(value: object, label: str | tuple[str, ...]) -> tuple[str, Iterator[_Part]]:

@@ -11,6 +11,7 @@ Guarantees
 
 from __future__ import annotations
 
+import enum
 import functools
 import os
 import sys
@@ -53,7 +54,7 @@ class CodeCache:
             return reduced
         build, args, state, items, pairs, fill = reduced
         if isinstance(value, type):
-            args = (*args[:-2], None, args[-1])  # cloudpickle's own tracking would rewrite the original in place
+            args = _skeleton(value, args)
         return holes.make, (version.name, version.mark, build, args), (fill, state), items, pairs, holes.fill
 
     def make(self, name: str, mark: bytes, build: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -95,6 +96,15 @@ class CodeCache:
         if isinstance(value, type):
             self._classes[version.mark] = value
         return version
+
+
+def _skeleton(kind: type, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """cloudpickle's arguments for an empty class, with the slots that it leaves out, and without its own tracking:
+    that one is shared by the whole process, and would give the members of a copy to the original."""
+    *front, _, extra = args
+    if "__slots__" in vars(kind) and not isinstance(kind, enum.EnumMeta):
+        front[3] = front[3] | {"__slots__": vars(kind)["__slots__"]}
+    return *front, None, extra
 
 
 def reduce_cached(value: Any) -> Any:

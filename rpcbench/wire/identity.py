@@ -14,7 +14,9 @@ from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 _ATOMS = frozenset({bool, bytes, complex, float, int, str, type(None), type(Ellipsis)})
-_INCIDENTAL = frozenset({"__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "_abc_impl"})
+_INCIDENTAL = frozenset(  # members that say nothing, or that pickling itself leaves behind
+    {"__dict__", "__weakref__", "__slotnames__", "__firstlineno__", "__static_attributes__", "_abc_impl"}
+)
 
 
 def importable(value: Any) -> bool:

@@ -8,7 +8,7 @@ number and type of all fields, so machines may trust what they get.
 from __future__ import annotations
 
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -276,7 +276,7 @@ def pack(seq: int, message: Any) -> tuple[bytes, Body]:
 def unpack(control: bytes | memoryview, body: Body) -> tuple[int, Any]:
     """Number and message. ProtocolError for anything that `pack` cannot have made."""
     try:
-        code, seq, *fields = msgpack.unpackb(control, use_list=False, strict_map_key=True)
+        code, seq, *fields = cast(Any, msgpack.unpackb(control, use_list=False, strict_map_key=True))
         kind = KINDS[code]
         if type(seq) is not int or seq < 0 or code < 0:
             raise ProtocolError(f"message number {seq!r} is not a count")

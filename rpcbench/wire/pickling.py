@@ -107,13 +107,12 @@ class Codec:
         if adopt is not None and received:
             received = adopt(received)
         buffers = body.buffers[used:]
-        unpickler = _Unpickler(body.payload, buffers, self._code, received, externals)
+        unpickler = _Unpickler(io.BytesIO(body.payload), buffers=_owned(buffers) if buffers else None)
+        unpickler.tables = _Tables(self._code, received, externals)
         try:
             return unpickler.load()
         except (pickle.UnpicklingError, EOFError) as error:
             raise ProtocolError(f"the peer sent a broken payload: {error}") from error
-        finally:
-            unpickler.memo.clear()  # its methods in it make a circle, which would keep RRefs until the next collection
 
 
 def _keep(beside: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
@@ -139,6 +138,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(stream, protocol=5, buffer_callback=functools.partial(_keep, self.buffers))
         self._code = code
         self._externals = externals
+
+    def dump(self, value: object) -> None:
+        pickle.Pickler.dump(self, value)  # cloudpickle's own would hide a RecursionError
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
@@ -171,24 +173,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Unpickler(pickle.Unpickler):
-    """Answers the names in `holes` with methods of its own, by the tables of one message."""
+    """Answers the names in `holes` by the tables of one message."""
 
-    def __init__(
-        self,
-        payload: bytes,
-        buffers: Sequence[tensors.Buffer],
-        code: CodeCache,
-        received: list[torch.Tensor],
-        externals: Externals | None,
-    ) -> None:
-        super().__init__(io.BytesIO(payload), buffers=_owned(buffers))
-        self._tensors = received
-        self._externals = externals
-        self._code = code
+    tables: _Tables
 
     def find_class(self, module: str, name: str) -> Any:
         if module == holes.__name__:
-            return self._hole(name)
+            return self.tables.hole(name)
         try:
             return super().find_class(module, name)
         except (AttributeError, ModuleNotFoundError) as error:
@@ -197,29 +188,39 @@ class _Unpickler(pickle.Unpickler):
                 "sure that functions and classes are defined in the same modules on caller and callee."
             ) from error
 
-    def _hole(self, name: str) -> Any:
+
+class _Tables:
+    """What a message carries beside its pickle. Apart from the unpickler, which remembers the methods it was given:
+    in a circle, both would keep RRefs until the next collection."""
+
+    def __init__(self, code: CodeCache, received: list[torch.Tensor], externals: Externals | None) -> None:
+        self._code = code
+        self._tensors = received
+        self._externals = externals
+
+    def hole(self, name: str) -> Any:
         match name:
             case "tensor":
-                return self._tensor
+                return self.tensor
             case "dressed":
-                return self._dressed
+                return self.dressed
             case "external":
-                return self._external
+                return self.external
             case "make":
                 return self._code.make
             case "fill":
                 return self._code.fill
         raise ProtocolError(f"the peer sent a payload with a hole for {name!r}, which this version cannot fill")
 
-    def _tensor(self, index: int) -> torch.Tensor:
+    def tensor(self, index: int) -> torch.Tensor:
         if not 0 <= index < len(self._tensors):
             raise ProtocolError(f"a message mentions tensor {index}, but brings {len(self._tensors)}")
         return self._tensors[index]
 
-    def _dressed(self, index: int, kind: type[torch.Tensor], attributes: dict[str, Any]) -> torch.Tensor:
-        return tensors.dress(kind, self._tensor(index), attributes)
+    def dressed(self, index: int, kind: type[torch.Tensor], attributes: dict[str, Any]) -> torch.Tensor:
+        return tensors.dress(kind, self.tensor(index), attributes)
 
-    def _external(self, index: int) -> object:
+    def external(self, index: int) -> object:
         if self._externals is None:
             raise ProtocolError(f"a message mentions external {index}, where none can be")
         return self._externals.take(index)

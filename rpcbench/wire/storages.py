@@ -44,6 +44,7 @@ class Storages:
     """Collects tensors by storage; `finish` decides what travels and completes their entries."""
 
     def __init__(self) -> None:
+        self._whole: dict[int, tuple[int, int]] = {}  # address of a storage -> its number and size
         self._pieces: dict[int, list[_Piece]] = {}
         self._sizes: list[bytes | int] = []
         self._buffers: list[memoryview] = []
@@ -51,19 +52,22 @@ class Storages:
     def place(self, entry: Entry, tensor: torch.Tensor) -> None:
         """Remember a strided CPU tensor that is not empty, together with the entry that describes it."""
         storage = tensor.untyped_storage()
-        item = tensor.element_size()
-        start = int(tensor.storage_offset()) * item
-        if tensor.is_contiguous():
-            dense = tensor.numel() * item
-            stop = start + dense
-        else:
-            shape, strides = tensor.shape, tensor.stride()
-            note(entry, "strides", list(strides))
-            dense = math.prod(size for size, stride in zip(shape, strides, strict=True) if stride) * item
-            stop = start + (last_index(shape, strides) + 1) * item
-        if stop > storage.nbytes():
+        address, size = storage.data_ptr(), storage.nbytes()
+        start = int(tensor.storage_offset()) * tensor.element_size()
+        dense = tensor.nbytes
+        stop = start + dense
+        if not tensor.is_contiguous():
+            stop, dense = _strided(entry, tensor, start)
+        if stop > size:
             raise SerializationError("a tensor whose storage was freed or cut short cannot be sent")
-        self._pieces.setdefault(storage.data_ptr(), []).append(_Piece(entry, tensor, start, stop, dense))
+        if dense == size and address not in self._whole and address not in self._pieces:
+            self._whole[address] = len(self._sizes), size
+            self._store(storage, 0, size)
+        number, within = self._whole.get(address, (0, 0))
+        if stop <= within:
+            _refer(entry, number, start, tensor)
+        else:
+            self._pieces.setdefault(address, []).append(_Piece(entry, tensor, start, stop, dense))
 
     def finish(self) -> tuple[list[bytes | int], list[memoryview]]:
         """The storages (bytes, or the length of the next buffer) and the out-of-band buffers."""
@@ -74,16 +78,17 @@ class Storages:
 
     def _write(self, pieces: list[_Piece]) -> None:
         start = pieces[0].start // _ALIGNMENT * _ALIGNMENT
-        stop = max([piece.stop for piece in pieces])
-        gaps = stop - start - sum([piece.dense for piece in pieces])
+        stop = dense = 0
+        for piece in pieces:
+            stop = max(stop, piece.stop)
+            dense += piece.dense
+        gaps = stop - start - dense
         if gaps >= WORTH_PACKING and gaps * 2 >= stop - start:
             for piece in pieces:
                 self._pack(piece)
             return
         for piece in pieces:
-            piece.entry[2] = len(self._sizes)
-            if piece.start > start:
-                note(piece.entry, "offset", (piece.start - start) // piece.tensor.element_size())
+            _refer(piece.entry, len(self._sizes), piece.start - start, piece.tensor)
         self._store(pieces[0].tensor.untyped_storage(), start, stop)
 
     def _pack(self, piece: _Piece) -> None:
@@ -106,6 +111,20 @@ class Storages:
         window = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (size,), (1,))
         self._sizes.append(size)
         self._buffers.append(window.numpy().data.toreadonly())
+
+
+def _strided(entry: Entry, tensor: torch.Tensor, start: int) -> tuple[int, int]:
+    """Where a tensor with strides ends, and how many bytes its elements take."""
+    shape, strides, item = tensor.shape, tensor.stride(), tensor.element_size()
+    note(entry, "strides", list(strides))
+    dense = math.prod(size for size, stride in zip(shape, strides, strict=True) if stride)
+    return start + (last_index(shape, strides) + 1) * item, dense * item
+
+
+def _refer(entry: Entry, number: int, start: int, tensor: torch.Tensor) -> None:
+    entry[2] = number
+    if start:
+        note(entry, "offset", start // tensor.element_size())
 
 
 def _groups(pieces: list[_Piece]) -> Iterator[list[_Piece]]:

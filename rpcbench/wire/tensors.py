@@ -128,8 +128,8 @@ def _elsewhere(tensor: torch.Tensor) -> str:
 def decode(table: bytes, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor], int]:
     """The tensors of a table, and how many of the buffers it used.
 
-    Writable buffers become the tensors' memory; read-only ones are copied. ProtocolError for anything that a sender
-    of this version would not have written.
+    Writable buffers (16-byte aligned) become the tensors' memory; read-only ones are copied. ProtocolError for what no
+    sender of this version would have written.
     """
     try:
         storages, entries = msgpack.unpackb(table)

@@ -46,9 +46,9 @@ Later = Callable[[Callable[[], None]], object]
 
 
 def _fresh(error: BaseException) -> BaseException:
-    """A twin of a stored error, to be raised: frames that a raise collects may refer back to the future.
+    """A twin of an error, without the frames that its raises have collected, which may refer back to the future.
 
-    torch's side holds what is stored where the garbage collector cannot see it, so such a circle would never go.
+    torch's side holds what it stores where the garbage collector cannot see it, so such a circle would never go.
     """
     try:
         twin = copy.copy(error)
@@ -105,6 +105,7 @@ class Future(_Base[T]):
         try:
             outcome = (answer(), None)
         except BaseException as error:  # noqa: BLE001  (whatever a call raised is its result)
+            error.__context__ = None  # what the opening thread was handling is no part of it
             self._finish((None, error.with_traceback(None)))
         else:
             self._finish(outcome)
@@ -120,7 +121,7 @@ class Future(_Base[T]):
             super().set_result(value)
             return
         self._set_unwrap_func(_raise)  # as torch's set_exception, which would call our set_result
-        super().set_result(cast(Any, error if isinstance(error, Exception) else RuntimeError(repr(error))))
+        super().set_result(cast(Any, _fresh(error) if isinstance(error, Exception) else RuntimeError(repr(error))))
 
     def set_result(self, result: T) -> None:
         self._resolve((result, None))
@@ -196,7 +197,10 @@ class Future(_Base[T]):
             if not bridge.done():
                 bridge.set_result(None)
 
-        self.add_done_callback(lambda _: loop.call_soon_threadsafe(wake))
+        def done(_: torch.futures.Future[T]) -> None:
+            loop.call_soon_threadsafe(wake)
+
+        self.add_done_callback(done)
         yield from bridge
         return self._value()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from worlds import config, tables_empty, until, world
+from worlds import config, nothing_left, until, world
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
@@ -146,7 +146,7 @@ def test_what_cannot_be_pickled_fails_here_and_leaks_nothing(agents: list[Agent]
     with pytest.raises(SerializationError, match="lock"):
         agents[0].call("worker2", threading.Lock).wait()
     del held
-    until(lambda: tables_empty(agents))
+    nothing_left(agents)
 
 
 # -- RRefs
@@ -161,7 +161,7 @@ def test_the_four_ways_to_share(agents: list[Agent]) -> None:
     returned = rpc_sync("worker2", give_back, (created,))
     assert torch.equal(returned.to_here(), torch.full((2,), 2.0))
     del created, own, returned
-    until(lambda: tables_empty(agents), "all tables to be empty")
+    nothing_left(agents)
 
 
 def test_owner_and_users_know_what_they_are(agents: list[Agent]) -> None:
@@ -176,7 +176,7 @@ def test_owner_and_users_know_what_they_are(agents: list[Agent]) -> None:
     with pytest.raises(RuntimeError, match="Can not pickle rref"):
         pickle.dumps(own)
     del rref, own, to_self
-    until(lambda: tables_empty(agents))
+    nothing_left(agents)
 
 
 def test_a_failed_creation_fails_where_the_value_is_used(agents: list[Agent]) -> None:
@@ -187,7 +187,7 @@ def test_a_failed_creation_fails_where_the_value_is_used(agents: list[Agent]) ->
     with pytest.raises(ValueError, match="not"):
         rpc_sync("worker2", fetch, (rref,))
     del rref
-    until(lambda: tables_empty(agents))
+    nothing_left(agents)
 
 
 def test_methods_run_on_the_owner(agents: list[Agent]) -> None:
@@ -216,7 +216,7 @@ def test_a_lost_worker_fails_its_calls_by_name_and_frees_its_forks(agents: list[
     release.set()
     assert agents[0].call("worker2", add, (1,)).wait() == 2
     del theirs, own
-    until(lambda: tables_empty([agents[0], agents[2]]))
+    nothing_left([agents[0], agents[2]])
     _kept.clear()
 
 

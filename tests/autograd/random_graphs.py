@@ -9,7 +9,7 @@ import random
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from rpcbench.autograd.graph import edges, is_leaf, receive
+from rpcbench.autograd.graph import edges, is_leaf, leaf_of, receive
 from rpcbench.autograd.regions import LocalPass
 
 
@@ -144,7 +144,7 @@ class RandomGraph:
         return torch.autograd.grad(roots, self.ends, grads, retain_graph=True, allow_unused=True), self.runs.copy()
 
     def in_parts(self, passes, retain_graph):
-        """The gradients at `ends` in each of several passes whose roots arrive in any order, and the runs of all hooks."""
+        """The same in passes that go on side by side, roots arriving in any order; the runs are of all of them."""
         running = [LocalPass({key: self.roots[key][0] for key in keys}, retain_graph) for keys in passes]
         arrivals = [(number, key) for number, keys in enumerate(passes) for key in keys]
         self.random.shuffle(arrivals)
@@ -153,28 +153,29 @@ class RandomGraph:
         for number, key in arrivals:
             fired[number] += running[number].arrive(key, self.roots[key][1])
         assert all(one.complete for one in running)
-        return [self._at_ends(one, of) for one, of in zip(running, fired, strict=True)], self.runs.copy()
+        return [self.at_ends(one, of) for one, of in zip(running, fired, strict=True)], self.runs.copy()
 
-    def _at_ends(self, local_pass, fired):
+    def at_ends(self, local_pass, fired):
+        """The results of a pass, in the order of `ends`."""
         leaves = dict(local_pass.leaves())
         messages = {one.key: one.grads for one in fired}
-        assert len(messages) == len(fired)
+        assert len(messages) == len(fired), "a message fired twice"
+        nothing = {0: None, 1: None}
         return [
-            leaves.get(edge.node.variable) if is_leaf(edge.node) else messages.get(edge.node.key, [None] * 2)[edge.output_nr]
-            for edge in self.ends
+            leaves.get(leaf_of(node)) if is_leaf(node) else messages.get(node.key, nothing)[number]
+            for node, number, _ in self.ends
         ]
 
     def agrees(self, passes, retain_graph=True):
-        """Whether the passes, in parts, give what one local backward gives for each, and run the same hooks."""
-        want = [self.whole(keys) for keys in passes]
-        got, runs = self.in_parts(passes, retain_graph)
-        hooks = sum((runs for _, runs in want), collections.Counter())
-        return runs == hooks and all(
-            _same(a, b) for grads, (wanted, _) in zip(got, want, strict=True) for a, b in zip(grads, wanted, strict=True)
-        )
+        """Whether passes in parts give what local backwards give, with each hook run as often."""
+        want, runs = zip(*map(self.whole, passes), strict=True)
+        got, runs_in_parts = self.in_parts(passes, retain_graph)
+        return runs_in_parts == sum(runs, collections.Counter()) and all(map(same, got, want))
 
 
-def _same(a, b):
-    if a is None or b is None:
-        return a is b
-    return torch.allclose(a.to_dense(), b.to_dense(), rtol=1e-12, atol=1e-12)
+def same(got, want):
+    """Whether all gradients are equal, and the same ones are there."""
+    return all(
+        a is b if a is None or b is None else torch.allclose(a.to_dense(), b.to_dense(), rtol=1e-12, atol=1e-12)
+        for a, b in zip(got, want, strict=True)
+    )

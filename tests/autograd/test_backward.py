@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from worlds import tables_empty, until, world
+from worlds import nothing_left, until, world
 
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
@@ -22,7 +22,7 @@ from rpcbench.words.errors import RpcError, WorkerLostError
 def agents(tmp_path: Path) -> Iterator[list[Agent]]:
     with world(tmp_path, 3) as made:
         yield made
-        until(lambda: tables_empty(made), "every context to be released")
+        nothing_left(made)
 
 
 def scale(x: torch.Tensor, factor: float = 3.0) -> torch.Tensor:

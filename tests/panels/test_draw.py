@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -181,19 +182,23 @@ def test_forks_of_one_holder_are_counted_in_one_mark(show):
 
 def test_rows_stay_where_they_are_when_others_go(show):
     at = world(2)
-    for i in range(5):
+    for i in range(8):
         own(at, 1, f"0.{i}")
     shown = show("rrefs", at)
     place = "r => document.querySelector(`[data-rref='${r}']`).getAttribute('transform')"
     before = shown.page.evaluate(place, "0.3")
     gone = shown.page.evaluate(place, "0.1")
     height = shown.page.locator(".rb-panel").bounding_box()["height"]
-    del at[1]["tables"]["owned"]["0.1"]
+    for rref in ("0.1", "0.6", "0.7"):
+        del at[1]["tables"]["owned"][rref]
     shown.move(at)
     assert shown.page.evaluate(place, "0.3") == before
     own(at, 2, "2.0")
+    own(at, 1, "0.3", failed=True)
     shown.move(at)
     assert shown.page.evaluate(place, "2.0") == gone
+    new = shown.page.eval_on_selector_all(".rb-row.rb-new", "all => all.map(one => one.dataset.rref)")
+    assert sorted(new) == ["0.0", "0.2", "0.4", "0.5", "2.0"]  # one that changed does not fade in again
     assert shown.page.locator(".rb-panel").bounding_box()["height"] == height
 
 
@@ -281,6 +286,8 @@ def test_blocks_stand_in_their_lane_at_their_time(show):
     other = boxes["forward of micro-batch 0 stage 1"]
     back = boxes["backward of micro-batch 0 stage 0"]
     assert first["y"] == second["y"] == back["y"] < other["y"]
+    zero = shown.page.locator(".rb-axis line").first.bounding_box()["x"]
+    assert first["x"] == pytest.approx(zero, abs=0.6)
     per_second = (second["x"] - first["x"]) / 0.003
     assert other["x"] - first["x"] == pytest.approx(0.0034 * per_second, abs=1)
     assert back["width"] - first["width"] == pytest.approx(0.002 * per_second, abs=1)
@@ -328,11 +335,14 @@ def test_worker_supplied_strings_are_text(show, name):
 
 @pytest.mark.parametrize("name", PANELS)
 def test_deltas_draw_the_same_picture_as_a_whole(show, name):
-    picture = "document.querySelector('.rb-body').innerHTML"
+    def picture(shown):
+        drawn = shown.page.evaluate("document.querySelector('.rb-body').innerHTML")
+        return re.sub(r' class="rb-new"| ?rb-new', "", drawn)
+
     shown = show(name, world(3))
     shown.move(busy_world())
-    moved = shown.page.evaluate(picture)
-    assert show(name, busy_world()).page.evaluate(picture) == moved
+    moved = picture(shown)
+    assert picture(show(name, busy_world())) == moved
 
 
 @pytest.mark.parametrize("name", PANELS)
@@ -361,12 +371,15 @@ def test_after_a_gap_the_picture_waits_for_the_next_whole(show):
     assert shown.count(".rb-row") == 1
 
 
-def test_a_second_view_opened_later_shows_the_present(show):
-    shown = show("rrefs", world(2))
+@pytest.mark.parametrize("name", PANELS)
+def test_a_second_view_opened_later_shows_the_present(show, name):
+    shown = show(name, world(3))
     shown.move(busy_world())
     shown.render()
-    assert shown.count(".rb-panel") == 2
-    assert shown.count(".rb-row") == 2 * len(shown.view["rrefs"])
+    first, second = shown.page.locator(".rb-panel").all()
+    for part in (".rb-stats", ".rb-picture", ".rb-legend"):
+        pictures = [panel.locator(part).inner_html().replace(' class="rb-new"', "") for panel in (first, second)]
+        assert re.sub(" ?rb-new", "", pictures[0]) == re.sub(" ?rb-new", "", pictures[1])
 
 
 def test_the_kernel_hears_when_a_view_opens_and_closes(show):
@@ -381,6 +394,14 @@ def test_a_failure_is_said(show):
     shown = show("rrefs", world(2))
     shown.page.evaluate("models[0].change('problem', 'ValueError: <b>'); drawn()")
     assert shown.page.get_by_role("alert").inner_text() == "This panel stopped: ValueError: <b>. Run its cell again."
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_a_panel_outlives_its_workers(show, name):
+    shown = show(name, busy_world())
+    shown.move(world(1))
+    assert shown.count(".rb-row, .rb-card, .rb-op:visible:not(.rb-legend *)") == 0
+    assert shown.page.locator(".rb-hint").is_visible()
 
 
 def test_nothing_is_drawn_before_the_first_look(show):

@@ -175,7 +175,7 @@ class Passes(World):
         super().__init__(seed, Passer, size)
         self.root = self.members[self.random.randrange(size)]
         self.context = global_id(self.root.id, 0)
-        self.root.feed(lambda: [] if self.root.node.contexts.open(self.context) else [])
+        self.root.node.contexts.open(self.context)
 
     def goes_wrong(self, walk: Id) -> bool:
         return self.chance(self.errors)
@@ -205,7 +205,8 @@ class Passes(World):
             self.settle()
             for walk, recvs in self.root.begun.items():
                 assert self.ended[walk] == [None], f"pass {walk} ended with {self.ended[walk]}"
-                assert self.arrived[walk] == {s: [n] for s, n in self.paths(recvs).items()}, f"wrong gradients in {walk}"
+                expected = {send: [count] for send, count in self.paths(recvs).items()}
+                assert self.arrived[walk] == expected, f"wrong gradients in pass {walk}"
             self._check_walks_are_over()
             self.release()
             self._check_end()

@@ -22,6 +22,7 @@ from rpcbench.words.ids import Id
 
 Forks = tuple[m.Fork, ...]
 Request = m.Call | m.Create | m.Fetch
+ACTIONS = [*["create"] * 2, *["call"] * 3, "fetch", "keep", *["drop"] * 3, "give_up"]
 
 
 @dataclass(eq=False)
@@ -66,7 +67,7 @@ class Sharer(Member):
         to = pick.choice(range(len(self.world.members)))
         idle = [handle for handle in self.handles if not handle.busy]
         theirs = [handle for handle in idle if handle.owner != self.id and not self._failed(handle)]
-        match pick.choice("create create call call call fetch keep drop drop drop give_up".split()):
+        match pick.choice(ACTIONS):
             case "create":
                 self._pack(to, self._create)
             case "call":
@@ -179,7 +180,7 @@ class Sharer(Member):
         if message.rref not in self.world.made:
             self.parked[message.rref].append((source, message))
             return
-        wanted = message.call in self.world.members[source].node.calls.outgoing
+        wanted = source not in self.world.dead and message.call in self.world.members[source].node.calls.outgoing
         self.world.expect(self.has(message.rref) or not wanted, message.rref, "is gone, but fetched")
         self._pack(source, partial(self._reply, message.call))
 
@@ -269,6 +270,9 @@ class Sharing(World):
             for user in member.node.rrefs.users.values():
                 if not user.released:
                     yield user.rref, user.owner
+            for handle in member.handles:
+                if handle.fork is not None:
+                    yield handle.rref, handle.owner
 
     def _check_end(self) -> None:
         for member in self.alive:
@@ -277,8 +281,7 @@ class Sharing(World):
             assert not wrong, f"{at}: numbers of answers to calls: {wrong}"
             left = {name: table for name, table in node.tables().items() if table}
             assert not left, f"{at}: left over: {left}"
-            parked = [fetch for found in member.parked.values() for fetch in found if fetch[0] not in self.dead]
-            inside = [node.calls.serving, node.calls._held, node.rrefs.children, member.kept, parked]
+            inside = [node.calls.serving, node.calls._held, node.rrefs.children, member.kept]
             assert not any(inside), f"{at}: left over inside: {inside}"
             early = {source: window._early for source, window in node._seen.items() if len(window)}
             assert not early, f"{at}: numbers that never came before these: {early}"

@@ -6,10 +6,12 @@ import collections
 import dataclasses
 import enum
 import functools
+import gc
 import pickle
 import sys
 import threading
 import types
+import weakref
 from typing import Any
 
 import numpy as np
@@ -189,6 +191,26 @@ def test_externals_travel_by_number() -> None:
     assert (a, b, again["again"], function()) == ("reference 0", "reference 1", "reference 0", "reference 1")
 
 
+def test_nothing_is_kept_until_the_next_collection() -> None:
+    """A value with RRefs in it must release them as soon as its last user lets go."""
+    body = Codec().encode([Reference(), torch.ones(1), np.zeros(INLINE), lambda: 1], Table()).body
+    gc.disable()
+    try:
+        kept = [weakref.ref(part) for part in Codec().decode(body, Fresh())[:3]]
+        sent = Reference()
+        kept.append(weakref.ref(sent))
+        Codec().encode([sent, torch.ones(1)], Table())
+        del sent
+        assert [ref() for ref in kept] == [None] * 4
+    finally:
+        gc.enable()
+
+
+class Fresh(Table):
+    def take(self, index: int) -> object:
+        return Reference()
+
+
 def test_what_the_message_does_not_bring_is_refused() -> None:
     codec = Codec()
     tensors = codec.encode([torch.ones(1), torch.ones(1)]).body
@@ -281,7 +303,7 @@ def test_blame_ends_in_cycles_and_deep_values() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(SerializationError, match="^value: nested too deeply"):
+    with pytest.raises(SerializationError, match=r"^value: nested too deeply"):
         Codec().encode(deep)
     while deep:
         deep = deep.pop()
@@ -313,7 +335,7 @@ def test_a_function_missing_here_is_an_error_that_says_so(monkeypatch: pytest.Mo
 
 def test_errors_of_the_values_own_classes_pass_unchanged() -> None:
     body = Codec().encode(Brittle()).body
-    with pytest.raises(AttributeError, match="^just so$") as caught:
+    with pytest.raises(AttributeError, match=r"^just so$") as caught:
         Codec().decode(body)
     assert not isinstance(caught.value, RpcError)
 

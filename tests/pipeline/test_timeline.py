@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rpcbench.pipeline.schedules import Ops, gpipe, one_f_one_b, parse
 from rpcbench.pipeline.simulate import simulate
-from rpcbench.telemetry.timeline import Timeline, idle_share
+from rpcbench.pipeline.timeline import Timeline, idle_share
 from rpcbench.words.events import Row
 
 START = 5000.0
@@ -92,8 +92,8 @@ def test_ops_without_room_for_a_name_keep_their_shade() -> None:
 
 
 def test_an_op_too_short_for_a_column_is_drawn() -> None:
-    lane = Timeline.of([row(1, "0F0", 0, 1), row(1, "0F1", 500, 501), row(1, "0B0", 999, 1000)]).text(60).splitlines()[1]
-    assert lane == "worker1 │░" + " " * 23 + "░" + " " * 22 + "▓"
+    short = [row(1, "0F0", 0, 1), row(1, "0F1", 500, 501), row(1, "0B0", 999, 1000)]
+    assert Timeline.of(short).text(60).splitlines()[1] == "worker1 │░" + " " * 23 + "░" + " " * 22 + "▓"
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])

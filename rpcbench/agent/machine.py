@@ -1,0 +1,33 @@
+"""The node under its one lock: feed an event, let the lock go, then carry out the effects."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from rpcbench.protocol.effects import Effect, Effects
+from rpcbench.protocol.node import Node
+
+T = TypeVar("T")
+Perform = Callable[[Effect, bool], None]
+"""(effect, may_wait): carry one effect out; may_wait says whether a write may hold this thread up."""
+
+
+class Machine:
+    def __init__(self, node: Node, perform: Perform) -> None:
+        self._node = node
+        self._perform = perform
+        self._lock = threading.Lock()
+
+    def feed(self, event: Callable[[Node], Effects], may_wait: bool = False) -> None:
+        """An event, and all that follows from it. `event` must not run user code, pickle, or do I/O."""
+        with self._lock:
+            effects = event(self._node)
+        for effect in effects:
+            self._perform(effect, may_wait)
+
+    def ask(self, question: Callable[[Node], T]) -> T:
+        """Look something up, or change what has no effects."""
+        with self._lock:
+            return question(self._node)

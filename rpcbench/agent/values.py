@@ -1,0 +1,135 @@
+"""User data into messages and out of them, and the values that this member owns.
+
+Pickling has effects on the protocol: the RRefs inside a value are collected while it is pickled, then all are forked
+in one locked step. On arrival the handles are made while unpickling; a fork that nobody took is released again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from rpcbench.agent.handles import Handle, Home, Incoming, Outgoing
+from rpcbench.agent.hooks import Recorder
+from rpcbench.agent.machine import Machine
+from rpcbench.protocol.node import Node
+from rpcbench.wire.body import Body
+from rpcbench.wire.messages import Fork, Scope
+from rpcbench.wire.pickling import Codec
+from rpcbench.words.futures import Future
+from rpcbench.words.ids import Id
+
+if TYPE_CHECKING:
+    import torch
+
+MakeHandle = Callable[[Any, Id, int, "Id | None", "Future[Any] | None", str], Handle]
+
+
+class Values:
+    def __init__(self, home: Home, machine: Machine, make: MakeHandle, clock: Callable[[], float]) -> None:
+        self.codec = Codec()
+        self.recorder: Recorder | None = None
+        self._home = home
+        self._machine = machine
+        self._make = make
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._owned: dict[Id, Future[Any]] = {}
+
+    # -- messages
+    def pack(self, to: int, value: Any, context: int | None) -> tuple[Body, tuple[Fork, ...], Scope | None]:
+        """A value as the parts of a message: its RRefs forked, its tensors recorded. SerializationError."""
+        outgoing = Outgoing(self._home)
+        encoded = self.codec.encode(value, outgoing)
+        scope = None
+        if context is not None and self.recorder is not None:
+            scope = self.recorder.sending(context, encoded.tensors, to)
+        forks = self._share(outgoing.handles, to) if outgoing.handles else ()
+        return encoded.body, forks, scope
+
+    def _share(self, handles: list[Handle], to: int) -> tuple[Fork, ...]:
+        me, now = self._home.id, self._clock()
+        with self._lock:
+            for handle in handles:
+                if handle._owner == me and handle._value is not None:
+                    self._owned[handle._rref] = handle._value
+
+        def share(node: Node) -> tuple[Fork, ...]:
+            return tuple(
+                node.rrefs.share(h._rref, None if h._owner == me else h._fork, h._type, to, now) for h in handles
+            )
+
+        return self._machine.ask(share)
+
+    def unpack(self, source: int, body: Body, forks: tuple[Fork, ...], scope: Scope | None) -> Any:
+        """The value of a message, with handles for its RRefs and its tensors attached to the graph."""
+        incoming = Incoming(self._home, forks, self.handle)
+
+        def adopt(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            if scope is None or self.recorder is None:
+                return tensors
+            return self.recorder.received(scope, tensors, source)
+
+        try:
+            return self.codec.decode(body, incoming, adopt)
+        finally:
+            if forks:
+                unopened = incoming.unopened()
+                self._machine.feed(lambda node: node.opened(forks))
+                self._machine.feed(lambda node: node.dropped(unopened))
+
+    def context(self) -> int | None:
+        """The autograd context of this thread."""
+        return self.recorder.current() if self.recorder is not None else None
+
+    def inside(self, context: int | None) -> AbstractContextManager[None]:
+        """Around a function that a message of an autograd context asked for."""
+        if context is None or self.recorder is None:
+            return contextlib.nullcontext()
+        return self.recorder.inside(context)
+
+    # -- handles
+    def handle(self, fork: Fork) -> Handle:
+        """A handle on a fork that a message brought."""
+        if fork.owner == self._home.id:
+            return self._make(self._home, fork.rref, fork.owner, None, self.owned(fork.rref), fork.type)
+        return self._make(self._home, fork.rref, fork.owner, fork.fork, None, fork.type)
+
+    def first(self, to: int, label: str) -> Handle:
+        """A handle on a value that `to` will make, as its first user."""
+        rref, fork = self._machine.ask(lambda node: node.rrefs.create_user(to, label))
+        return self._make(self._home, rref, to, fork, self.owned(rref) if to == self._home.id else None, "")
+
+    def keep(self, value: Any, type_: str) -> Handle:
+        """A handle on a value of this process's own, as its owner."""
+        future: Future[Any] = Future()
+        future.set_result(value)
+        rref = self._machine.ask(lambda node: node.rrefs.new_id())
+        return self._make(self._home, rref, self._home.id, None, future, type_)
+
+    # -- owned values
+    def owned(self, rref: Id) -> Future[Any]:
+        """The future of a value that this member owns; it may not be made yet."""
+        with self._lock:
+            future = self._owned.get(rref)
+            if future is None:
+                future = self._owned[rref] = Future()
+            return future
+
+    def made(self, rref: Id, value: Any, error: Exception | None) -> None:
+        """The function that makes an owned value has returned, or raised."""
+        future = self.owned(rref)
+        type_ = type(value).__name__ if error is None else ""
+        self._machine.ask(lambda node: node.rrefs.value_set(rref, type_, error is not None))
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+
+    def forget(self, rref: Id) -> Future[Any] | None:
+        """Nobody uses it any more; whoever gets the future lets go of the value."""
+        with self._lock:
+            return self._owned.pop(rref, None)

@@ -1,0 +1,55 @@
+"""Calls of this member that wait for their answers: one future each, resolved once; and their deadlines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from rpcbench.agent.deadlines import Deadlines
+from rpcbench.words.futures import Answer, Future, Later
+from rpcbench.words.ids import Counter
+
+
+class Waiting:
+    def __init__(self, later: Later, cancel: Callable[[int], None]) -> None:
+        self.deadlines = Deadlines()
+        self._later = later
+        self._cancel = cancel
+        self._numbers = Counter()
+        self._idle = threading.Condition(threading.Lock())
+        self._futures: dict[int, Future[Any]] = {}
+
+    def new(self) -> tuple[int, Future[Any]]:
+        """A new call's number and future."""
+        number = self._numbers.next()
+        future: Future[Any] = Future(on_cancel=lambda: self._cancel(number))
+        with self._idle:
+            self._futures[number] = future
+        return number, future
+
+    def finish(self, number: int, answer: Answer) -> None:
+        """The answer has come, or there will be none and `answer` raises why."""
+        self.deadlines.clear(number)
+        with self._idle:
+            future = self._futures.pop(number, None)
+            if not self._futures:
+                self._idle.notify_all()
+        if future is not None:
+            future.deliver(answer, self._later)
+
+    def fail(self, number: int, error: Exception) -> None:
+        def answer() -> None:
+            raise error
+
+        self.finish(number, answer)
+
+    def fail_all(self, error: Exception) -> None:
+        for number in list(self._futures):
+            self.fail(number, error)
+
+    def settle(self, timeout: float | None) -> int:
+        """Wait until no call waits, `timeout` seconds at most; how many still do."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._futures, timeout)
+            return len(self._futures)

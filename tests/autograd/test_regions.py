@@ -1,0 +1,300 @@
+"""A pass in parts is one local backward: same gradients, each hook once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from random_graphs import RandomGraph, same
+from torch.autograd.graph import GradientEdge
+
+from rpcbench.autograd import parts, taps
+from rpcbench.autograd.graph import edges, receive
+from rpcbench.autograd.regions import LocalPass
+from rpcbench.words.errors import ProtocolError
+
+ONE = torch.ones(1, dtype=torch.double)
+
+
+def number(value=1.0, dtype=torch.double):
+    return torch.full((1,), value, dtype=dtype).requires_grad_()
+
+
+def square(runs):
+    """A hook that is not linear."""
+    return lambda grad: runs.append(grad.item()) or grad * grad
+
+
+class Residual:
+    """`loss = 2 * (5 * reply + 3 * h)` after `h = 2 * weight` was sent as `7 * h`: the reply comes back before."""
+
+    def __init__(self):
+        self.weight = number()
+        self.h = self.weight * 2
+        (self.reply,) = receive([number()], "reply")
+        self.loss = 2 * (self.reply * 5 + self.h * 3)
+        self.roots = {"loss": edges([self.loss]), "send": edges([self.h * 7])}
+
+
+# -- against one local backward
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_random_graphs_agree_with_one_local_backward(block):
+    for seed in range(block * 50, block * 50 + 50):
+        graph = RandomGraph(seed)
+        passes = graph.passes()
+        assert graph.agrees(passes, retain_graph=len(passes) > 1 or seed % 2 == 0), seed
+
+
+def captured(starts, ends, taps_, retain_graph):
+    """What happens if torch's engine hands out what leaves a part."""
+    leaving = {GradientEdge(*node.next_functions[place]): None for node, places in taps_.items() for place in places}
+    every = [*ends, *leaving]
+    grads = torch.autograd.grad(list(starts), every, list(starts.values()), retain_graph, allow_unused=True)
+    return list(zip(every, grads, strict=True))
+
+
+MUTANTS = {
+    "captured, not tapped": (taps, "run", captured),
+    "only what the engine computes anyway": (taps, "_compute", lambda node, up, targets: [None] * 9),
+    "the last gradient, no sum": (parts.Part, "add", lambda part, edge, grad: part.entries.update({edge: grad})),
+    "leaves with hooks shared": (parts, "_is_bare_leaf", parts.is_leaf),
+    "leaves shared always": (
+        parts.Plan,
+        "_place",
+        lambda plan, *args, _place=parts.Plan._place, **share: _place(plan, *args, share=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_random_graphs_show_what_is_wrong(mutant, monkeypatch):
+    monkeypatch.setattr(*MUTANTS[mutant])
+    graphs = map(RandomGraph, range(150))
+    assert not all(graph.agrees(graph.passes()) for graph in graphs)
+
+
+# -- order
+
+
+def test_a_reply_is_fired_before_what_was_sent_for_it_gets_its_gradient():
+    graph, runs = Residual(), []
+    graph.h.register_hook(square(runs))
+    graph.reply.register_hook(square(runs))
+    both = LocalPass(graph.roots)
+
+    (fired,) = both.arrive("loss", [ONE])
+    assert (fired.key, fired.grads, both.leaves(), both.complete) == ("reply", [100], [], False)
+
+    assert both.arrive("send", [ONE]) == []
+    assert runs == [10, 6 + 7] and both.complete
+    assert both.leaves() == [(graph.weight, 2 * 13**2)] and graph.weight.grad is None
+
+
+def test_one_root_is_one_call_of_torch(monkeypatch):
+    calls = []
+    grad = torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **kwargs: calls.append(args) or grad(*args, **kwargs))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 3))
+    (x,) = receive([torch.randn(2, 3).requires_grad_()], "x")
+    y = model(x)
+    want = grad(y, [x, *model.parameters()], torch.ones_like(y), retain_graph=True)
+
+    local = LocalPass({"y": edges([y])})
+    (fired,) = local.arrive("y", [torch.ones_like(y)])
+
+    got = dict(local.leaves())
+    assert len(calls) == 1
+    assert same([*fired.grads, *(got[weight] for weight in model.parameters())], want)
+
+
+def test_micro_batches_with_shared_weights_are_one_call_each_and_one_for_the_sums(monkeypatch):
+    calls = []
+    grad = torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **kwargs: calls.append(args) or grad(*args, **kwargs))
+    model = torch.nn.Linear(3, 3)
+    outputs = [model(torch.randn(2, 3)) for _ in range(4)]
+    local = LocalPass({key: edges([output]) for key, output in enumerate(outputs)})
+
+    for key, output in enumerate(outputs):
+        assert local.leaves() == []
+        local.arrive(key, [torch.ones_like(output)])
+
+    got = dict(local.leaves())
+    assert len(calls) == 5
+    assert same([got[model.bias]], [torch.full((3,), 8.0)])
+
+
+# -- hooks of other kinds
+
+
+def test_a_module_backward_hook_sees_the_whole_sum_once():
+    module, seen = torch.nn.Linear(1, 1, bias=False).double(), []
+    module.register_full_backward_hook(lambda _module, _below, above: seen.append(above[0].item()))
+    h = module(number())
+    local = LocalPass({"a": edges([h * 2]), "b": edges([h * 3])})
+
+    assert local.arrive("a", [ONE]) == local.arrive("b", [ONE]) == [] and seen == [5]
+
+
+def test_leaves_keep_grad_alone_and_frozen_ones_have_no_gradient():
+    graph, frozen = Residual(), number()
+    output = graph.h * frozen
+    frozen.requires_grad_(False)
+    local = LocalPass({"loss": graph.roots["loss"], "output": edges([output])})
+    local.arrive("loss", [ONE])
+    local.arrive("output", [ONE])
+    assert [leaf for leaf, _ in local.leaves()] == [graph.weight] and graph.weight.grad is frozen.grad is None
+
+
+# -- kinds of gradients
+
+
+@pytest.mark.parametrize("order", [["sparse", "dense"], ["dense", "sparse"]])
+def test_sparse_and_dense_portions_add_up(order):
+    table = torch.randn(4, 2).requires_grad_()
+    rows = torch.tensor([1, 1, 3])
+    roots = {"sparse": torch.nn.functional.embedding(rows, table, sparse=True), "dense": table * 2}
+    local = LocalPass({key: edges([root]) for key, root in roots.items()})
+    for key in order:
+        local.arrive(key, [torch.ones_like(roots[key])])
+    ((leaf, grad),) = local.leaves()
+    assert leaf is table and torch.equal(grad.to_dense(), torch.tensor([[2.0] * 2, [4.0] * 2, [2.0] * 2, [3.0] * 2]))
+
+
+class RealPart(torch.autograd.Function):
+    """Its gradient is real, and torch makes it complex."""
+
+    @staticmethod
+    def forward(ctx, z):
+        return z.real.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def test_a_portion_takes_the_type_of_what_it_is_for():
+    weight = number(dtype=torch.complex128)
+    z = weight * (1 + 2j)
+    roots = [RealPart.apply(z), RealPart.apply(z)]
+    want = torch.autograd.grad(roots, [weight], [ONE, ONE], retain_graph=True)
+
+    local = LocalPass({key: edges([root]) for key, root in enumerate(roots)})
+    assert local.arrive(0, [ONE]) == local.arrive(1, [ONE]) == []
+
+    assert same([dict(local.leaves())[weight]], want)
+
+
+def test_zeros_stand_for_gradients_that_did_not_come():
+    used, *_ = receive([number(), ONE.clone(), torch.ones(2, 3).requires_grad_()], "m")
+    (fired,) = LocalPass({"r": edges([used * 2])}).arrive("r", [ONE])
+    assert fired.grads == [2, None, None]
+    assert same(fired.filled(), [torch.full((1,), 2.0).double(), None, torch.zeros(2, 3)])
+
+
+def test_a_message_fires_even_if_no_gradient_came():
+    (tensor,) = receive([number()], "m")
+    local = LocalPass({"a": edges([tensor * 2]), "b": edges([tensor * 3])})
+    assert local.arrive("a", [None]) == []
+    assert [fired.grads for fired in local.arrive("b", [None])] == [[None]]
+
+
+# -- buffers
+
+
+def test_buffers_are_freed_unless_the_graph_is_retained():
+    graph = Residual()
+    loss, other = graph.loss * graph.loss, graph.h * graph.h
+    roots = {**graph.roots, "loss": edges([loss]), "other": edges([other])}
+    saving = [loss.grad_fn, other.grad_fn, graph.h.grad_fn]
+    for retain_graph in (True, True, False):
+        assert all(node(ONE) for node in saving)
+        local = LocalPass(roots, retain_graph)
+        for key in roots:
+            local.arrive(key, [ONE])
+        assert [grad.item() for _, grad in local.leaves()] == [2 * (2 * graph.loss.item() * 6 + 7 + 4)]
+    for node in saving:
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            node(ONE)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        LocalPass(roots).arrive("loss", [ONE])
+
+
+def hooks_above_the_cut(graph):
+    """How many hooks are on the node whose edge to `h` leaves the loss's region."""
+    added = graph.loss.grad_fn.next_functions[0][0].register_hook(lambda *_: None)
+    count = len(added.hooks_dict_ref())
+    added.remove()
+    return count - 1
+
+
+def test_nothing_of_a_pass_stays_on_the_graph():
+    graph, during = Residual(), []
+    graph.reply.register_hook(lambda _: during.append(hooks_above_the_cut(graph)))
+    local = LocalPass(graph.roots)
+    for key in graph.roots:
+        local.arrive(key, [ONE])
+    assert during == [1] and hooks_above_the_cut(graph) == 0
+
+
+# -- side by side, and failing
+
+
+def test_a_pass_may_run_within_another_on_the_same_graph():
+    graph, inner = Residual(), []
+
+    def begin_another(_grad):
+        watch.remove()
+        another = LocalPass(graph.roots, retain_graph=True)
+        inner.extend(fired for key in graph.roots for fired in another.arrive(key, [ONE * 2]))
+        inner.extend(another.leaves())
+
+    outer = LocalPass(graph.roots, retain_graph=True)
+    watch = graph.reply.register_hook(begin_another)
+    fired = [fired for key in graph.roots for fired in outer.arrive(key, [ONE])]
+
+    assert fired[0].grads == [10] and outer.leaves() == [(graph.weight, 26)]
+    assert inner[0].grads == [20] and inner[1:] == [(graph.weight, 52)]
+
+
+def test_passes_on_several_threads_may_share_a_graph():
+    failures = []
+
+    def work(graph, want, passes):
+        for _ in range(5):
+            local = LocalPass({key: graph.roots[key][0] for key in passes}, retain_graph=True)
+            fired = [one for key in passes for one in local.arrive(key, graph.roots[key][1])]
+            if not same(graph.at_ends(local, fired), want):
+                failures.append(graph)
+
+    for seed in range(30):
+        graph = RandomGraph(seed)
+        wanted = [(graph.whole(keys)[0], keys) for keys in [list(graph.roots), list(graph.roots)[::-1]]]
+        threads = [threading.Thread(target=work, args=(graph, *one)) for one in wanted]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+    assert failures == []
+
+
+def test_an_error_of_a_hook_passes_through_and_leaves_the_graph_usable():
+    graph = Residual()
+    broken = graph.reply.register_hook(lambda grad: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        LocalPass(graph.roots, retain_graph=True).arrive("loss", [ONE])
+    assert hooks_above_the_cut(graph) == 0
+    broken.remove()
+    assert [fired.grads for fired in LocalPass(graph.roots).arrive("loss", [ONE])] == [[10]]
+
+
+def test_gradients_that_nobody_waits_for_are_refused():
+    local = LocalPass(Residual().roots)
+    local.arrive("loss", [ONE])
+    for key, grads in [("loss", [ONE]), ("stranger", [ONE]), ("send", [ONE, ONE])]:
+        with pytest.raises(ProtocolError, match=key):
+            local.arrive(key, grads)
+    assert not local.complete

@@ -1,0 +1,113 @@
+"""A real kernel, driven as a front end drives it: every message is kept with the cell it belongs to."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from dataclasses import dataclass, field
+
+import pytest
+from jupyter_client.manager import KernelManager
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_NOT_OUTPUT = {"status", "execute_input", "comm_open", "comm_msg", "comm_close"}
+
+
+@dataclass
+class Reply:
+    """How a cell ended, and what it showed, in order."""
+
+    status: str
+    ename: str
+    evalue: str
+    outputs: list[tuple[str, dict]] = field(default_factory=list)
+    strays: list[dict] = field(default_factory=list)
+
+    @property
+    def text(self):
+        return "".join(c["text"] for kind, c in self.outputs if kind == "stream")
+
+    @property
+    def results(self):
+        """Mime bundles of displays and results."""
+        return [c["data"] for kind, c in self.outputs if kind in ("display_data", "execute_result")]
+
+    @property
+    def traceback(self):
+        lines = [line for kind, c in self.outputs if kind == "error" for line in c["traceback"]]
+        return _COLOUR.sub("", "\n".join(lines))
+
+
+class Kernel:
+    """One kernel and its client."""
+
+    def __init__(self):
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel()
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    def run(self, code, stop_at=(), timeout=60):
+        """Run a cell to its end. Press the stop button once for each text of `stop_at`, when it is shown."""
+        reply = Reply("", "", "")
+        stops = list(stop_at)
+        cell = self.client.execute(code)
+
+        def hook(message):
+            kind, content = message["msg_type"], message["content"]
+            if kind in _NOT_OUTPUT:
+                return
+            reply.outputs.append((kind, content))
+            if stops and stops[0] in content.get("text", ""):
+                stops.pop(0)
+                self.interrupt()
+
+        self._read(cell, hook, reply, timeout)
+        content = self.answer(cell, timeout)
+        reply.status, reply.ename, reply.evalue = content["status"], content.get("ename", ""), content.get("evalue", "")
+        return reply
+
+    def _read(self, cell, hook, reply, timeout):
+        while True:
+            message = self.client.get_iopub_msg(timeout=timeout)
+            if message["parent_header"].get("msg_id") != cell:
+                reply.strays.append(message)
+            elif message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+                return
+            else:
+                hook(message)
+
+    def answer(self, cell, timeout=60):
+        """The reply to a cell; `wait_for_ready` may have left others behind."""
+        while (message := self.client.get_shell_msg(timeout=timeout))["parent_header"].get("msg_id") != cell:
+            pass
+        return message["content"]
+
+    def interrupt(self):
+        """What the stop button does: a signal to the whole process group of the kernel."""
+        os.killpg(os.getpgid(self.manager.provisioner.pid), signal.SIGINT)
+
+    def value(self, expression):
+        """The repr of an expression in the notebook."""
+        return self.run(f"{expression}").results[0]["text/plain"]
+
+    def close(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    """A kernel with a cluster of two, for all tests of a module."""
+    made = Kernel()
+    try:
+        started = made.run("%load_ext rpcbench\n%cluster start 2")
+        assert started.status == "ok", started.traceback
+        assert "worker1, worker2" in started.text
+        yield made
+        assert "stopped" in made.run("%cluster stop").text
+        assert "No cluster runs" in made.run("%cluster stop").text
+    finally:
+        made.close()

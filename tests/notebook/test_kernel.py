@@ -1,0 +1,177 @@
+"""Cells on workers through a real kernel: what a user sees, and that the cluster is usable after every mishap."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+SLEEP = "import time\nprint('ready')\nwhile True:\n    time.sleep(0.01)"
+
+
+@pytest.fixture(autouse=True)
+def usable_afterwards(kernel):
+    """After each test both workers still run cells, and nothing is shown that was not asked for."""
+    yield
+    after = kernel.run("%%remote all\nprint('usable')")
+    assert (after.status, sorted(after.text.splitlines())) == ("ok", ["[worker1] usable", "[worker2] usable"])
+    assert [m for m in after.strays if m["msg_type"] != "status"] == []
+
+
+def test_output_is_live_and_in_the_asking_cell(kernel):
+    code = "import time\nfor i in range(4):\n    print('at', time.time())\n    time.sleep(0.2)\n'result'"
+    cell = kernel.client.execute("%%remote worker1\n" + code)
+    lags, shown = [], []
+    while not shown or shown[-1]["msg_type"] != "display_data":
+        message = kernel.client.get_iopub_msg(timeout=30)
+        if message["msg_type"] == "stream":
+            lags.append(time.time() - float(message["content"]["text"].split()[1]))
+        if message["msg_type"] not in ("status", "execute_input"):
+            shown.append(message)
+    assert kernel.answer(cell)["status"] == "ok"
+    assert kernel.client.get_iopub_msg(timeout=30)["content"]["execution_state"] == "idle"
+    assert {m["parent_header"]["msg_id"] for m in shown} == {cell}
+    assert len(lags) == 4
+    assert sorted(lags)[1] < 0.15, "each line comes on its own, not at the end"
+    assert shown[-1]["content"]["data"]["text/plain"] == "'result'"
+
+
+def test_displays_keep_their_form_and_their_order(kernel):
+    reply = kernel.run(
+        "%%remote worker1\nfrom IPython.display import HTML, Image, display\n"
+        "print('first')\nhandle = display(HTML('<b>one</b>'), display_id='d')\nhandle.update(HTML('<b>two</b>'))\n"
+        "print('last')\nImage(data=b'\\x89PNG', format='png')"
+    )
+    assert [kind for kind, _ in reply.outputs] == [
+        "stream", "display_data", "update_display_data", "stream", "display_data"
+    ]  # fmt: skip
+    assert reply.outputs[2][1]["data"]["text/html"] == "<b>two</b>"
+    assert reply.results[1]["image/png"] == "iVBORw=="
+
+
+def test_all_workers_are_labelled_and_run_at_once(kernel):
+    begun = time.monotonic()
+    reply = kernel.run("%%remote all\nimport time\ntime.sleep(1)\nprint('slept', end='')\n'done'")
+    assert time.monotonic() - begun < 1.9
+    assert sorted(reply.text.splitlines()) == [f"[worker{i}] {text}" for i in (1, 2) for text in ("'done'", "slept")]
+    results = [line for line in reply.text.splitlines() if "done" in line]
+    assert results == ["[worker1] 'done'", "[worker2] 'done'"]
+
+
+def test_variables_go_there_and_come_back_as_values(kernel):
+    kernel.run("import torch\na, b = torch.ones(3), {'k': 2}")
+    assert kernel.run("%%remote worker1 -i a,b -o y\ny = a * b['k']").status == "ok"
+    assert kernel.value("y") == "tensor([2., 2., 2.])"
+    assert kernel.run("%%remote all -i b -o me\nimport os\nme = (b['k'], os.getpid())").status == "ok"
+    assert kernel.value("{w: (k, pid == cluster.pid(w)) for w, (k, pid) in me.items()}") == str(
+        {"worker1": (2, True), "worker2": (2, True)}
+    )
+    assert kernel.value("%remote worker1 y.sum()") == "tensor(6.)"
+
+
+def test_cells_define_what_calls_by_reference_find(kernel):
+    kernel.run("%%remote worker1\ndef where():\n    return 'the worker'")
+    kernel.run("def where():\n    return 'the notebook'")
+    assert kernel.value("%remote worker1 where() + ', ' + where.__module__") == "'the worker, __main__'"
+
+
+def test_an_error_keeps_its_type_and_shows_the_remote_line(kernel):
+    reply = kernel.run("%%remote worker1\ndef divide(x):\n    return x / 0\n\ndivide(1)")
+    assert (reply.status, reply.ename, reply.evalue) == ("error", "ZeroDivisionError", "division by zero")
+    assert "----> 3     return x / 0" not in reply.traceback
+    assert "----> 2     return x / 0" in reply.traceback
+    assert "Cell worker1[" in reply.traceback
+    assert "rpcbench" not in reply.traceback, "frames of the machinery"
+    assert "site-packages" not in reply.traceback
+
+
+def test_a_syntax_error_shows_only_the_remote_cell(kernel):
+    reply = kernel.run("%%remote worker1\nx = = 1")
+    assert (reply.status, reply.ename) == ("error", "SyntaxError")
+    assert "x = = 1" in reply.traceback
+    assert "run_cell_magic" not in reply.traceback
+    assert kernel.run("y = = 1").traceback.strip().startswith("Cell In[")
+
+
+def test_a_class_of_error_that_only_the_worker_has_is_shown_as_it_was(kernel):
+    reply = kernel.run("%%remote worker1\nclass Odd(Exception):\n    def __init__(self, a, b): pass\nraise Odd(1, 2)")
+    assert reply.status == "error"
+    assert "----> 3 raise Odd(1, 2)" in reply.traceback
+
+
+def test_leaving_is_an_error_not_the_end_of_the_worker(kernel):
+    reply = kernel.run("%%remote worker1\nraise SystemExit(3)")
+    assert reply.status == "error"
+    assert "SystemExit" in reply.traceback
+
+
+def test_the_stop_button_interrupts_everywhere_and_shows_where_it_stood(kernel):
+    begun = time.monotonic()
+    reply = kernel.run(f"%%remote all\n{SLEEP}", stop_at=["ready"])
+    assert time.monotonic() - begun < 5
+    assert (reply.status, reply.ename) == ("error", "KeyboardInterrupt")
+    assert reply.traceback.count("----> 4     time.sleep(0.01)") == 2
+    assert "[worker1]" in reply.traceback
+    assert "[worker2]" in reply.traceback
+    assert "rpcbench" not in reply.traceback, "frames of the machinery"
+
+
+def test_a_second_press_waits_no_longer_and_says_who_still_runs(kernel):
+    code = "%%remote worker1\nimport time\ntry:\n    print('ready')\n    while True:\n        time.sleep(0.01)\n"
+    reply = kernel.run(code + "finally:\n    print('tidying')\n    time.sleep(2)", stop_at=["ready", "tidying"])
+    assert reply.ename == "KeyboardInterrupt"
+    assert "the cell still runs on worker1; cluster.restart('worker1')" in reply.traceback
+
+
+def test_the_stop_button_silences_a_flood(kernel):
+    reply = kernel.run("%%remote worker1\nprint('ready')\nwhile True:\n    print('x' * 100)", stop_at=["ready"])
+    assert reply.ename == "KeyboardInterrupt"
+    assert reply.outputs[-1][0] == "error"
+
+
+def test_output_of_a_thread_goes_to_the_cell_that_runs(kernel):
+    kernel.run(
+        "%%remote worker1\nimport threading\ngo = threading.Event()\n"
+        "late = threading.Thread(target=lambda: (go.wait(), print('from a thread')))\nlate.start()\nprint('started')"
+    )
+    assert kernel.run("%%remote worker1\ngo.set()\nlate.join()").text == "from a thread\n"
+
+
+def test_what_cannot_travel_is_named(kernel):
+    kernel.run("lock = __import__('threading').Lock()")
+    reply = kernel.run("%%remote worker1 -i lock\nprint('ran')")
+    assert reply.ename == "SerializationError"
+    assert "variables['lock']" in reply.traceback
+    assert reply.text == ""
+    assert kernel.run("%%remote worker1 -o gone\n1").ename == "NameError"
+    assert "['gate']" in kernel.run("%%remote worker1 -o gate\nimport threading\ngate = threading.Lock()").traceback
+
+
+def test_an_unknown_worker_is_named_with_those_there_are(kernel):
+    reply = kernel.run("%%remote worker9\n1")
+    assert reply.ename == "UnknownWorkerError"
+    assert "'worker9'" in reply.traceback
+    assert "worker1, worker2" in reply.traceback
+
+
+def test_redirections_hold_for_remote_output(kernel):
+    kernel.run("%%capture caught\nget_ipython().run_cell_magic('remote', 'worker1', 'print(7)\\n8')")
+    assert kernel.value("caught.stdout, len(caught.outputs)") == r"('7\n', 1)"
+
+
+def test_starting_again_is_harmless(kernel):
+    assert "2 workers: worker1, worker2" in kernel.run("%cluster start 2").text
+    assert "cluster.scale(3)" in kernel.run("%cluster start 3").text
+
+
+def test_a_lost_worker_is_told_at_once_and_the_others_results_are_kept(kernel):
+    reply = kernel.run(
+        "%%remote all -o x\nimport os, signal\nx = 1\n"
+        "if get_ipython().compile.worker == 'worker2':\n    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert reply.ename == "WorkerLostError"
+    assert "worker2" in reply.traceback
+    assert kernel.value("x") == "{'worker1': 1}"
+    assert kernel.run("cluster.restart('worker2')").status == "ok"

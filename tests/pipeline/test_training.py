@@ -1,0 +1,217 @@
+"""Pipelines on real agents: exact gradients, the tables in mid-step, and nothing left afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from worlds import nothing_left, until, world
+
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline import Pipeline, PipelineError, split
+from rpcbench.telemetry import views
+from rpcbench.telemetry.collect import Collector
+from rpcbench.words.errors import SerializationError, UnknownWorkerError, WorkerLostError
+
+WORKERS = ["worker1", "worker2"]
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+        nothing_left(made)
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(3)
+    layers = [nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)]
+    return nn.Sequential(*layers).double()
+
+
+def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(5)
+    x = torch.rand(samples, 6, dtype=torch.double, generator=made)
+    return x, torch.randint(0, 4, (samples,), generator=made)
+
+
+def pipeline(**changes: Any) -> Pipeline:
+    fields: dict[str, Any] = {"microbatches": 4, "loss_fn": functional.cross_entropy}
+    return Pipeline(split(model(), WORKERS), **{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "microbatches", "samples"), [*itertools.product(["gpipe", "1f1b"], [1, 3, 4], [24]), ("1f1b", 8, 29)]
+)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_gradients_are_those_of_one_process(
+    agents: list[Agent], schedule: str, microbatches: int, samples: int, reduction: str
+) -> None:
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(output, target, reduction=reduction)
+
+    whole, (x, y) = model(), data(samples)
+    loss = loss_fn(whole(x), y)
+    loss.backward()
+    pipe = pipeline(schedule=schedule, microbatches=microbatches, loss_fn=loss_fn, loss_reduction=reduction)
+    with pipe.batch(x, y) as batch:
+        found = batch.gradients()
+    assert found.keys() == {name for name, _ in whole.named_parameters()}
+    for name, parameter in whole.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-12, atol=1e-12)
+    assert batch.result.loss == pytest.approx(loss.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_training_is_that_of_one_process(agents: list[Agent], schedule: str) -> None:
+    whole, (x, y) = model(), data(30)
+    optimizer = torch.optim.Adam(whole.parameters(), lr=0.01)
+    pipe = pipeline(schedule=schedule, microbatches=7, optimizer=(torch.optim.Adam, {"lr": 0.01}))
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(whole(x), y)
+        loss.backward()
+        optimizer.step()
+        assert pipe.step(x, y).loss == pytest.approx(loss.item(), rel=1e-9)
+    state = pipe.state_dict()
+    for name, tensor in whole.state_dict().items():
+        torch.testing.assert_close(state[name], tensor, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(pipe.predict(x), whole(x))
+    torch.testing.assert_close(pipe.predict(x[:3]), whole(x[:3]))
+
+
+_gate = threading.Event()
+_reached = threading.Event()
+
+
+def gated(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A loss that holds the last stage until the test has looked."""
+    _reached.set()
+    assert _gate.wait(30)
+    return functional.cross_entropy(output, target)
+
+
+def test_panels_show_the_tables_in_mid_step(agents: list[Agent]) -> None:
+    _gate.clear()
+    _reached.clear()
+    pipe = pipeline(schedule="gpipe", loss_fn=gated)
+    collector = agents[0].part(Collector)
+    stop = collector.subscribe(lambda: None)
+    x, y = data(24)
+    stepping = threading.Thread(target=lambda: _step(pipe, x, y))
+    stepping.start()
+    try:
+        assert _reached.wait(20)
+        until(lambda: len(sends(agents[1])) == 4, "all activations to be sent")
+        until(lambda: {i: m["tables"] for i, m in collector.world().items()} == {a.id: a.tables() for a in agents})
+        world_now = collector.world()
+    finally:
+        _gate.set()
+        stepping.join(20)
+    (context,) = world_now[1]["tables"]["contexts"].values()
+    assert {s["to"] for s in context["sends"]} == {2}
+    received = next(iter(world_now[2]["tables"]["contexts"].values()))["recvs"]
+    assert {r["message"] for r in received} <= {s["message"] for s in context["sends"]}
+    assert sum(len(rows) for rows in views.rref_view(world_now).values()) > 6
+    assert views.autograd_view(world_now) and views.pipeline_view(world_now)
+    until(lambda: not any(a.tables()["contexts"] for a in agents), "the step's context to be released")
+    until(lambda: not any(m["tables"]["contexts"] for m in collector.world().values()), "the panel to see it go")
+    stop()
+
+
+def _step(pipe: Pipeline, x: torch.Tensor, y: torch.Tensor) -> None:
+    with pipe.batch(x, y):
+        pass
+
+
+def sends(agent: Agent) -> list[Any]:
+    return [send for row in agent.tables()["contexts"].values() for send in row["sends"]]
+
+
+def test_the_timeline_has_every_operation(agents: list[Agent]) -> None:
+    pipe = pipeline(optimizer=(torch.optim.SGD, {"lr": 0.1}))
+    result = pipe.step(*data(24))
+    assert len(result.rows) == 2 * 2 * 4
+    assert 0 <= result.idle < 1 and result.idle_ideal == pytest.approx(1 / 5)
+    text = result.timeline.text(100)
+    assert "worker1" in text and "worker2" in text
+
+
+class Breaks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 2:
+            raise ArithmeticError("second micro-batch")
+        return x
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_stage_that_raises_changes_nothing_and_the_next_step_works(agents: list[Agent], place: int) -> None:
+    layers = list(model())
+    layers.insert(place, Breaks())
+    pipe = Pipeline(
+        split(layers, WORKERS, balance=[3, 3]), "1f1b", 4, functional.cross_entropy, (torch.optim.SGD, {"lr": 0.1})
+    )
+    before = pipe.state_dict()
+    with pytest.raises(ArithmeticError, match="second micro-batch"):
+        pipe.step(*data(24))
+    assert all(torch.equal(before[name], tensor) for name, tensor in pipe.state_dict().items())
+    assert pipe.step(*data(24)).loss > 0
+
+
+def test_a_worker_lost_in_mid_step_is_told_and_nothing_hangs(agents: list[Agent]) -> None:
+    _gate.clear()
+    _reached.clear()
+    pipe = pipeline(loss_fn=gated)
+    errors: list[BaseException] = []
+
+    def step() -> None:
+        try:
+            _step(pipe, *data(24))
+        except WorkerLostError as error:
+            errors.append(error)
+
+    stepping = threading.Thread(target=step)
+    stepping.start()
+    assert _reached.wait(20)
+    agents[1]._peers.close()
+    stepping.join(20)
+    _gate.set()
+    assert [type(error) for error in errors] == [WorkerLostError]
+    assert "worker1" in str(errors[0])
+    del pipe
+    agents.pop(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "reason"),
+    [
+        (lambda: pipeline(schedule="zigzag"), PipelineError, "'gpipe', '1f1b'"),
+        (lambda: Pipeline(split(model(), ["worker1", "nobody"])), UnknownWorkerError, "nobody"),
+        (lambda: split(model(), [f"worker{n}" for n in range(1, 8)]), PipelineError, "7 stages"),
+        (lambda: Pipeline(split(model(), WORKERS, balance=[2, 1, 1, 1])), PipelineError, "4 stages"),
+        (lambda: pipeline(loss_fn=threading.Lock()), SerializationError, "lock"),
+        (lambda: pipeline().step(*data(24)), PipelineError, "no optimizer"),
+        (lambda: Pipeline(split(model(), WORKERS)).step(*data(24)), PipelineError, "no loss_fn"),
+        (lambda: pipeline().step(data(24)[0], data(23)[1]), PipelineError, "24 samples"),
+        (lambda: pipeline().step(*data(3)), PipelineError, "3 samples"),
+        (lambda: pipeline(optimizer=(torch.optim.SGD, {"speed": 1})), TypeError, "speed"),
+    ],
+)
+def test_bad_input_is_told_and_the_cluster_stays_usable(
+    agents: list[Agent], make: Any, error: type[Exception], reason: str
+) -> None:
+    with pytest.raises(error, match=reason):
+        make()
+    assert agents[0].call("worker1", torch.add, (torch.ones(1), 1)).wait() == 2

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+
+from rpcbench.protocol.calls import Calls
+from rpcbench.protocol.effects import Effects, Reject, Resolve, Run
+from rpcbench.wire import messages as m
+from rpcbench.words.errors import CallCancelled, RpcTimeoutError, WorkerLostError
+from rpcbench.words.ids import Id
+
+ANSWER = m.Result(7, (), None, m.EMPTY)
+CALL = m.Call(7, "f", None, (), None, m.EMPTY)
+FORKS = {Id(2, 0), Id(2, 1)}
+
+
+@pytest.fixture
+def caller() -> Calls:
+    calls = Calls()
+    calls.start(7, to=1, label="f", now=5.0, timeout=0.25)
+    return calls
+
+
+def test_a_call_is_in_the_table_until_it_is_answered(caller: Calls) -> None:
+    assert caller.table() == {"7": {"call": 7, "to": 1, "label": "f", "since": 5.0}}
+    assert caller.answered(1, ANSWER) == [Resolve(7, 1, ANSWER)]
+    assert caller.table() == {}
+
+
+@pytest.mark.parametrize("first", ["answered", "expired", "cancelled", "lost", "failed"])
+def test_only_the_first_answer_counts(caller: Calls, first: str) -> None:
+    ends = {
+        "answered": lambda: caller.answered(1, ANSWER),
+        "expired": lambda: caller.expired(7, "worker1"),
+        "cancelled": lambda: caller.cancelled(7)[0],
+        "lost": lambda: caller.lost(1, "worker1", "killed")[0],
+        "failed": lambda: caller.failed(7, ValueError()),
+    }
+    assert [effect.call for effect in ends.pop(first)()] == [7]
+    assert [end() for end in ends.values()] == [[]] * 4
+
+
+def test_errors_say_who_and_what(caller: Calls) -> None:
+    (rejected,) = caller.expired(7, "worker1")
+    assert isinstance(rejected.error, RpcTimeoutError)
+    text = str(rejected.error)
+    assert "250 ms" in text and "f on worker1" in text
+    caller.start(8, 1, "g", 5.0, None)
+    (rejected,), to = caller.cancelled(8)
+    assert isinstance(rejected.error, CallCancelled) and to == 1
+
+
+def test_a_lost_worker_fails_its_calls_only(caller: Calls) -> None:
+    caller.start(8, to=2, label="g", now=5.0, timeout=None)
+    effects, _ = caller.lost(1, "worker1", "killed")
+    assert [type(effect) for effect in effects] == [Reject]
+    assert isinstance(effects[0].error, WorkerLostError) and "worker1" in str(effects[0].error)
+    assert list(caller.outgoing) == [8]
+
+
+def test_a_call_runs_when_the_last_of_its_forks_is_confirmed() -> None:
+    calls = Calls()
+    assert calls.arrived(1, CALL, set(FORKS)) == []
+    ran: list[Effects] = [calls.confirmed(fork) for fork in FORKS]
+    assert ran == [[], [Run(1, CALL)]]
+    assert calls.confirmed(Id(2, 0)) == []
+
+
+def test_a_call_that_waits_for_nothing_runs_at_once() -> None:
+    assert Calls().arrived(1, CALL, set()) == [Run(1, CALL)]
+
+
+def test_a_held_call_that_is_cancelled_never_runs() -> None:
+    calls = Calls()
+    calls.arrived(1, CALL, set(FORKS))
+    assert calls.cancel_asked(1, 7) == CALL
+    assert [calls.confirmed(fork) for fork in FORKS] == [[], []]
+    assert not calls.served(1, 7)
+
+
+def test_a_running_call_runs_to_its_end() -> None:
+    calls = Calls()
+    calls.arrived(1, CALL, set())
+    assert calls.cancel_asked(1, 7) is None
+    assert calls.served(1, 7)
+    assert not calls.served(1, 7)
+
+
+def test_nobody_answers_a_caller_that_is_gone() -> None:
+    calls = Calls()
+    held = CALL._replace(call=8)
+    calls.arrived(1, CALL, set())
+    calls.arrived(1, held, set(FORKS))
+    assert calls.lost(1, "worker1", "killed") == ([], [held])
+    assert not calls.served(1, 7)
+    assert [calls.confirmed(fork) for fork in FORKS] == [[], []]

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rpcbench.protocol.effects import Complete, Gone, Joined, Rejected
+from rpcbench.protocol.membership import Membership
+from rpcbench.wire.messages import Join, Member, Ready, Refused, Report, View
+
+LEADER, ONE, TWO = (Member(id_, f"worker{id_}", 0, "") for id_ in range(3))
+
+
+def world(size: int | None, *joined: Member) -> Membership:
+    """As member 0 sees it."""
+    leader = Membership(LEADER, size)
+    leader.start()
+    for member in joined:
+        leader.on_join(member.id, Join(member, size))
+    return leader
+
+
+def objection(leader: Membership, member: Member, size: int | None, source: int | None = None) -> str:
+    effects, [(to, refused)] = leader.on_join(member.id if source is None else source, Join(member, size))
+    assert effects == [] and isinstance(refused, Refused)
+    assert to == (member.id if source is None else source)
+    return refused.reason
+
+
+# -- joining
+def test_everyone_gets_the_view_with_the_new_member() -> None:
+    leader = world(3, ONE)
+    effects, outbox = leader.on_join(2, Join(TWO, 3))
+    assert effects == [Joined(TWO), Complete(False)]
+    view = View(3, (LEADER, ONE, TWO), (), False)
+    assert outbox == [(1, view), (2, view)]
+
+
+def test_a_member_asks_and_follows() -> None:
+    one = Membership(ONE, 2)
+    assert one.start() == ([], [(0, Join(ONE, 2))])
+    assert one.on_view(View(2, (LEADER, ONE), (), False)) == [Joined(LEADER), Complete(False)]
+    assert one.on_view(View(1, (LEADER,), (), False)) == []
+    assert list(one.members) == [0, 1]
+
+
+def test_an_open_world_is_complete_at_once() -> None:
+    assert Membership(LEADER, None).start()[0] == [Complete(False)]
+
+
+@pytest.mark.parametrize(
+    ("size", "member", "asked", "words"),
+    [
+        (3, Member(2, "worker1", 0, ""), 3, "name worker1 is not unique"),
+        (3, Member(1, "other", 0, ""), 3, "id 1 of other is not unique: worker1"),
+        (3, Member(3, "worker3", 0, ""), 3, "does not fit a world of 3"),
+        (3, TWO, None, r"closed \(world_size=3\), but worker2 .* open"),
+        (3, TWO, 4, r"world_size=4"),
+        (None, TWO, 3, r"open \(world_size=None\), but worker2 .* closed \(world_size=3\)"),
+    ],
+)
+def test_who_does_not_fit_is_told_why(size: int | None, member: Member, asked: int | None, words: str) -> None:
+    leader = world(size, ONE)
+    assert re.search(words, objection(leader, member, asked))
+    assert list(leader.members) == [0, 1]
+    assert Membership(TWO, 3).on_refused(Refused("no")) == [Rejected("no")]
+
+
+def test_nobody_asks_for_another_or_joins_an_ending_world() -> None:
+    leader = world(None, ONE)
+    assert "asks for id 2" in objection(leader, TWO, None, source=1)
+    leader.ready(leaving=True)
+    assert "about to end" in objection(leader, TWO, None)
+
+
+# -- leaving
+def test_a_world_closes_when_all_are_ready() -> None:
+    leader = world(3, ONE, TWO)
+    assert leader.on_ready(1, Ready(False)) == leader.ready(leaving=False) == ([], [])
+    effects, outbox = leader.on_ready(2, Ready(False))
+    assert effects == [Complete(True)] and leader.closing
+    assert [(to, view.closing) for to, view in outbox] == [(1, True), (2, True)]
+
+
+@pytest.mark.parametrize("how", ["leaves", "is lost"])
+def test_the_others_do_not_wait_for_one_that_is_gone(how: str) -> None:
+    leader = world(None, ONE, TWO)
+    leader.on_ready(1, Ready(False))
+    leader.ready(leaving=False)
+    effects, _ = leader.on_ready(2, Ready(True)) if how == "leaves" else leader.lost(2, "killed")
+    assert effects == [Gone(TWO, how == "is lost", "it left" if how == "leaves" else "killed"), Complete(True)]
+
+
+def test_the_end_is_told_once() -> None:
+    leader = world(None, ONE)
+    assert leader.ready(leaving=True)[0] == [Complete(True)]
+    assert leader.on_ready(1, Ready(True))[0] == [Gone(ONE, False, "it left")]
+    one = Membership(ONE, None)
+    one.on_view(View(2, (LEADER, ONE), (), False))
+    assert one.on_view(View(3, (LEADER, ONE), (), True)) == [Complete(True)]
+    assert one.on_view(View(4, (LEADER, ONE), (), True)) == []
+
+
+# -- losses
+def test_a_loss_is_reported_to_the_leader_which_tells_everyone() -> None:
+    one = Membership(ONE, 3)
+    one.on_view(View(3, (LEADER, ONE, TWO), (), False))
+    assert one.lost(2, "killed") == ([], [(0, Report(2, 0, "killed"))])
+    leader = world(3, ONE, TWO)
+    effects, outbox = leader.on_report(Report(2, 0, "killed"))
+    assert effects == [Gone(TWO, True, "killed")]
+    assert outbox == [(1, View(4, (LEADER, ONE), ((2, "killed"),), False))]
+    assert one.on_view(outbox[0][1]) == [Gone(TWO, True, "killed")]
+    assert leader.on_report(Report(2, 0, "killed")) == ([], [])
+
+
+def test_a_successor_has_another_incarnation_and_no_bad_name() -> None:
+    again = TWO._replace(incarnation=1)
+    leader = world(None, ONE, TWO)
+    leader.lost(2, "killed")
+    assert leader.on_join(2, Join(again, None))[0] == [Joined(again)]
+    assert leader.on_report(Report(2, 0, "killed")) == ([], []), "that was its predecessor"
+    assert leader.on_ready(2, Ready(True))[0] == [Gone(again, False, "it left")]
+
+
+def test_who_missed_a_view_sees_predecessor_and_successor_change() -> None:
+    one, again = Membership(ONE, None), TWO._replace(incarnation=1)
+    one.on_view(View(3, (LEADER, ONE, TWO), (), False))
+    effects = one.on_view(View(5, (LEADER, ONE, again), (), False))
+    assert [type(effect) for effect in effects] == [Gone, Joined]
+    assert effects[0].member == TWO and effects[1].member == again
+
+
+def test_without_its_leader_the_world_ends() -> None:
+    one = Membership(ONE, 3)
+    one.on_view(View(3, (LEADER, ONE, TWO), (), False))
+    assert one.lost(0, "killed") == ([Gone(LEADER, True, "killed"), Gone(TWO, True, "killed")], [])
+    assert one.members == {}
+
+
+def test_connections_that_end_at_the_end_are_no_losses() -> None:
+    leader = world(None, ONE)
+    leader.ready(leaving=True)
+    assert leader.lost(1, "its connection ended") == ([], [])

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import pytest
+
+from rpcbench.protocol.effects import Free, OwnerLost, Unmade
+from rpcbench.protocol.rrefs import RRefs
+from rpcbench.wire.messages import ChildAccept, Fork, ForkAccept, ForkRequest, UserDelete
+from rpcbench.words.errors import WorkerLostError
+from rpcbench.words.ids import Id
+
+OWNER, USER, THIRD = 0, 1, 2
+RREF, FIRST = Id(USER, 0), Id(USER, 1)
+
+
+@pytest.fixture
+def owner() -> RRefs:
+    """Owns RREF, which USER has created."""
+    rrefs = RRefs(OWNER, 0)
+    rrefs.on_create(USER, RREF, FIRST, "Net", now=1.0)
+    return rrefs
+
+
+@pytest.fixture
+def user() -> RRefs:
+    """Has created RREF on OWNER; its fork FIRST is not confirmed yet."""
+    rrefs = RRefs(USER, 0)
+    assert rrefs.create_user(OWNER, "Net") == (RREF, FIRST)
+    return rrefs
+
+
+# -- users
+def test_a_user_goes_when_it_is_released_and_confirmed(user: RRefs) -> None:
+    assert user.release(FIRST) == []
+    assert user.on_fork_accept(ForkAccept(RREF, FIRST)) == ([], [(OWNER, UserDelete(RREF, FIRST))])
+    assert user.users == {}
+
+
+def test_a_parent_waits_until_the_owner_knows_its_child(user: RRefs) -> None:
+    user.on_fork_accept(ForkAccept(RREF, FIRST))
+    child = user.share(RREF, FIRST, "Net", THIRD, now=0)
+    assert child == Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
+    assert user.release(FIRST) == []
+    assert user.on_child_accept(ChildAccept(child.fork)) == ([], [(OWNER, UserDelete(RREF, FIRST))])
+    assert user.users == user.children == {}
+
+
+def test_what_was_not_sent_is_taken_back(user: RRefs, owner: RRefs) -> None:
+    user.on_fork_accept(ForkAccept(RREF, FIRST))
+    child = user.share(RREF, FIRST, "Net", THIRD, now=0)
+    user.release(FIRST)
+    assert user.unshare(child) == ([], [(OWNER, UserDelete(RREF, FIRST))])
+    shared = owner.share(RREF, None, "Net", THIRD, now=0)
+    owner.unshare(shared)
+    assert owner.on_user_delete(UserDelete(RREF, FIRST)) == [Free(RREF)]
+
+
+def test_a_fork_from_another_user_is_confirmed_by_the_owner() -> None:
+    third = RRefs(THIRD, 0)
+    fork = Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
+    assert third.adopt(fork) == (True, [], [(OWNER, ForkRequest(RREF, fork.fork))])
+    assert third.on_fork_accept(ForkAccept(RREF, fork.fork)) == ([], [(USER, ChildAccept(fork.fork))])
+    assert third.release(fork.fork) == [(OWNER, UserDelete(RREF, fork.fork))]
+
+
+def test_a_fork_from_the_owner_is_confirmed_already(owner: RRefs) -> None:
+    third = RRefs(THIRD, 0)
+    fork = owner.share(RREF, None, "Net", THIRD, now=0)
+    assert third.adopt(fork) == (False, [], [])
+    assert third.release(fork.fork) == [(OWNER, UserDelete(RREF, fork.fork))]
+
+
+def test_a_fork_that_is_no_more_cannot_be_shared(user: RRefs) -> None:
+    user.abandon(FIRST)
+    with pytest.raises(WorkerLostError, match=r"1\.0"):
+        user.share(RREF, FIRST, "Net", THIRD, now=0)
+    assert user.release(FIRST) == []
+
+
+# -- the owner
+def test_the_value_lives_until_its_last_user_is_gone(owner: RRefs) -> None:
+    assert owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2))) == (
+        [],
+        [(THIRD, ForkAccept(RREF, Id(USER, 2)))],
+    )
+    assert owner.on_user_delete(UserDelete(RREF, FIRST)) == []
+    assert owner.on_user_delete(UserDelete(RREF, Id(USER, 2))) == [Free(RREF)]
+    assert owner.owned == {}
+
+
+def test_forks_may_come_and_go_before_the_creating_call() -> None:
+    owner = RRefs(OWNER, 0)
+    owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
+    assert owner.on_user_delete(UserDelete(RREF, Id(USER, 2))) == []
+    assert owner.on_create(USER, RREF, FIRST, "Net", now=1.0) == [(USER, ForkAccept(RREF, FIRST))]
+    assert owner.on_user_delete(UserDelete(RREF, FIRST)) == [Free(RREF)]
+
+
+def test_what_comes_home_is_held_until_it_is_opened(owner: RRefs) -> None:
+    home = Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
+    assert owner.adopt(home) == (False, [], [(USER, ChildAccept(home.fork))])
+    assert owner.on_user_delete(UserDelete(RREF, FIRST)) == []
+    assert owner.came_home(home) == [Free(RREF)]
+
+
+def test_the_owner_shares_with_itself(owner: RRefs) -> None:
+    fork = owner.share(RREF, None, "Net", OWNER, now=0)
+    assert owner.adopt(fork) == (False, [], [])
+    owner.on_user_delete(UserDelete(RREF, FIRST))
+    assert owner.came_home(fork) == [Free(RREF)]
+
+
+def test_an_owner_that_created_by_a_call_shares_before_the_call_comes() -> None:
+    me = RRefs(OWNER, 0)
+    rref, first = me.create_user(OWNER, "Net")
+    child = me.share(rref, first, "Net", THIRD, now=0)
+    assert child.parent == OWNER and not me.owned[rref].ready
+    assert me.on_user_delete(UserDelete(rref, child.fork)) == []
+    me.on_create(OWNER, rref, first, "Net", now=1.0)
+    me.on_fork_accept(ForkAccept(rref, first))
+    assert me.release(first) == [(OWNER, UserDelete(rref, first))]
+    assert me.on_user_delete(UserDelete(rref, first)) == [Free(rref)]
+
+
+def test_tables_show_forks_holders_and_states(owner: RRefs, user: RRefs) -> None:
+    assert user.tables()["users"]["1.1"]["state"] == "pending"
+    user.share(RREF, FIRST, "Net", THIRD, now=0)
+    user.on_fork_accept(ForkAccept(RREF, FIRST))
+    user.release(FIRST)
+    row = user.tables()["users"]["1.1"]
+    assert row["state"] == "deleting" and row["children"] == [{"fork": "1.2", "to": THIRD}]
+    assert owner.tables()["owned"]["1.0"]["ready"] is False
+    owner.value_set(RREF, "Linear", failed=False)
+    assert owner.tables()["owned"] == {
+        "1.0": {
+            "rref": "1.0", "ready": True, "failed": False, "type": "Linear", "made": 1.0,
+            "forks": [{"fork": "1.1", "holder": USER}],
+        }
+    }  # fmt: skip
+
+
+# -- losses
+def test_forks_of_a_lost_holder_go_with_it(owner: RRefs) -> None:
+    owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
+    assert owner.lost(USER, 0) == ([], [], [])
+    assert owner.lost(THIRD, 0) == ([Free(RREF)], [], [])
+
+
+def test_a_parent_does_not_wait_for_a_lost_child(user: RRefs) -> None:
+    user.on_fork_accept(ForkAccept(RREF, FIRST))
+    user.share(RREF, FIRST, "Net", THIRD, now=0)
+    user.release(FIRST)
+    assert user.lost(THIRD, 0) == ([], [(OWNER, UserDelete(RREF, FIRST))], [])
+
+
+def test_users_of_a_lost_owner_are_told(user: RRefs) -> None:
+    child = user.share(RREF, FIRST, "Net", THIRD, now=0)
+    assert user.lost(OWNER, 0) == ([OwnerLost(RREF)], [], [FIRST])
+    assert user.users == user.children == {}
+    assert user.on_child_accept(ChildAccept(child.fork)) == ([], [])
+
+
+def test_an_owner_that_cannot_be_reached_frees_the_parent() -> None:
+    third = RRefs(THIRD, 0)
+    third.adopt(Fork(RREF, OWNER, Id(USER, 2), USER, "Net"))
+    assert third.owner_lost(Id(USER, 2)) == ([OwnerLost(RREF)], [(USER, ChildAccept(Id(USER, 2)))])
+
+
+@pytest.mark.parametrize("request_first", [True, False])
+def test_a_value_whose_creator_is_lost_before_its_call_came_is_an_error(request_first: bool) -> None:
+    owner = RRefs(OWNER, 0)
+    steps = [lambda: owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))[0], lambda: owner.lost(USER, 0)[0]]
+    effects = [effect for step in (steps if request_first else reversed(steps)) for effect in step()]
+    assert [(type(effect), effect.rref) for effect in effects] == [(Unmade, RREF)]
+    assert isinstance(effects[0].error, WorkerLostError)
+    assert owner.on_user_delete(UserDelete(RREF, Id(USER, 2))) == [Free(RREF)]
+
+
+def test_a_value_freed_by_a_loss_is_an_error_for_who_comes_too_late(owner: RRefs) -> None:
+    assert owner.lost(USER, 0)[0] == [Free(RREF)]
+    effects, outbox = owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
+    assert [type(effect) for effect in effects] == [Unmade]
+    assert outbox == [(THIRD, ForkAccept(RREF, Id(USER, 2)))]
+    assert owner.on_user_delete(UserDelete(RREF, Id(USER, 2))) == [Free(RREF)]

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcbench.protocol.window import Window
+
+
+@given(st.lists(st.integers(0, 20), max_size=60))
+def test_each_number_is_new_once(numbers: list[int]) -> None:
+    window, seen = Window(), set()
+    for number in numbers:
+        assert window.first_time(number) == (number not in seen)
+        seen.add(number)
+
+
+@given(st.permutations(range(30)))
+def test_only_what_came_early_is_kept(numbers: list[int]) -> None:
+    window, seen = Window(), set()
+    for number in numbers:
+        window.first_time(number)
+        seen.add(number)
+        gap = min(set(range(31)) - seen)
+        assert len(window) == sum(number > gap for number in seen)
+    assert len(window) == 0

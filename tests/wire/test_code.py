@@ -1,0 +1,475 @@
+"""Code by value: which object a function or class of `__main__` becomes in another process, and back."""
+
+from __future__ import annotations
+
+import abc
+import collections
+import contextlib
+import functools
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import types
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rpcbench.wire.body import Body
+from rpcbench.wire.identity import fingerprint
+from rpcbench.wire.pickling import Codec
+from rpcbench.words import errors
+from rpcbench.words.errors import SerializationError
+
+
+class Process:
+    """A codec and a `__main__` of its own."""
+
+    def __init__(self, source: str = "") -> None:
+        self.main = types.ModuleType("__main__")
+        self.codec = Codec()
+        self.run(source)
+
+    def run(self, source: str) -> None:
+        """As a notebook runs a cell."""
+        with self.inside():
+            exec(compile(textwrap.dedent(source), "cell", "exec", dont_inherit=True), vars(self.main))
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[types.ModuleType]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "__main__", self.main)
+            yield self.main
+
+    def send(self, name: str) -> Body:
+        """The value of an expression."""
+        with self.inside():
+            return self.codec.encode(eval(name, vars(self.main))).body
+
+    def take(self, body: Body, name: str = "_") -> Any:
+        """The value of a body, bound to a name here."""
+        with self.inside():
+            value = self.codec.decode(body)
+        setattr(self.main, name, value)
+        return value
+
+
+def test_functions_travel_with_what_they_need() -> None:
+    here = Process(
+        """
+        import math
+        scale = 3
+        def double(x): return helper(x) * 2
+        def helper(x): return x + scale
+        def fact(n): return 1 if n < 2 else n * fact(n - 1)
+        def adder(n):
+            total = [0]
+            def add(x):
+                total[0] += x + n
+                return total[0]
+            return add
+        add = adder(10)
+        area = lambda r: math.pi * r * r
+        """
+    )
+    there = Process()
+    assert there.take(here.send("double"))(1) == 8
+    assert there.take(here.send("fact"))(5) == 120
+    assert there.take(here.send("area"))(0) == 0
+    add = there.take(here.send("add"))
+    assert (add(1), add(1), here.main.add(5)) == (11, 22, 15)
+
+
+def test_a_changed_global_or_function_is_seen_by_the_next_call() -> None:
+    here, there = Process("k = 1\ndef f(): return k"), Process()
+    assert there.take(here.send("f"))() == 1
+    here.run("k = 2")
+    assert there.take(here.send("f"))() == 2
+    here.run("def f(): return -k")
+    assert there.take(here.send("f"))() == -2
+
+
+def test_the_receivers_own_function_is_used_if_it_says_the_same() -> None:
+    source = "def f(): return where"
+    here, there = Process(f"where = 'here'\n{source}"), Process(f"where = 'there'\n\n\n{source}")
+    assert there.take(here.send("f")) is there.main.f
+    assert there.main.f() == "there"
+    here.run("def f(): return where * 2")
+    assert there.take(here.send("f"))() == "herehere"
+    assert there.main.where == "there"
+
+
+def test_decorated_functions_are_told_apart_by_what_they_wrap() -> None:
+    deco = """
+        import functools
+        def twice(f):
+            @functools.wraps(f)
+            def wrapper(x): return f(f(x))
+            return wrapper
+        @twice
+        def g(x): return x + {}
+        """
+    here, same, other = Process(deco.format(1)), Process(deco.format(1)), Process(deco.format(5))
+    assert same.take(here.send("g")) is same.main.g
+    assert other.take(here.send("g")) is not other.main.g
+    assert other.main._(0) == 2
+
+
+def test_functions_return_to_their_own_process_as_themselves() -> None:
+    here, there = Process("def f(): return 1"), Process()
+    there.take(here.send("f"), "g")
+    assert here.take(there.send("g")) is here.main.f
+    assert here.take(here.send("f")) is here.main.f
+
+
+CLASSES = """
+import abc, collections, dataclasses, enum
+import torch
+
+class Plain:
+    count = 0
+    def __init__(self, x): self.x = x
+    def again(self): return Plain(self.x)
+    def mine(self): return isinstance(self, Plain)
+
+class Child(Plain):
+    @classmethod
+    def of(cls, x): return cls(x)
+    @staticmethod
+    def plus(a, b): return a + b
+    @property
+    def twice(self): return self.x * 2
+    def mine(self): return super().mine()
+
+class Shape(abc.ABC):
+    @abc.abstractmethod
+    def area(self): ...
+
+class Square(Shape):
+    def area(self): return 4
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = "b"
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    lr: float = 0.1
+    names: list = dataclasses.field(default_factory=list)
+
+Pair = collections.namedtuple("Pair", "a b")
+
+class Slots:
+    __slots__ = ("a",)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+    def forward(self, x): return self.layer(x).relu()
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+    @staticmethod
+    def backward(ctx, g): return g * 3 * ctx.saved_tensors[0] ** 2
+
+class Oops(ValueError):
+    pass
+
+class Tagged(torch.Tensor):
+    pass
+
+@dataclasses.dataclass(slots=True)
+class Lean:
+    a: int
+
+slots = Slots()
+slots.a = 5
+"""
+INSTANCES = {
+    "Plain": "Plain(1)",
+    "Child": "Child(2)",
+    "Square": "Square()",
+    "Colour": "Colour.BLUE",
+    "Setting": "Setting(names=[1])",
+    "Pair": "Pair(1, 2)",
+    "Slots": "slots",
+    "Lean": "Lean(1)",
+    "Net": "Net()",
+    "Oops": "Oops('x')",
+    "Tagged": "torch.ones(2).as_subclass(Tagged)",
+}
+
+
+@pytest.mark.parametrize(("kind", "made"), INSTANCES.items(), ids=list(INSTANCES))
+def test_a_class_is_one_class_over_all_messages_and_back(kind: str, made: str) -> None:
+    here, there = Process(CLASSES), Process()
+    first = there.take(here.send(made), "first")
+    assert type(first) is not getattr(here.main, kind)
+    assert type(there.take(here.send(made))) is type(first)
+    assert there.take(here.send(kind)) is type(first)
+    assert there.take(here.send(f"lambda: {kind}"))() is type(first)
+    back = here.take(there.send("first"))
+    assert type(back) is getattr(here.main, kind)
+    assert here.take(there.send("type(first)")) is getattr(here.main, kind)
+
+
+@pytest.mark.parametrize("kind", INSTANCES)
+def test_a_class_that_both_have_is_the_receivers_own(kind: str) -> None:
+    here, there = Process(CLASSES), Process("# the same, further down\n" + CLASSES)
+    before = dict(vars(getattr(there.main, kind)))
+    assert type(there.take(here.send(INSTANCES[kind]))) is getattr(there.main, kind)
+    assert there.take(here.send(kind)) is getattr(there.main, kind)
+    before.pop("__slotnames__", None)
+    assert dict(vars(getattr(there.main, kind))) == before
+
+
+def test_copies_of_classes_work() -> None:
+    here, there = Process(CLASSES), Process()
+    child = there.take(here.send("Child(2)"))
+    assert child.mine() and child.again().mine() and child.of(3).x == 3 and child.plus(1, 2) == 3 and child.twice == 4
+    assert there.take(here.send("Square()")).area() == 4
+    with pytest.raises(TypeError, match="abstract"):
+        there.take(here.send("Shape"))()
+    assert there.take(here.send("Colour"))("b") is there.take(here.send("Colour.BLUE"))
+    assert there.take(here.send("Setting()")) == there.take(here.send("Setting(0.1)"))
+    net = there.take(here.send("Net()"))
+    assert net(torch.ones(2)).shape == (2,) and len(list(net.parameters())) == 2
+    x = torch.tensor(2.0, requires_grad=True)
+    there.take(here.send("Cube")).apply(x).backward()
+    assert x.grad == 12
+
+
+def test_a_third_process_sees_the_same_class() -> None:
+    here, one, two = Process(CLASSES), Process(), Process()
+    one.take(here.send("Plain(1)"), "x")
+    direct, through = two.take(here.send("Plain(2)")), two.take(one.send("x"))
+    assert type(direct) is type(through)
+
+
+def test_a_changed_class_is_another_and_its_old_instances_stay() -> None:
+    here, there = Process("class A:\n    def f(self): return 1"), Process()
+    old = there.take(here.send("A()"), "old")
+    here.run("keep = A\nclass A:\n    def f(self): return 2")
+    new = there.take(here.send("A()"))
+    assert (old.f(), new.f()) == (1, 2) and type(old) is not type(new)
+    assert type(here.take(there.send("old"))) is here.main.keep
+    assert type(here.take(there.send("_"))) is here.main.A
+
+
+def test_the_same_cell_run_again_is_the_same_class() -> None:
+    source = "class A:\n    n = 1"
+    here, there = Process(source), Process()
+    old = there.take(here.send("A()"), "old")
+    here.run("keep = A\n" + source)
+    assert type(there.take(here.send("A()"))) is type(old)
+    assert type(here.take(there.send("old"))) is here.main.A
+
+
+def test_copies_follow_their_original_which_is_never_written_to() -> None:
+    here, there = Process(CLASSES), Process()
+    copy = type(there.take(here.send("Plain(1)"), "first"))
+    here.run("Plain.count = 5\nPlain.again = lambda self: 'patched'")
+    there.take(here.send("Plain(2)"))
+    assert copy.count == 5 and there.main.first.again() == "patched"
+    copy.count = 7
+    again = here.main.Plain.again
+    here.take(there.send("first"))
+    assert here.main.Plain.count == 5 and here.main.Plain.again is again
+
+
+def test_classes_in_functions_are_told_apart_by_their_identity() -> None:
+    here = Process(
+        """
+        def make(n):
+            class Local:
+                def get(self): return n
+            return Local
+        One, Two = make([1]), make([2])
+        """
+    )
+    there = Process()
+    one, two = there.take(here.send("(One(), Two())"))
+    assert (one.get(), two.get()) == ([1], [2]) and type(one) is not type(two)
+    assert type(there.take(here.send("One()"))) is type(one)
+    assert type(here.take(there.send("_"))) is here.main.One
+
+
+def test_two_codecs_of_one_process_leave_the_original_alone() -> None:
+    class Local:
+        def get(self) -> int:
+            return 1
+
+    method = Local.get
+    other = Codec()
+    arrived = other.decode(Codec().encode(Local()).body)
+    assert arrived.get() == 1 and type(arrived) is not Local
+    assert Local.get is method
+
+
+def test_classes_nobody_uses_are_let_go() -> None:
+    codec = Codec()
+
+    class Local:
+        pass
+
+    copy = weakref.ref(type(codec.decode(Codec().encode(Local()).body)))
+    original = weakref.ref(Local)
+    codec.encode(Local)
+    del Local
+    gc.collect()
+    assert copy() is None and original() is None
+
+
+def test_tensors_in_closures_go_through_the_table() -> None:
+    weight = torch.ones(3)
+    encoded = Codec().encode(lambda x: x * weight)
+    assert [id(t) for t in encoded.tensors] == [id(weight)]
+    assert Codec().decode(encoded.body)(2).tolist() == [2, 2, 2]
+
+
+def test_a_cached_function_goes_by_value_or_name() -> None:
+    here = Process(
+        """
+        import functools
+        @functools.lru_cache(maxsize=3)
+        def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
+        """
+    )
+    fib = Process().take(here.send("fib"))
+    assert fib(30) == 832040 and fib.cache_info().maxsize == 3
+    assert Codec().decode(Codec().encode(importable_and_cached).body) is importable_and_cached
+
+
+@functools.lru_cache
+def importable_and_cached() -> None:
+    pass
+
+
+def test_importable_code_goes_by_name() -> None:
+    for value in (fingerprint, Codec, Codec.encode, errors.RpcError, torch.nn.Linear, collections.deque, abc.ABC):
+        body = Codec().encode(value).body
+        assert Codec().decode(body) is value
+        assert len(body.payload) < 150
+
+
+def test_the_original_of_a_wrapped_function_goes_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("wrapped")
+    exec("def f(): return 1", vars(module))
+    monkeypatch.setitem(sys.modules, "wrapped", module)
+    original, module.f = module.f, lambda: 2
+    assert Codec().decode(Codec().encode(original).body)() == 1
+
+
+BASE = "def f(x, y=1, *, z=2):\n    return x in {1, 'a', 'b'}, [x for _ in ()]"
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ("\n\n# moved\n" + BASE, True),
+        (BASE.replace("y=1", "y=2"), False),
+        (BASE.replace("z=2", "z=3"), False),
+        (BASE.replace("'b'", "'c'"), False),
+        (BASE.replace("for _", "for x"), False),
+        (BASE.replace("return x", "return y"), False),
+        (BASE.replace("(x,", "(x: int,"), False),
+        (BASE + "\nf.mark = 1", False),
+        ("import functools\n" + BASE + "\nf = functools.wraps(f)(lambda *a: 1)", False),
+    ],
+)
+def test_fingerprints_of_functions(other: str, same: bool) -> None:
+    assert (fingerprint(Process(BASE).main.f) == fingerprint(Process(other).main.f)) is same
+
+
+CLASS = """
+class A(list):
+    n = {'a': [1.5, None]}
+    @property
+    def p(self): return 1
+    @classmethod
+    def c(cls): return A
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ("# moved\n" + CLASS, True),
+        (CLASS.replace("1.5", "1.6"), False),
+        (CLASS.replace("(list)", "(dict)"), False),
+        (CLASS.replace("return 1", "return 2"), False),
+        (CLASS.replace("return A", "return cls"), False),
+        (CLASS.replace("classmethod", "staticmethod"), False),
+        (CLASS + "\n    more = 1", False),
+    ],
+)
+def test_fingerprints_of_classes(other: str, same: bool) -> None:
+    assert (fingerprint(Process(CLASS).main.A) == fingerprint(Process(other).main.A)) is same
+
+
+def run(script: Path, *arguments: str, **environment: str) -> str:
+    """What a program prints, in a process and directory of its own."""
+    done = subprocess.run(
+        [sys.executable, script.name, *arguments],
+        cwd=script.parent,
+        env=dict(os.environ) | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return done.stdout
+
+
+def test_fingerprints_are_the_same_in_every_process(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    show = "from rpcbench.wire.identity import fingerprint\nprint(fingerprint(f), fingerprint(A))"
+    script.write_text("\n".join([BASE, CLASS, show]))
+    outputs = {run(script, PYTHONHASHSEED=seed) for seed in ("1", "2")}
+    assert len(outputs) == 1
+    assert outputs.pop() == f"{fingerprint(Process(BASE).main.f)} {fingerprint(Process(CLASS).main.A)}\n"
+
+
+SENDER = """
+import pathlib, sys
+from rpcbench.wire.pickling import Codec
+class Job:
+    def __init__(self, n): self.n = n
+    def run(self): return {factor} * self.n
+def work(job): return job.run(), isinstance(job, Job), __name__
+if __name__ == "__main__":
+    body = Codec().encode((work, (Job(4),))).body
+    pathlib.Path(sys.argv[1]).write_bytes(body.payload)
+"""
+RECEIVER = """
+import pathlib, sys
+from rpcbench.wire.body import Body
+from rpcbench.wire.pickling import Codec
+function, args = Codec().decode(Body(pathlib.Path(sys.argv[1]).read_bytes(), b"", []))
+print(*function(*args), type(args[0]) is globals().get("Job"))
+"""
+
+
+@pytest.mark.parametrize("has_it", [False, True])
+def test_between_real_programs(tmp_path: Path, has_it: bool) -> None:
+    """The receiver has no such class, or has all of it in its own `__main__`."""
+    (tmp_path / "sender.py").write_text(SENDER.format(factor=10))
+    own = SENDER.format(factor=10).partition("if __name__")[0] if has_it else ""
+    (tmp_path / "receiver.py").write_text(own + RECEIVER)
+    assert run(tmp_path / "sender.py", "body") == ""
+    assert run(tmp_path / "receiver.py", "body") == f"40 True __main__ {has_it}\n"
+
+
+def test_what_code_mentions_and_cannot_travel_is_named() -> None:
+    here = Process("import threading\nlock = threading.Lock()\ndef f(): return g()\ndef g(): return lock")
+    with pytest.raises(SerializationError, match=r"^value \(its global 'g'\) \(its global 'lock'\): cannot pickle"):
+        here.send("f")
