@@ -30,14 +30,14 @@ RootEdges = Sequence["GradientEdge | None"]
 class Part:
     """Nodes that run together.
 
-    `roots` is a bit set. `taps` names the tapped edges, by their node and their places in it. `entries` are the
+    `roots` is a bit set. `taps` names the tapped edges of each node by place and target. `entries` are the
     gradients that came from outside so far; those in `sums` were made here, and nobody else has them.
     """
 
     roots: int
     ends: dict[GradientEdge, None] = field(default_factory=dict)
     recvs: list[Any] = field(default_factory=list)
-    taps: dict[Any, list[int]] = field(default_factory=dict)
+    taps: dict[Any, list[tuple[int, GradientEdge]]] = field(default_factory=dict)
     entries: dict[GradientEdge, Tensor] = field(default_factory=dict)
     sums: set[GradientEdge] = field(default_factory=set)
 
@@ -123,7 +123,11 @@ class Plan:
         else:
             return
         self.part_of[node] = mine
-        away = [place for place, home in enumerate(homes) if home not in (None, mine)]
+        away = [
+            (place, GradientEdge(child, number))
+            for place, (child, number) in enumerate(below)
+            if child is not None and homes[place] not in (None, mine)
+        ]
         if away:
             mine.taps[node] = away
 

@@ -17,25 +17,26 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 Grads = Sequence["Tensor | None"]
 Portions = list[tuple[GradientEdge, "Tensor | None"]]
+Taps = Mapping[Any, Sequence[tuple[int, GradientEdge]]]
+
+_RUN = "rpcbench.autograd.taps.run"
 
 
 def run(
-    starts: Mapping[GradientEdge, Tensor],
-    ends: Sequence[GradientEdge],
-    taps: Mapping[Any, Sequence[int]],
-    retain_graph: bool,
+    starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], taps: Taps, retain_graph: bool
 ) -> Portions:
-    """Run backward from `starts` to `ends`, and up to each edge that `taps` names by node and place.
+    """Run backward from `starts` to `ends`, and up to the edges that `taps` names: their places and targets by node.
 
     Returns the gradients that came to the ends, then those on the tapped edges. The tensor hooks of an end are run.
     Without ends, the nodes of `taps` are what is run for.
@@ -43,21 +44,30 @@ def run(
     if not taps:
         return _grad(starts, ends, retain_graph)
     taken: dict[int, Portions] = {}
-    me: list[int] = []
-    mark = _mark(lambda: me.append(torch._C._current_graph_task_id()))
-    starts = {**starts, get_gradient_edge(mark): mark}
-    handles = [node.register_hook(partial(_take, node, places, taken)) for node, places in taps.items()]
+    handles = [node.register_hook(partial(_take, node, edges, taken)) for node, edges in taps.items()]
     try:
-        if ends:
-            portions = _grad(starts, [get_gradient_edge(mark), *ends], retain_graph)[1:]
-        else:
-            portions = []
-            inputs = [get_gradient_edge(mark), *(GradientEdge(node, 0) for node in taps)]
-            torch.autograd.backward(list(starts), list(starts.values()), retain_graph, inputs=inputs)
+        with _stashed(taken):
+            if ends:
+                portions = _grad(starts, ends, retain_graph)
+            else:
+                inputs = [GradientEdge(node, 0) for node in taps]
+                torch.autograd.backward(list(starts), list(starts.values()), retain_graph, inputs=inputs)
+                portions = []
     finally:
         for handle in handles:
             handle.remove()
-    return portions + taken.get(me[0], [])
+    return portions + (taken[min(taken)] if taken else [])
+
+
+@contextlib.contextmanager
+def _stashed(taken: object) -> Iterator[None]:
+    """Have torch hand `taken` to the threads of the backwards that begin inside, so that a tap knows whose they are."""
+    outer = torch._C._get_obj_in_tls(_RUN) if torch._C._is_key_in_tls(_RUN) else None
+    torch._C._stash_obj_in_tls(_RUN, taken)
+    try:
+        yield
+    finally:
+        torch._C._stash_obj_in_tls(_RUN, outer)
 
 
 def _grad(starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], retain_graph: bool) -> Portions:
@@ -65,29 +75,25 @@ def _grad(starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], r
     return list(zip(ends, grads, strict=True))
 
 
-def _mark(note: Callable[[], None]) -> Tensor:
-    """A leaf to start a backward from and to end it at: `note` is called within."""
-    leaf = torch.zeros((), requires_grad=True)
-    leaf.register_hook(lambda _: note())  # type: ignore[no-untyped-call]
-    return leaf
-
-
-def _take(node: Any, places: Sequence[int], taken: dict[int, Portions], down: Grads, up: Grads) -> None:
-    """Runs after `node`, in any backward that has it: note what leaves by the tapped edges."""
-    targets = [GradientEdge(*node.next_functions[place]) for place in places]
-    grads = [down[place] for place in places]
-    if not isinstance(node, torch._C._FunctionBase) and any(grad is None for grad in grads):
-        computed = _compute(node, up, targets)
-        grads = [computed[place] for place in places]
+def _take(
+    node: Any, edges: Sequence[tuple[int, GradientEdge]], taken: dict[int, Portions], down: Grads, up: Grads
+) -> None:
+    """Runs after `node` in any backward that has it: note what leaves by the tapped edges, if the run is ours."""
+    if not torch._C._is_key_in_tls(_RUN) or torch._C._get_obj_in_tls(_RUN) is not taken:
+        return
+    if not isinstance(node, torch._C._FunctionBase) and any(down[place] is None for place, _ in edges):
+        down = _compute(node, up, [target for _, target in edges])
     portions = taken.setdefault(torch._C._current_graph_task_id(), [])
-    portions += [(target, _fit(grad, target)) for target, grad in zip(targets, grads, strict=True)]
+    portions += [(target, _fit(down[place], target)) for place, target in edges]
 
 
 def _compute(node: Any, up: Grads, targets: Sequence[GradientEdge]) -> Grads:
     """What `node` makes of `up` for the edges to `targets` alone."""
     results: list[Any] = []
-    mark = _mark(lambda: results.append(node(*up)))
-    torch.autograd.grad(mark, [get_gradient_edge(mark), *targets], mark, allow_unused=True)
+    scalar = torch.zeros((), requires_grad=True)
+    scalar.register_hook(lambda _: results.append(node(*up)))  # type: ignore[no-untyped-call]
+    inputs: list[Any] = [scalar, *targets]
+    torch.autograd.grad(scalar, inputs, scalar, allow_unused=True)
     (result,) = results
     return result if isinstance(result, tuple) else (result,)
 

@@ -18,9 +18,9 @@ from tqdm.auto import tqdm
 from rpcbench.launch.cluster import Cluster
 from rpcbench.pipeline import Pipeline, StepResult, split
 
-BATCH = 192
-HIDDEN = 256
-EPOCHS = 12
+BATCH = 128
+HIDDEN = 512
+EPOCHS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def train(cluster: Cluster, epochs: int) -> tuple[Figures, StepResult]:
     """Train on a cluster's workers; the figures and the last step."""
     x, y, x_test, y_test = digits()
     stages = split(classifier(), workers=cluster.workers, balance="params")
-    optimizer = (torch.optim.Adam, {"lr": 2e-3})
+    optimizer = (torch.optim.Adam, {"lr": 1e-3})
     pipe = Pipeline(stages, schedule="1f1b", microbatches=8, loss_fn=functional.cross_entropy, optimizer=optimizer)
     steps = epochs * (len(x) // BATCH)
     order = torch.Generator().manual_seed(0)

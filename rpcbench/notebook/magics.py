@@ -187,7 +187,10 @@ def _sentence(running: Cluster) -> str:
 def _workers(running: Cluster, targets: list[str]) -> list[str]:
     """Names that the words of a magic stand for, each once."""
     words = [name for target in targets for name in target.split(",") if name]
-    return list(dict.fromkeys(name for word in words for name in (running.workers if word == ALL else [word])))
+    names = list(dict.fromkeys(name for word in words for name in (running.workers if word == ALL else [word])))
+    if not names:
+        raise RuntimeError("no worker is left; cluster.scale(2) starts two")
+    return names
 
 
 def register(shell: InteractiveShell) -> None:

@@ -58,7 +58,7 @@ function bar(part, cols, y) {
   return svg(
     "g",
     { class: `rb-part rb-${part.state}`, "data-left": part.left },
-    tip(`${part.state}: ${part.arrived} of ${part.needed} gradients arrived, ${part.waiting} roots wait`),
+    tip(`${part.state}: ${part.arrived} of ${part.needed} gradients arrived, ${part.waiting} answers awaited`),
     svg("rect", { class: "rb-track", x, y: y - 8, width: wide, height: 16, rx: 4 }),
     svg("rect", { class: "rb-fill", x, y: y - 8, width: finding ? 0 : wide * share, height: 16, rx: 4 }),
     label(x + wide / 2, y + 4, rest, "rb-count-down"),

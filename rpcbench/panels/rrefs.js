@@ -83,7 +83,7 @@ function row(rref, forks, slot, cols, names) {
     tip(words(rref, forks, names)),
     svg("rect", { class: "rb-band", width: cols.width, height: ROW }),
     label(12, 18, short(rref.rref, 9), "rb-code"),
-    label(78, 18, short(rref.type || "type unknown", 15), rref.type ? "rb-kind" : "rb-note"),
+    label(78, 18, short(rref.type || "type unknown", 13), rref.type ? "rb-kind" : "rb-note"),
     wire(rref, forks, cols),
     ...ways(rref, forks, cols),
     ...marks(rref, forks, cols),

@@ -27,21 +27,25 @@ def rref_view(world: World) -> View:
 
     An RRef is `ready`, `computing`, `failed`, `unlisted` (its users know it, its owner does not: a message is on its
     way) or `lost` (its owner is gone). A fork is `pending`, `confirmed`, `deleting` or `listed` (only its owner knows
-    it: the holder let it go, or has not got it yet). `parent` is the worker that gave the fork.
+    it: the holder let it go, or has not got it yet). `parent` is the worker that gave the fork. What a worker that is
+    gone had said no longer counts.
     """
     forks: Table = {}
-    for worker, key, row in _rows(world, "owned"):
+    types: dict[str, str] = {}
+    up = _living(world)
+    for worker, key, row in _rows(up, "owned"):
         for fork in row["forks"]:
             forks[fork["fork"]] = _fork(fork["fork"], key, worker, fork["holder"], None, "listed")
-    for worker, _, row in _rows(world, "users"):
+    for worker, _, row in _rows(up, "users"):
         for child in row["children"]:
             forks[child["fork"]] = _fork(child["fork"], row["rref"], row["owner"], child["to"], worker, "pending")
-    for worker, key, row in _rows(world, "users"):
+    for worker, key, row in _rows(up, "users"):
         forks[key] = _fork(key, row["rref"], row["owner"], worker, row["parent"], row["state"])
-    rrefs = {key: _rref(key, worker, row) for worker, key, row in _rows(world, "owned")}
+        types.setdefault(row["rref"], row["type"])
+    rrefs = {key: _rref(key, worker, row) for worker, key, row in _rows(up, "owned")}
     for fork in forks.values():
         if fork["rref"] not in rrefs:
-            rrefs[fork["rref"]] = _unlisted(fork["rref"], fork["owner"], world)
+            rrefs[fork["rref"]] = _unlisted(fork["rref"], fork["owner"], types.get(fork["rref"], ""), world)
         rrefs[fork["rref"]]["forks"] += 1
     mentioned = {fork[end] for fork in forks.values() for end in ("owner", "holder", "parent")} - {None}
     return {"workers": _workers(world, mentioned), "rrefs": rrefs, "forks": forks}
@@ -56,9 +60,9 @@ def _rref(rref: str, owner: int, row: Row) -> Row:
     return {"rref": rref, "owner": owner, "type": row["type"], "state": state, "forks": 0}
 
 
-def _unlisted(rref: str, owner: int, world: World) -> Row:
+def _unlisted(rref: str, owner: int, kind: str, world: World) -> Row:
     state = "unlisted" if _up(world, owner) else "lost"
-    return {"rref": rref, "owner": owner, "type": "", "state": state, "forks": 0}
+    return {"rref": rref, "owner": owner, "type": kind, "state": state, "forks": 0}
 
 
 def autograd_view(world: World) -> View:
@@ -75,7 +79,8 @@ def autograd_view(world: World) -> View:
     passes: Table = {}
     sent: dict[tuple[str, int, int], set[int]] = defaultdict(set)
     received: dict[tuple[str, int, int], set[int]] = defaultdict(set)
-    for worker, key, row in _rows(world, "contexts"):
+    up = _living(world)
+    for worker, key, row in _rows(up, "contexts"):
         members[f"{key}/{worker}"] = _member(key, worker, row)
         for send in row["sends"]:
             sent[key, worker, send["to"]].add(send["message"])
@@ -112,7 +117,8 @@ def _member(key: str, worker: int, row: Row) -> Row:
 
 def _pass(key: str, worker: int, one: Row) -> Row:
     counts = {name: one[name] for name in ("state", "needed", "arrived", "waiting")}
-    return {"context": key, "pass": one["pass"], "worker": worker, **counts, "left": one["needed"] - one["arrived"]}
+    left = max(0, one["needed"] - one["arrived"])
+    return {"context": key, "pass": one["pass"], "worker": worker, **counts, "left": left}
 
 
 def _link(key: str, source: int, to: int, sent: set[int], received: set[int], world: World) -> Row:
@@ -178,6 +184,10 @@ def _rows(world: World, table: str) -> Iterator[tuple[int, str, Row]]:
     for worker, state in world.items():
         for key, row in state["tables"].get(table, {}).items():
             yield worker, key, row
+
+
+def _living(world: World) -> World:
+    return {worker: state for worker, state in world.items() if state["state"] == "up"}
 
 
 def _up(world: World, worker: int) -> bool:

@@ -68,9 +68,11 @@ def test_items_are_numbered_without_gaps_and_neighbouring_texts_are_joined(asker
 
 def test_texts_of_many_threads_all_arrive_whole(asker):
     def write(outbox):
-        threads = [
-            threading.Thread(target=lambda i=i: [outbox.write("stdout", f"<{i}.{j}>") for j in range(500)]) for i in range(4)
-        ]
+        def some(i):
+            for j in range(500):
+                outbox.write("stdout", f"<{i}.{j}>")
+
+        threads = [threading.Thread(target=some, args=(i,)) for i in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 pytestmark = pytest.mark.process
 
+SHOWN = {"stream", "display_data", "update_display_data", "execute_result", "error", "clear_output"}
 SLEEP = "import time\nprint('ready')\nwhile True:\n    time.sleep(0.01)"
 
 
@@ -17,24 +16,23 @@ def usable_afterwards(kernel):
     yield
     after = kernel.run("%%remote all\nprint('usable')")
     assert (after.status, sorted(after.text.splitlines())) == ("ok", ["[worker1] usable", "[worker2] usable"])
-    assert [m for m in after.strays if m["msg_type"] != "status"] == []
+    assert [m for m in after.strays if m["msg_type"] in SHOWN] == []
 
 
-def test_output_is_live_and_in_the_asking_cell(kernel):
-    code = "import time\nfor i in range(4):\n    print('at', time.time())\n    time.sleep(0.2)\n'result'"
-    cell = kernel.client.execute("%%remote worker1\n" + code)
-    lags, shown = [], []
+def test_output_is_live_and_in_the_asking_cell(kernel, tmp_path):
+    seen = tmp_path / "seen"
+    wait = f"import pathlib, time\nprint('first')\nwhile not pathlib.Path({str(seen)!r}).exists():\n    time.sleep(0.01)"
+    cell = kernel.client.execute(f"%%remote worker1\n{wait}\n'result'")
+    shown = []
     while not shown or shown[-1]["msg_type"] != "display_data":
         message = kernel.client.get_iopub_msg(timeout=30)
-        if message["msg_type"] == "stream":
-            lags.append(time.time() - float(message["content"]["text"].split()[1]))
         if message["msg_type"] not in ("status", "execute_input"):
             shown.append(message)
+            seen.touch()  # the cell goes on only because its first line was shown
     assert kernel.answer(cell)["status"] == "ok"
     assert kernel.client.get_iopub_msg(timeout=30)["content"]["execution_state"] == "idle"
     assert {m["parent_header"]["msg_id"] for m in shown} == {cell}
-    assert len(lags) == 4
-    assert sorted(lags)[1] < 0.15, "each line comes on its own, not at the end"
+    assert shown[0]["content"] == {"name": "stdout", "text": "first\n"}
     assert shown[-1]["content"]["data"]["text/plain"] == "'result'"
 
 
@@ -51,13 +49,21 @@ def test_displays_keep_their_form_and_their_order(kernel):
     assert reply.results[1]["image/png"] == "iVBORw=="
 
 
-def test_all_workers_are_labelled_and_run_at_once(kernel):
-    begun = time.monotonic()
-    reply = kernel.run("%%remote all\nimport time\ntime.sleep(1)\nprint('slept', end='')\n'done'")
-    assert time.monotonic() - begun < 1.9
-    assert sorted(reply.text.splitlines()) == [f"[worker{i}] {text}" for i in (1, 2) for text in ("'done'", "slept")]
-    results = [line for line in reply.text.splitlines() if "done" in line]
-    assert results == ["[worker1] 'done'", "[worker2] 'done'"]
+def test_all_workers_are_labelled_and_run_at_once(kernel, tmp_path):
+    meet = f"""
+import os, pathlib, time
+here = pathlib.Path({str(tmp_path)!r})
+(here / str(os.getpid())).touch()
+deadline = time.monotonic() + 20
+while len(list(here.iterdir())) < 2:
+    assert time.monotonic() < deadline, "the other one does not run"
+    time.sleep(0.01)
+print('met', end='')
+'done'"""
+    reply = kernel.run(f"%%remote all{meet}")
+    lines = reply.text.splitlines()
+    assert sorted(lines) == [f"[worker{i}] {text}" for i in (1, 2) for text in ("'done'", "met")]
+    assert [line for line in lines if "done" in line] == ["[worker1] 'done'", "[worker2] 'done'"]
 
 
 def test_variables_go_there_and_come_back_as_values(kernel):
@@ -108,9 +114,7 @@ def test_leaving_is_an_error_not_the_end_of_the_worker(kernel):
 
 
 def test_the_stop_button_interrupts_everywhere_and_shows_where_it_stood(kernel):
-    begun = time.monotonic()
     reply = kernel.run(f"%%remote all\n{SLEEP}", stop_at=["ready"])
-    assert time.monotonic() - begun < 5
     assert (reply.status, reply.ename) == ("error", "KeyboardInterrupt")
     assert reply.traceback.count("----> 4     time.sleep(0.01)") == 2
     assert "[worker1]" in reply.traceback
@@ -159,6 +163,11 @@ def test_an_unknown_worker_is_named_with_those_there_are(kernel):
 def test_redirections_hold_for_remote_output(kernel):
     kernel.run("%%capture caught\nget_ipython().run_cell_magic('remote', 'worker1', 'print(7)\\n8')")
     assert kernel.value("caught.stdout, len(caught.outputs)") == r"('7\n', 1)"
+
+
+def test_a_panel_is_shown_by_name(kernel):
+    assert "application/vnd.jupyter.widget-view+json" in kernel.run("%panel rrefs").results[0]
+    assert "say which panel to show: rrefs" in kernel.run("%panel nope").text
 
 
 def test_starting_again_is_harmless(kernel):

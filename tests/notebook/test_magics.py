@@ -90,6 +90,12 @@ def test_a_mistake_in_a_line_is_named_and_nothing_runs(made, desk, line, cell, c
     assert desk.asked == []
 
 
+def test_all_of_none_is_an_error(made, desk):
+    magics.cluster().workers.clear()
+    with pytest.raises(RuntimeError, match="no worker is left"):
+        made.remote("all", "code")
+
+
 def test_values_are_kept_when_another_worker_fails(made, desk, shell):
     desk.failures = [Failed("worker2", KeyError("lost"), ["the remote line"], False)]
     with pytest.raises(KeyError) as caught:

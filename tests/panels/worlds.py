@@ -27,6 +27,7 @@ def own(at: World, owner: int, rref: str, kind: str = "Tensor", ready: bool = Tr
 def use(at: World, holder: int, fork: str, rref: str, owner: int, state: str = "confirmed", parent: int | None = None):
     at[holder]["tables"]["users"][fork] = {
         "rref": rref, "fork": fork, "owner": owner, "parent": parent, "state": state, "children": [],
+        "type": "Tensor",
     }  # fmt: skip
     if state == "confirmed":
         at[owner]["tables"]["owned"][rref]["forks"].append({"fork": fork, "holder": holder})

@@ -28,6 +28,7 @@ def owned(*forks, ready=True, failed=False, kind="Tensor"):
 def user(fork, owner, state="confirmed", parent=None, children=(), rref="0.1"):
     return {
         "rref": rref, "fork": fork, "owner": owner, "parent": parent, "state": state, "children": list(children),
+        "type": "Tensor",
     }  # fmt: skip
 
 
@@ -81,7 +82,22 @@ def test_the_state_of_an_rref_comes_from_its_owner(row, state):
 @pytest.mark.parametrize(("owner", "state"), [("up", "unlisted"), ("lost", "lost"), ("left", "lost")])
 def test_an_rref_its_owner_does_not_list_is_shown_by_its_users(owner, state):
     at = world({"users": {"0.2": user("0.2", 1, "pending")}}, {}, states=("up", owner))
-    assert rref_view(at)["rrefs"]["0.1"] == {"rref": "0.1", "owner": 1, "type": "", "state": state, "forks": 1}
+    assert rref_view(at)["rrefs"]["0.1"] == {"rref": "0.1", "owner": 1, "type": "Tensor", "state": state, "forks": 1}
+
+
+def test_what_a_lost_worker_had_said_no_longer_counts():
+    held = {"fork": "0.2", "holder": 2}
+    at = world(
+        {},
+        {"owned": {"0.1": owned(held)}, "contexts": {"5": context(sends=[{"message": 1, "to": 2}])}},
+        {"users": {"0.2": user("0.2", 1)}, "contexts": {"5": context(recvs=[{"message": 1, "from": 1}])}},
+        states=("up", "lost", "up"),
+    )
+    assert rref_view(at)["rrefs"]["0.1"]["state"] == "lost"
+    assert set(rref_view(at)["forks"]) == {"0.2"}
+    assert set(autograd_view(at)["members"]) == {"5/2"}
+    at[2]["state"] = "left"
+    assert rref_view(at)["rrefs"] == rref_view(at)["forks"] == autograd_view(at)["contexts"] == {}
 
 
 def test_workers_that_are_only_mentioned_are_listed_as_unknown():
@@ -213,7 +229,7 @@ def test_text_counts_names_and_cuts():
     at[1]["left_out"] = 4
     lines = text(rref_view(at)).splitlines()
     assert lines[0] == "2 members, 15 RRefs, 15 forks, 15 pending (4 events left out)"
-    assert lines[1] == "  1.0 on w1: unlisted, used by w0 (pending)"
+    assert lines[1] == "  1.0 Tensor on w1: unlisted, used by w0 (pending)"
     assert lines[-1] == "  … and 3 more"
     assert len(lines) == LINES + 2
 

@@ -205,7 +205,14 @@ def test_near_views_share_memory_and_a_far_one_costs_nothing() -> None:
     assert weight(*near, base[-5:]) < 10**4
 
 
-def test_an_array_of_arrays_is_aligned() -> None:
+def test_a_small_view_does_not_part_a_large_one_from_others() -> None:
+    base = torch.zeros(10**4)[:-1]
+    received = travel(base, base[:2], base[5000:5010])
+    received[0].fill_(1)
+    assert received[1].tolist() == [1, 1] and received[2].sum() == 10
+
+
+def test_offsets_fit_every_dtype_that_looks_at_the_storage() -> None:
     base = torch.zeros(64, dtype=torch.uint8)
     sent = [base[3:9], base[16:32].view(torch.complex128)]
     assert [describe(t) for t in travel(*sent)] == [describe(t) for t in sent]
@@ -289,9 +296,18 @@ def test_broken_entries_are_refused(storages: Any, entry: Any) -> None:
         tensors.decode(msgpack.packb([storages, [entry]]), [])
 
 
-def test_an_unknown_note_is_named() -> None:
-    with pytest.raises(ProtocolError, match=r"\['names'\], which this version"):
-        tensors.decode(msgpack.packb([[FOUR], [["float32", [4], 0, {"names": ["N"]}]]]), [])
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (["float32", [4], 0, {"names": ["N"]}], r"\['names'\], which this version of rpcbench cannot keep"),
+        (["float32", [2, 2], 0, {"strides": [2, 2]}], "reaches beyond its storage"),
+        (["float32", [4.0], 0], "4.0 is no size"),
+        (["float32", [0, HUGE, HUGE], None], "cannot have the shape"),
+    ],
+)
+def test_refusals_come_from_our_own_checks(entry: list[Any], message: str) -> None:
+    with pytest.raises(ProtocolError, match=message):
+        tensors.decode(msgpack.packb([[FOUR], [entry]]), [])
 
 
 @pytest.mark.parametrize("buffers", [[], [bytearray(8)], [bytearray(INLINE - 1)]])

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpcbench.wire import messages as m
+from rpcbench.wire.body import Body
+from rpcbench.words.errors import ProtocolError
+from rpcbench.words.ids import Id
+
+BODY = Body(b"payload", b"tensors", [b"buffer"])
+NUMBERS = st.integers(-(1 << 63), (1 << 64) - 1)
+PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    int: NUMBERS,
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False),
+    str: st.text(max_size=20),
+    bytes: st.binary(max_size=20),
+    NoneType: st.none(),
+    Body: st.just(BODY),
+}
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.floats(allow_nan=False) | st.text(max_size=5) | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=7) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=12,
+)
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """What a field with this annotation may hold."""
+    if isinstance(hint, UnionType):
+        return st.one_of([values(option) for option in get_args(hint)])
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)
+        if inner[-1] is Ellipsis:
+            return st.lists(values(inner[0]), max_size=3).map(tuple)
+        return st.tuples(*map(values, inner))
+    if hint in PLAIN:
+        return PLAIN[hint]
+    return st.builds(hint, *[values(field) for field in get_type_hints(hint).values()])
+
+
+def fits(value: Any, hint: Any) -> bool:
+    if isinstance(hint, UnionType):
+        return any(fits(value, option) for option in get_args(hint))
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)
+        if inner[-1] is Ellipsis:
+            return type(value) is tuple and all(fits(item, inner[0]) for item in value)
+        return type(value) is tuple and len(value) == len(inner) and all(map(fits, value, inner))
+    if hint is float:
+        return isinstance(value, float | int)
+    if hint in PLAIN:
+        return isinstance(value, hint)
+    return type(value) is hint and all(map(fits, value, get_type_hints(hint).values()))
+
+
+messages = st.sampled_from(m.KINDS).flatmap(values)
+
+
+def unpacked(control: bytes) -> Any:
+    """The message, or None where it was refused as it should be."""
+    try:
+        return m.unpack(control, BODY)[1]
+    except ProtocolError:
+        return None
+
+
+@pytest.mark.parametrize("kind", m.KINDS)
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_every_kind_goes_there_and_back(kind: type[Any], data: st.DataObject) -> None:
+    message, seq = data.draw(values(kind)), data.draw(st.integers(0, (1 << 64) - 1))
+    control, body = m.pack(seq, message)
+    assert body == getattr(message, "body", m.EMPTY)
+    again = m.unpack(control, body)
+    assert again == (seq, message) and fits(again[1], kind)
+
+
+@given(messages, st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_field_of_another_type_is_refused(message: Any, data: st.DataObject) -> None:
+    control, _ = m.pack(0, message)
+    fields = msgpack.unpackb(control)
+    _replace_one(fields, data)
+    found = unpacked(msgpack.packb(fields))
+    assert found is None or fits(found, type(found))
+
+
+def _replace_one(fields: list[Any], data: st.DataObject) -> None:
+    """Put something else in some place, at any depth."""
+    place = data.draw(st.integers(0, len(fields) - 1))
+    if isinstance(fields[place], list) and fields[place] and data.draw(st.booleans()):
+        _replace_one(fields[place], data)
+    else:
+        fields[place] = data.draw(ANYTHING)
+
+
+@given(messages, st.data())
+@settings(max_examples=200, deadline=None)
+def test_damaged_bytes_are_refused_or_make_sense(message: Any, data: st.DataObject) -> None:
+    control = bytearray(m.pack(0, message)[0])
+    for _ in range(data.draw(st.integers(1, 3))):
+        control[data.draw(st.integers(0, len(control) - 1))] = data.draw(st.integers(0, 255))
+    found = unpacked(bytes(control[: data.draw(st.integers(0, len(control)))]))
+    assert found is None or fits(found, type(found))
+
+
+@given(st.binary(max_size=200) | ANYTHING.map(msgpack.packb))
+@settings(max_examples=300)
+def test_random_bytes_are_refused_or_make_sense(control: bytes) -> None:
+    found = unpacked(control)
+    assert found is None or fits(found, type(found))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (), (-1, 0), (len(m.KINDS), 0), ("Call", 0), (m.KINDS.index(m.Cancel), -1, 7), (m.KINDS.index(m.Cancel), 0),
+        (m.KINDS.index(m.Cancel), 0, 7, 8), (m.KINDS.index(m.Cancel), 0, 7.0), (m.KINDS.index(m.Cancel), None, 7),
+        (m.KINDS.index(m.UserDelete), 0, (1, 2), (1, 2, 0)), (m.KINDS.index(m.View), 0, 1, ((1, "a", 0),), (), False),
+        (m.KINDS.index(m.View), 0, 1, (), (5,), False), (m.KINDS.index(m.View), 0, 1, (), (("a", "b"),), False),
+    ],
+)  # fmt: skip
+def test_what_pack_cannot_have_made_is_refused(fields: tuple[Any, ...]) -> None:
+    with pytest.raises(ProtocolError):
+        m.unpack(msgpack.packb(fields), m.EMPTY)
+
+
+def test_a_deep_or_false_array_is_refused() -> None:
+    for control in (b"\x91" * 5000 + b"\x00", b"\xdd\xff\xff\xff\xff", b"\xc9\x00\x00\x00\x04\x01abcd", b""):
+        with pytest.raises(ProtocolError):
+            m.unpack(control, m.EMPTY)
+
+
+def test_text_that_is_no_unicode_can_be_sent() -> None:
+    """Exceptions may hold such text: undecodable file names, broken strings of users."""
+    failure = m.Failure(7, "OSError", "no such file: '\udcff'", m.EMPTY)
+    assert m.unpack(*m.pack(0, failure)) == (0, failure)
+
+
+def test_only_kinds_with_a_body_carry_one() -> None:
+    assert m.unpack(m.pack(3, m.Cancel(7))[0], BODY) == (3, m.Cancel(7))
+    notice = m.UserDelete(Id(1, 2), Id(1, 3, 4))
+    assert m.pack(3, notice)[1] is m.EMPTY
