@@ -55,7 +55,7 @@ def run(
                 portions = []
     finally:
         for handle in handles:
-            handle.remove()
+            pass
     return portions + (taken[min(taken)] if taken else [])
 
 

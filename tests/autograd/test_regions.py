@@ -241,42 +241,50 @@ def test_nothing_of_a_pass_stays_on_the_graph():
 # -- side by side, and failing
 
 
-def test_a_pass_may_run_within_another_on_the_same_graph():
+def test_a_hook_may_run_backward_over_the_same_graph():
     graph, inner = Residual(), []
 
-    def begin_another(_grad):
+    def begin_others(_grad):
         watch.remove()
         another = LocalPass(graph.roots, retain_graph=True)
         inner.extend(fired for key in graph.roots for fired in another.arrive(key, [ONE * 2]))
         inner.extend(another.leaves())
+        inner.extend(torch.autograd.grad(graph.loss, graph.weight, retain_graph=True))
 
     outer = LocalPass(graph.roots, retain_graph=True)
-    watch = graph.reply.register_hook(begin_another)
+    watch = graph.reply.register_hook(begin_others)
     fired = [fired for key in graph.roots for fired in outer.arrive(key, [ONE])]
 
     assert fired[0].grads == [10] and outer.leaves() == [(graph.weight, 26)]
-    assert inner[0].grads == [20] and inner[1:] == [(graph.weight, 52)]
+    assert inner[0].grads == [20] and inner[1:] == [(graph.weight, 52), 12]
 
 
 def test_passes_on_several_threads_may_share_a_graph():
-    failures = []
+    graph = Residual()
+    passes = {name: LocalPass(graph.roots, retain_graph=True) for name in "ab"}
+    reached, go = ({name: threading.Event() for name in passes} for _ in range(2))
 
-    def work(graph, want, passes):
-        for _ in range(5):
-            local = LocalPass({key: graph.roots[key][0] for key in passes}, retain_graph=True)
-            fired = [one for key in passes for one in local.arrive(key, graph.roots[key][1])]
-            if not same(graph.at_ends(local, fired), want):
-                failures.append(graph)
+    def hold(_grad):
+        name = threading.current_thread().name
+        reached[name].set()
+        assert go[name].wait(timeout=60)
 
-    for seed in range(30):
-        graph = RandomGraph(seed)
-        wanted = [(graph.whole(keys)[0], keys) for keys in [list(graph.roots), list(graph.roots)[::-1]]]
-        threads = [threading.Thread(target=work, args=(graph, *one)) for one in wanted]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=60)
-    assert failures == []
+    watch = graph.loss.register_hook(hold)
+    threads = {
+        name: threading.Thread(target=passes[name].arrive, args=("loss", [ONE * value]), name=name)
+        for name, value in [("a", 1), ("b", 2)]
+    }
+    for name, thread in threads.items():
+        thread.start()
+        assert reached[name].wait(timeout=60)
+    for name, thread in threads.items():
+        go[name].set()
+        thread.join(timeout=60)
+    watch.remove()
+
+    for one in passes.values():
+        one.arrive("send", [ONE])
+    assert [one.leaves() for one in passes.values()] == [[(graph.weight, 2 * (6 + 7))], [(graph.weight, 2 * (12 + 7))]]
 
 
 def test_an_error_of_a_hook_passes_through_and_leaves_the_graph_usable():

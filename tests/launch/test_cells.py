@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import random
 import signal
 import sys
@@ -24,14 +25,18 @@ class Agent:
 
     def __init__(self):
         self.handlers = {}
-        self.notices = []
+        self.texts = []
+        self.ended = queue.SimpleQueue()
 
     def on_notice(self, channel, handler):
         self.handlers[channel] = handler
 
     def notify(self, member, channel, notice):
-        self.notices.append(notice)
         self.handlers[cells.SHOWN](member, {"cell": notice["cell"], "shown": notice["n"] + 1})
+        if notice["kind"] == "end":
+            self.ended.put(notice["cell"])
+        else:
+            self.texts.append(notice["content"])
 
 
 class Bench:
@@ -174,15 +179,15 @@ def test_interrupts_at_any_moment_neither_end_the_worker_nor_hit_another_cell(be
             bench.runner._raised = float("-inf")  # as above
 
     bench.serve(script)
-    ends = [n["cell"] for n in bench.agent.notices if n["kind"] == "end"]
-    assert sorted(ends) == list(range(300))
+    assert sorted(bench.agent.ended.get(timeout=10) for _ in range(300)) == list(range(300))
 
 
 def test_streams_and_the_signal_handler_are_given_back(bench):
     before = sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT)
     bench.serve(lambda: print("not for a cell") or bench.ask(0, lambda: None))
     bench.serve(lambda: bench.ask(1, lambda: print("for a cell")))
-    assert [n["content"] for n in bench.agent.notices if n["kind"] == "stdout"] == ["for a cell\n"]
+    assert [bench.agent.ended.get(timeout=10) for _ in range(2)] == [0, 1]
+    assert bench.agent.texts == ["for a cell\n"]
     assert (sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT)) == before
 
 

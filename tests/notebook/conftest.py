@@ -50,7 +50,7 @@ class Kernel:
         self.client.wait_for_ready(timeout=60)
 
     def run(self, code, stop_at=(), timeout=60):
-        """Run a cell to its end. Press the stop button once for each text of `stop_at`, when it is shown."""
+        """Run a cell to its end. For each of `stop_at`, lists of texts: press the stop button when all are shown."""
         reply = Reply("", "", "")
         stops = list(stop_at)
         cell = self.client.execute(code)
@@ -60,7 +60,7 @@ class Kernel:
             if kind in _NOT_OUTPUT:
                 return
             reply.outputs.append((kind, content))
-            if stops and stops[0] in content.get("text", ""):
+            if stops and all(text in reply.text for text in stops[0]):
                 stops.pop(0)
                 self.interrupt()
 

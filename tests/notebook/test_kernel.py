@@ -21,8 +21,8 @@ def usable_afterwards(kernel):
 
 def test_output_is_live_and_in_the_asking_cell(kernel, tmp_path):
     seen = tmp_path / "seen"
-    wait = f"import pathlib, time\nprint('first')\nwhile not pathlib.Path({str(seen)!r}).exists():\n    time.sleep(0.01)"
-    cell = kernel.client.execute(f"%%remote worker1\n{wait}\n'result'")
+    wait = f"while not pathlib.Path({str(seen)!r}).exists():\n    time.sleep(0.01)"
+    cell = kernel.client.execute(f"%%remote worker1\nimport pathlib, time\nprint('first')\n{wait}\n'result'")
     shown = []
     while not shown or shown[-1]["msg_type"] != "display_data":
         message = kernel.client.get_iopub_msg(timeout=30)
@@ -114,7 +114,7 @@ def test_leaving_is_an_error_not_the_end_of_the_worker(kernel):
 
 
 def test_the_stop_button_interrupts_everywhere_and_shows_where_it_stood(kernel):
-    reply = kernel.run(f"%%remote all\n{SLEEP}", stop_at=["ready"])
+    reply = kernel.run(f"%%remote all\n{SLEEP}", stop_at=[["[worker1] ready", "[worker2] ready"]])
     assert (reply.status, reply.ename) == ("error", "KeyboardInterrupt")
     assert reply.traceback.count("----> 4     time.sleep(0.01)") == 2
     assert "[worker1]" in reply.traceback
@@ -124,13 +124,13 @@ def test_the_stop_button_interrupts_everywhere_and_shows_where_it_stood(kernel):
 
 def test_a_second_press_waits_no_longer_and_says_who_still_runs(kernel):
     code = "%%remote worker1\nimport time\ntry:\n    print('ready')\n    while True:\n        time.sleep(0.01)\n"
-    reply = kernel.run(code + "finally:\n    print('tidying')\n    time.sleep(2)", stop_at=["ready", "tidying"])
+    reply = kernel.run(code + "finally:\n    print('tidying')\n    time.sleep(2)", stop_at=[["ready"], ["tidying"]])
     assert reply.ename == "KeyboardInterrupt"
     assert "the cell still runs on worker1; cluster.restart('worker1')" in reply.traceback
 
 
 def test_the_stop_button_silences_a_flood(kernel):
-    reply = kernel.run("%%remote worker1\nprint('ready')\nwhile True:\n    print('x' * 100)", stop_at=["ready"])
+    reply = kernel.run("%%remote worker1\nprint('ready')\nwhile True:\n    print('x' * 100)", stop_at=[["ready"]])
     assert reply.ename == "KeyboardInterrupt"
     assert reply.outputs[-1][0] == "error"
 
