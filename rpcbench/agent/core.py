@@ -323,12 +323,14 @@ class Agent:
             self._unsent(effect, error)
 
     def _unsent(self, effect: fx.Send, error: RpcError) -> None:
-        name, reason = self._lost.get(effect.to, (f"worker {effect.to}", str(error)))
-        failure = WorkerLostError(f"{name} cannot be reached: {reason}") if self.running else error
+        failure = error
+        if isinstance(error, NotConnectedError) and self.running:
+            name, reason = self._lost.get(effect.to, (f"worker {effect.to}", str(error)))
+            failure = WorkerLostError(f"{name} cannot be reached: {reason}")
         scope = getattr(effect.message, "scope", None)
         if scope is not None and self.values.recorder is not None:
             self.values.recorder.unsent(scope)
-        self.machine.feed(lambda node: node.unsent(effect.to, effect.message, failure))
+        self.machine.feed(lambda node: node.unsent(effect.to, effect.message, failure, effect.seq))
 
     def _transmit(self, to: int, seq: int, message: m.Message, may_wait: bool) -> None:
         control, body = m.pack(seq, message)
@@ -370,6 +372,7 @@ class Agent:
             fx.Resolve: self._resolve,
             fx.Reject: lambda e: self._waiting.fail(e.call, e.error),
             fx.Free: lambda e: self.released.put(self.values.forget(e.rref)),  # the keeper frees the value
+            fx.Unmade: lambda e: self.values.made(e.rref, None, e.error),
             fx.OwnerLost: lambda e: None,
             fx.Heard: lambda e: self._channels.heard(e.source, e.notice.channel, e.notice.data),
             fx.Joined: self._joined,

@@ -58,12 +58,12 @@ class Later:
     """What a function returns whose result is not there yet. RuntimeError where it returned no Future."""
 
     def __init__(self, future: Any) -> None:
-        if not isinstance(future, torch.futures.Future):
+        if not isinstance(future, torch._C.Future):  # what `then` returns, too
             raise RuntimeError(
                 f"Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
                 f"but got {type(future)}"
             )
-        self.future: torch.futures.Future[Any] = future
+        self.future: Any = future
 
 
 def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:

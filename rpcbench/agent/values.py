@@ -19,6 +19,7 @@ from rpcbench.protocol.node import Node
 from rpcbench.wire.body import Body
 from rpcbench.wire.messages import Fork, Scope
 from rpcbench.wire.pickling import Codec
+from rpcbench.words.errors import RpcError
 from rpcbench.words.futures import Future
 from rpcbench.words.ids import Id
 
@@ -57,12 +58,17 @@ class Values:
                 if handle._owner == me and handle._value is not None:
                     self._owned[handle._rref] = handle._value
 
-        def share(node: Node) -> tuple[Fork, ...]:
-            return tuple(
-                node.rrefs.share(h._rref, None if h._owner == me else h._fork, h._type, to, now) for h in handles
-            )
+        forks: list[Fork] = []
 
-        return self._machine.ask(share)
+        def share(node: Node) -> None:
+            forks.extend(node.rrefs.share(h._rref, h._fork, h._type, to, now) for h in handles)
+
+        try:
+            self._machine.ask(share)
+        except RpcError:  # one of them is dead; the others are not sent
+            self._machine.feed(lambda node: node.unshared(forks))
+            raise
+        return tuple(forks)
 
     def unpack(self, source: int, body: Body, forks: tuple[Fork, ...], scope: Scope | None) -> Any:
         """The value of a message, with handles for its RRefs and its tensors attached to the graph."""

@@ -98,8 +98,6 @@ class Plan:
         }
         for node, below in found.below.items():
             roots = bits[node]
-            if not roots:
-                continue
             if _is_terminal(node):
                 part = self.part_of[node] = self._part(roots, False)
                 part.end_at(node)

@@ -55,7 +55,7 @@ def run(
                 portions = []
     finally:
         for handle in handles:
-            pass
+            handle.remove()
     return portions + (taken[min(taken)] if taken else [])
 
 
@@ -99,12 +99,8 @@ def _compute(node: Any, up: Grads, targets: Sequence[GradientEdge]) -> Grads:
 
 
 def _fit(grad: Tensor | None, target: GradientEdge) -> Tensor | None:
-    """The gradient as torch's engine passes it on: summed over what was broadcast, in the type of what it is for."""
+    """The gradient summed over what was broadcast: torch's engine does that after the hooks of a node."""
     if grad is None:
         return None
-    wanted: Any = target.node._input_metadata[target.output_nr]
-    if grad.shape != (shape := torch.Size(wanted.shape)):
-        grad = grad.sum_to_size(shape)
-    if grad.dtype != wanted.dtype and (wanted.dtype.is_complex or not grad.is_complex()):
-        grad = grad.to(wanted.dtype)
-    return grad
+    shape = torch.Size(target.node._input_metadata[target.output_nr].shape)
+    return grad if grad.shape == shape else grad.sum_to_size(shape)

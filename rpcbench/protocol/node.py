@@ -188,6 +188,15 @@ class Node:
         """A body will not be opened."""
         return self._after(*self._disown(forks))
 
+    def unshared(self, forks: Iterable[m.Fork]) -> Effects:
+        """RRefs that were forked for a message that there will be none of."""
+        effects: Effects = []
+        outbox: Outbox = []
+        for fork in forks:
+            more, out = self.rrefs.unshare(fork)
+            effects, outbox = effects + more, outbox + out
+        return self._after(effects, outbox)
+
     def unsent(self, to: int, message: m.Message, error: Exception, seq: int | None = None) -> Effects:
         """A message could not be put on the wire: take back what it would have carried.
 

@@ -322,3 +322,12 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
         first.call(1, add, (1,)).wait()
     until(lambda: set(threading.enumerate()) <= before, "the threads of the agents to end")
     assert not list(tmp_path.glob("*.sock"))
+
+
+def test_a_value_made_by_oneself_may_be_shared_before_it_is_made(agents: list[Agent]) -> None:
+    for _ in range(20):
+        rref = remote("notebook", add, (torch.ones(2), 1))
+        assert rref.rpc_sync().sum() == 4
+        assert rpc_sync("worker1", fetch, (remote("notebook", add, (1,)),)) == 2
+    del rref
+    nothing_left(agents)

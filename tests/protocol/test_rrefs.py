@@ -176,8 +176,11 @@ def test_a_value_whose_creator_is_lost_before_its_call_came_is_an_error(request_
 
 
 def test_a_value_freed_by_a_loss_is_an_error_for_who_comes_too_late(owner: RRefs) -> None:
-    assert owner.lost(USER, 0)[0] == [Free(RREF)]
-    effects, outbox = owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
+    owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
+    owner.on_user_delete(UserDelete(RREF, FIRST))
+    assert owner.lost(THIRD, 0)[0] == [Free(RREF)]
+    fork = Id(THIRD, 0)  # which the lost member had passed on just before
+    effects, outbox = owner.on_fork_request(3, ForkRequest(RREF, fork))
     assert [type(effect) for effect in effects] == [Unmade]
-    assert outbox == [(THIRD, ForkAccept(RREF, Id(USER, 2)))]
-    assert owner.on_user_delete(UserDelete(RREF, Id(USER, 2))) == [Free(RREF)]
+    assert outbox == [(3, ForkAccept(RREF, fork))]
+    assert owner.on_user_delete(UserDelete(RREF, fork)) == [Free(RREF)]
