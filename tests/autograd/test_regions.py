@@ -165,7 +165,7 @@ def test_sparse_and_dense_portions_add_up(order):
 def test_portions_of_several_types_add_up_to_the_type_of_what_they_are_for():
     weight = number(dtype=torch.float32)
     h = weight * 2
-    roots = [h * number(3), torch.complex(h, h).real, h * 5]
+    roots = [h * torch.full((1,), 3.0).double(), torch.complex(h, h).real, h * 5]
     local = LocalPass({key: edges([root]) for key, root in enumerate(roots)})
     for key, root in enumerate(roots):
         local.arrive(key, [torch.ones_like(root)])

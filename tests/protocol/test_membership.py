@@ -92,9 +92,11 @@ def test_the_others_do_not_wait_for_one_that_is_gone(how: str) -> None:
 
 
 def test_the_end_is_told_once() -> None:
-    leader = world(None, ONE)
-    assert leader.ready(leaving=True)[0] == [Complete(True)]
-    assert leader.on_ready(1, Ready(True))[0] == [Gone(ONE, False, "it left")]
+    leader = world(None, ONE, TWO)
+    leader.on_ready(1, Ready(False))
+    leader.on_ready(2, Ready(False))
+    assert leader.ready(leaving=False)[0] == [Complete(True)]
+    assert leader.on_ready(1, Ready(True)) == ([Gone(ONE, False, "it left")], [(2, View(5, (LEADER, TWO), (), True))])
     one = Membership(ONE, None)
     one.on_view(View(2, (LEADER, ONE), (), False))
     assert one.on_view(View(3, (LEADER, ONE), (), True)) == [Complete(True)]
@@ -117,9 +119,12 @@ def test_a_loss_is_reported_to_the_leader_which_tells_everyone() -> None:
 def test_a_successor_has_another_incarnation_and_no_bad_name() -> None:
     again = TWO._replace(incarnation=1)
     leader = world(None, ONE, TWO)
+    leader.on_ready(2, Ready(False))
     leader.lost(2, "killed")
     assert leader.on_join(2, Join(again, None))[0] == [Joined(again)]
     assert leader.on_report(Report(2, 0, "killed")) == ([], []), "that was its predecessor"
+    leader.ready(leaving=False)
+    assert leader.on_ready(1, Ready(False)) == ([], []), "ready was its predecessor"
     assert leader.on_ready(2, Ready(True))[0] == [Gone(again, False, "it left")]
 
 

@@ -95,6 +95,13 @@ def test_forks_may_come_and_go_before_the_creating_call() -> None:
     assert owner.on_user_delete(UserDelete(RREF, FIRST)) == [Free(RREF)]
 
 
+def test_a_value_shared_before_its_creating_call_came_is_not_ready() -> None:
+    owner = RRefs(OWNER, 0)
+    owner.share(RREF, None, "Net", THIRD, now=0)  # it had come home in a message that was faster
+    owner.on_create(USER, RREF, FIRST, "Net", now=1.0)
+    assert not owner.owned[RREF].ready
+
+
 def test_what_comes_home_is_held_until_it_is_opened(owner: RRefs) -> None:
     home = Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
     assert owner.adopt(home) == (False, [], [(USER, ChildAccept(home.fork))])

@@ -289,18 +289,33 @@ def test_copies_follow_their_original_which_is_never_written_to() -> None:
 def test_classes_in_functions_are_told_apart_by_their_identity() -> None:
     here = Process(
         """
-        def make(n):
+        import torch
+        def make(weight):
             class Local:
-                def get(self): return n
+                def get(self): return weight.item()
             return Local
-        One, Two = make([1]), make([2])
+        One, Two = make(torch.tensor(1)), make(torch.tensor(2))
         """
     )
     there = Process()
     one, two = there.take(here.send("(One(), Two())"))
-    assert (one.get(), two.get()) == ([1], [2]) and type(one) is not type(two)
+    assert (one.get(), two.get()) == (1, 2) and type(one) is not type(two)
     assert type(there.take(here.send("One()"))) is type(one)
     assert type(here.take(there.send("_"))) is here.main.One
+
+
+def test_a_class_that_is_known_is_not_made_again() -> None:
+    here = Process(
+        """
+        class Base:
+            made = []
+            def __init_subclass__(cls): Base.made.append(cls.__name__)
+        class Child(Base): pass
+        """
+    )
+    there = Process()
+    there.take(here.send("Child()"), "first")
+    assert there.take(here.send("Child()")).made == ["Child"]
 
 
 def test_two_codecs_of_one_process_leave_the_original_alone() -> None:
@@ -388,6 +403,13 @@ BASE = "def f(x, y=1, *, z=2):\n    return x in {1, 'a', 'b'}, [x for _ in ()]"
 )
 def test_fingerprints_of_functions(other: str, same: bool) -> None:
     assert (fingerprint(Process(BASE).main.f) == fingerprint(Process(other).main.f)) is same
+
+
+def test_fingerprints_tell_closures_apart() -> None:
+    def make(n: int) -> Any:
+        return lambda: n
+
+    assert fingerprint(make(1)) == fingerprint(make(1)) != fingerprint(make(2))
 
 
 CLASS = """

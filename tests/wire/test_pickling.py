@@ -160,6 +160,8 @@ def test_classes_and_attributes_of_tensors_are_kept() -> None:
     assert arrived[1].note == "plain" and arrived[2].sharded
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 def test_quantized_nested_and_uninitialized_tensors_travel_torchs_way() -> None:
     quantized = torch.quantize_per_tensor(torch.tensor([1.0, 2.0]), 0.5, 1, torch.qint8)
     assert torch.equal(send(quantized), quantized)

@@ -1,0 +1,216 @@
+"""JupyterLab in a headless Chromium: what a user has in front of them, for tests and for the picture in the README.
+
+    python tests/browser/lab.py --shot docs/panels.png [--dark]
+
+Rules
+- Server, kernels and browser have folders of their own, made anew for each run: no settings of this machine's user.
+- All waits await a condition. `SECONDS` bounds them: five times what they take on a busy machine.
+- What a page must not do (an uncaught error, a request to another host) is kept in `Lab.wrong`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nbformat
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+SECONDS = 60.0
+LESSON = Path(__file__).parents[2] / "notebooks" / "00_pipeline_digits.ipynb"
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "docmanager-extension/plugin": {"autosave": False},
+}
+
+# The kernel is connected and idle, and has been the same for a second: until then Lab may still replace it.
+READY = """() => {
+  const context = window.jupyterapp?.shell.currentWidget?.sessionContext;
+  const kernel = context?.isReady && context.session?.kernel;
+  const idle = kernel && kernel.connectionStatus === 'connected' && kernel.status === 'idle';
+  if (!idle || window.kernel_?.id !== kernel.id) window.kernel_ = idle ? {id: kernel.id, since: Date.now()} : null;
+  return window.kernel_ !== null && Date.now() - window.kernel_.since > 1000;
+}"""
+COMMAND = """async ([index, command]) => {
+  const { content } = window.jupyterapp.shell.currentWidget;
+  content.activeCellIndex = index;
+  content.deselectAll();
+  window.jupyterapp.commands.execute(command);
+}"""
+EVALUATE = """async expression => {
+  const { kernel } = window.jupyterapp.shell.currentWidget.sessionContext.session;
+  const ask = { code: '', store_history: false, user_expressions: { value: expression } };
+  const reply = await kernel.requestExecute(ask).done;
+  return reply.content.user_expressions.value;
+}"""
+
+
+def missing() -> str | None:
+    """What is not installed here that a browser test needs, in words."""
+    absent = [name for name in ("jupyterlab", "playwright") if importlib.util.find_spec(name) is None]
+    if absent:
+        return f"{' and '.join(absent)} not installed: pip install 'rpcbench[dev]'"
+    return None if CHROMIUM else "no Chromium: set CHROMIUM or put it on PATH"
+
+
+class Lab:
+    """A running JupyterLab and a browser."""
+
+    def __init__(self, folder: Path, address: str, token: str, browser: Browser) -> None:
+        self.folder = folder
+        self.wrong: list[str] = []
+        self._address, self._token, self._browser = address, token, browser
+
+    def open(self, notebook: nbformat.NotebookNode, height: int = 2400) -> Notebook:
+        """A page with a copy of the notebook without its outputs, once its kernel can run cells."""
+        notebook = nbformat.from_dict(notebook)
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                cell.outputs, cell.execution_count = [], None
+        name = f"{len(list(self.folder.glob('*.ipynb')))}.ipynb"
+        nbformat.write(notebook, self.folder / name)
+        page = self._browser.new_page(viewport={"width": 1400, "height": height})
+        page.set_default_timeout(1e3 * SECONDS)
+        page.on("pageerror", lambda error: self.wrong.append(f"error in the page: {error}"))
+        page.on("request", lambda request: self._asked(request.url))
+        page.on("websocket", lambda opened: self._asked(opened.url))
+        page.goto(f"{self._address}/lab/tree/{name}?reset&token={self._token}", wait_until="domcontentloaded")
+        page.wait_for_function(READY, polling=100)
+        return Notebook(page, [cell.source for cell in notebook.cells])
+
+    def _asked(self, url: str) -> None:
+        host = self._address.removeprefix("http")
+        if not url.startswith((f"http{host}/", f"ws{host}/", "data:", "blob:")):
+            self.wrong.append(f"request to {url}")
+
+
+class Notebook:
+    """An open notebook. Cells are named by a text that only their source contains."""
+
+    def __init__(self, page: Page, sources: list[str]) -> None:
+        self.page = page
+        self._sources = sources
+
+    def index(self, text: str) -> int:
+        (index,) = [i for i, source in enumerate(self._sources) if text in source]
+        return index
+
+    def cell(self, text: str) -> Locator:
+        return self.page.locator(".jp-Notebook .jp-Cell").nth(self.index(text))
+
+    def output(self, text: str) -> Locator:
+        return self.cell(text).locator(".jp-OutputArea-output")
+
+    def run(self, text: str) -> None:
+        """Begin to run one cell."""
+        self.page.evaluate(COMMAND, [self.index(text), "notebook:run-cell"])
+
+    def run_above(self, text: str) -> None:
+        """Begin to run all cells above this one."""
+        self.page.evaluate(COMMAND, [self.index(text), "notebook:run-all-above"])
+
+    def ended(self, text: str) -> None:
+        """Wait for the end of a cell: its prompt has a number."""
+        prompt = self.cell(text).locator(".jp-InputPrompt")
+        self.page.wait_for_function("e => /\\d/.test(e.textContent)", arg=prompt.element_handle(), polling=50)
+
+    def value(self, expression: str) -> Any:
+        """The value of an expression in the kernel, once it has run the cells before."""
+        reply = self.page.evaluate(EVALUATE, expression)
+        assert reply["status"] == "ok", reply
+        return ast.literal_eval(reply["data"]["text/plain"])
+
+
+@contextlib.contextmanager
+def running(folder: Path, dark: bool = False) -> Iterator[Lab]:
+    """JupyterLab on notebooks in `folder`, and a browser; both end with the block."""
+    from playwright.sync_api import sync_playwright
+
+    token = secrets.token_hex(16)
+    with _server(folder, token, dark) as address, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        try:
+            yield Lab(folder, address, token, browser)
+        finally:
+            browser.close()
+
+
+@contextlib.contextmanager
+def _server(folder: Path, token: str, dark: bool) -> Iterator[str]:
+    home = folder / ".home"
+    _write_settings(home / "settings", dark)
+    own = {"CONFIG_DIR": "config", "DATA_DIR": "data", "RUNTIME_DIR": "runtime"}
+    env = {
+        **os.environ,
+        **{f"JUPYTER_{name}": str(home / part) for name, part in own.items()},
+        "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
+        "IPYTHONDIR": str(home / "ipython"),
+        "JUPYTER_PATH": "",
+        "JUPYTER_TOKEN": token,
+    }
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0"]
+    options += [f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"]
+    log = home / "server.log"
+    with log.open("w") as out:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *options], env=env, stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        _await_server(server, f"http://127.0.0.1:{port}", log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        try:
+            server.wait(SECONDS)
+        finally:
+            server.kill()
+
+
+def _write_settings(folder: Path, dark: bool) -> None:
+    theme = {"apputils-extension/themes": {"theme": "JupyterLab Dark" if dark else "JupyterLab Light"}}
+    for name, values in (SETTINGS | theme).items():
+        path = folder / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values))
+
+
+def _await_server(server: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            urllib.request.urlopen(f"{address}/login", timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.1)  # nothing announces that a server listens
+    raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")

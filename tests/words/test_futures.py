@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from rpcbench.words.errors import CallCancelled
+from rpcbench.words.futures import Future, collect_all, wait_all
+
+
+def here(job: Callable[[], None]) -> None:
+    job()
+
+
+def fail(error: Exception) -> Callable[[], Any]:
+    def answer() -> None:
+        raise error
+
+    return answer
+
+
+def test_a_waiting_thread_opens_the_answer_itself() -> None:
+    future: Future[threading.Thread] = Future()
+    later: list[Any] = []
+    waiter = threading.Thread(target=future.wait)
+    waiter.start()
+    while future._waiters == 0:
+        pass
+    assert future.deliver(threading.current_thread, later.append)
+    waiter.join(10)
+    assert future.value() is waiter and later == []
+
+
+def test_without_a_waiter_another_thread_opens_it() -> None:
+    future: Future[int] = Future()
+    later: list[Callable[[], None]] = []
+    future.deliver(lambda: 3, later.append)
+    assert not future.done()
+    later[0]()
+    assert future.done() and future.wait() == 3
+
+
+def test_only_the_first_answer_counts() -> None:
+    future: Future[int] = Future()
+    assert future.deliver(lambda: 1, here) and not future.deliver(lambda: 2, here)
+    assert future.wait() == 1
+    with pytest.raises(RuntimeError, match="completed Future"):
+        future.set_result(4)
+
+
+def test_many_threads_wait_for_one_answer_which_is_opened_once() -> None:
+    future: Future[int] = Future()
+    opened: list[int] = []
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(future.wait())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    future.deliver(lambda: opened.append(1) or 5, here)
+    for thread in threads:
+        thread.join(10)
+    assert found == [5] * 8 and opened == [1]
+
+
+def test_continuations_see_value_and_error() -> None:
+    future: Future[int] = Future()
+    plus = future.then(lambda done: done.wait() + 1)
+    future.deliver(lambda: 3, here)
+    assert plus.wait() == 4
+    failing: Future[int] = Future()
+    seen: list[Exception] = []
+
+    def look(done: Any) -> None:
+        try:
+            done.value()
+        except Exception as error:
+            seen.append(error)
+
+    failing.add_done_callback(look)
+    failing.deliver(fail(KeyError("k")), here)
+    assert [type(error) for error in seen] == [KeyError]
+
+
+def test_torch_takes_them_for_its_own() -> None:
+    futures: list[Future[int]] = [Future(), Future()]
+    every = torch.futures.collect_all(futures)
+    for number, future in enumerate(futures):
+        future.set_result(number)
+    assert [future.wait() for future in every.wait()] == [0, 1]
+    assert torch.futures.wait_all(futures) == [0, 1] == wait_all(futures)
+    assert collect_all([]).wait() == []
+
+
+def test_wait_all_raises_the_first_error() -> None:
+    futures: list[Future[int]] = [Future(), Future()]
+    futures[0].set_result(1)
+    futures[1].set_exception(ValueError("second"))
+    with pytest.raises(ValueError, match="second"):
+        wait_all(futures)
+
+
+def test_a_signal_ends_the_wait_and_not_the_future() -> None:
+    future: Future[int] = Future()
+    threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        future.wait()
+    future.deliver(lambda: 7, here)
+    assert future.wait() == 7
+
+
+def test_a_pool_thread_says_that_it_waits() -> None:
+    told: list[str] = []
+
+    class PoolThread(threading.Thread):
+        @contextlib.contextmanager
+        def waiting(self) -> Iterator[None]:
+            told.append("begins")
+            yield
+            told.append("ends")
+
+    future: Future[int] = Future()
+    thread = PoolThread(target=future.wait)
+    thread.start()
+    while not told:
+        pass
+    future.deliver(lambda: 1, here)
+    thread.join(10)
+    assert told == ["begins", "ends"]
+
+
+def test_await() -> None:
+    async def use() -> int:
+        future: Future[int] = Future()
+        threading.Timer(0.05, lambda: future.deliver(lambda: 9, here)).start()
+        return await future
+
+    assert asyncio.run(use()) == 9
+
+
+def test_cancel_is_asked_once_and_only_before_the_answer() -> None:
+    asked: list[int] = []
+    future: Future[int] = Future(on_cancel=lambda: asked.append(1))
+    assert future.cancel() and asked == [1]
+    future.deliver(fail(CallCancelled("given up")), here)
+    with pytest.raises(CallCancelled):
+        future.wait()
+    assert not future.cancel()
+
+
+def test_an_error_keeps_nothing_alive_that_its_raises_have_seen() -> None:
+    class Held:
+        pass
+
+    def use() -> weakref.ref[Held]:
+        held, future = Held(), Future[int]()
+        future.add_done_callback(lambda done: held)
+        future.deliver(fail(ValueError("broken")), here)
+        with contextlib.suppress(ValueError):
+            future.wait()
+        return weakref.ref(held)
+
+    ref = use()
+    gc.collect()
+    assert ref() is None
+
+
+def test_waiters_get_errors_of_their_own() -> None:
+    future: Future[int] = Future()
+    future.deliver(fail(ValueError("broken")), here)
+    raised = []
+    for _ in range(2):
+        with pytest.raises(ValueError, match="broken") as caught:
+            future.wait()
+        raised.append(caught.value)
+    assert raised[0] is not raised[1]
