@@ -39,7 +39,10 @@ class LocalOptimizer:
         self.optimizer = optimizer_class(self.params, *args, **kwargs)
 
     def step(self, context_id: int) -> None:
-        """One step; parameters without a gradient in the context are left alone. RuntimeError for an unknown context."""
+        """One step; parameters without a gradient in the context are left alone.
+
+        RuntimeError for an unknown context.
+        """
         gradients = recorder().gradients(context_id)
         with current.current().part(_StepLock).lock:
             try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,6 +34,7 @@ from rpcbench.transport.base import Link
 from rpcbench.transport.handshake import Identity
 from rpcbench.transport.memory import MemoryConnection
 from rpcbench.wire import messages as m
+from rpcbench.wire.body import Body
 from rpcbench.wire.frames import Frame
 from rpcbench.words.config import JOIN_SECONDS, UNSET_TIMEOUT, WorldConfig
 from rpcbench.words.errors import NotConnectedError, RpcError, ShutdownError, UnknownWorkerError, WorkerLostError
@@ -181,7 +183,7 @@ class Agent:
     ) -> Future[Any]:
         """Run `function(*args, **kwargs)` on a worker; a future of what it returns."""
         target, label, seconds = self.member(to).id, label_of(function), self._seconds(timeout)
-        body, forks, scope = self.values.pack(target, (function, tuple(args), kwargs or {}), self.values.context())
+        body, forks, scope = self._pack(target, function, args, kwargs)
         number, future = self._waiting.new()
         self._begin(target, m.Call(number, label, seconds, forks, scope, body), seconds)
         return future
@@ -196,7 +198,7 @@ class Agent:
     ) -> Handle:
         """Run a function on a worker and leave what it returns there; a handle on that value, at once."""
         target, label, seconds = self.member(to).id, label_of(function), self._seconds(timeout)
-        body, forks, scope = self.values.pack(target, (function, tuple(args), kwargs or {}), self.values.context())
+        body, forks, scope = self._pack(target, function, args, kwargs)
         number, future = self._waiting.new()
         handle = self.values.first(target, label)
         handle._creation = future
@@ -214,6 +216,12 @@ class Agent:
         future.handle = handle  # type: ignore[attr-defined]  # the fork must live until the value is here
         self._begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
         return future
+
+    def _pack(
+        self, to: int, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
+    ) -> tuple[Body, tuple[m.Fork, ...], m.Scope | None]:
+        call = (function, tuple(args), kwargs or {})
+        return self.values.pack(to, call, self.values.context(), ("function", "args", "kwargs"))
 
     def _begin(self, to: int, message: m.Call | m.Create | m.Fetch, seconds: float | None) -> None:
         if not self.running:
@@ -416,7 +424,7 @@ class Agent:
     def _tell_watchers(self, kind: str, member: m.Member, reason: str) -> None:
         info = WorkerInfo(member.name, member.id)
         for watcher in self._watchers:
-            self._pool.spawn(lambda tell=watcher: tell(kind, info, reason))  # type: ignore[misc]
+            self._pool.spawn(partial(watcher, kind, info, reason))
 
     def _rejected(self, effect: fx.Rejected) -> None:
         self._refusal = effect.reason
@@ -441,12 +449,17 @@ class Agent:
             except queue.Empty:
                 item = None
             if isinstance(item, Id):
-                fork = item
-                self.machine.feed(lambda node: node.outcome(([], node.rrefs.release(fork))))
+                self._release(item)
             del item
             due, pause = self._waiting.deadlines.pop_due(self._link.clock())
             for call in due:
-                self.machine.feed(lambda node, late=call: node.expired(late))  # type: ignore[misc]
+                self._expire(call)
+
+    def _release(self, fork: Id) -> None:
+        self.machine.feed(lambda node: node.outcome(([], node.rrefs.release(fork))))
+
+    def _expire(self, call: int) -> None:
+        self.machine.feed(lambda node: node.expired(call))
 
 
 def label_of(function: Any) -> str:

@@ -1,6 +1,7 @@
 """Which agent `rpc_sync` and its like speak through: the only module-level state of the runtime.
 
-Looked for in this order: the agent whose function runs on this thread; the innermost `with` on this thread; the latest one started.
+Looked for in this order: the agent whose function runs on this thread, or the innermost `with` on it; else the latest
+one started.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rpcbench.agent.pool import Pool
@@ -24,7 +25,9 @@ Ended = Callable[[Identity, str], None]
 
 
 class Peers:
-    def __init__(self, me: Identity, secret: bytes, directory: Path, pool: Pool, receive: Receive, ended: Ended) -> None:
+    def __init__(
+        self, me: Identity, secret: bytes, directory: Path, pool: Pool, receive: Receive, ended: Ended
+    ) -> None:
         self.me = me
         self.address = str(directory / f"{me.id}.{me.incarnation}.sock" if me.id else directory / "0.sock")
         self.refused = 0  # connections closed in the handshake: strangers, wrong secrets
@@ -81,7 +84,7 @@ class Peers:
     # -- letting in
     def _accept_forever(self) -> None:
         while (sock := self._listener.accept()) is not None:
-            self._pool.spawn(lambda new=sock: self._let_in(new))  # type: ignore[misc]
+            self._pool.spawn(partial(self._let_in, sock))
 
     def _let_in(self, sock: socket.socket) -> None:
         try:

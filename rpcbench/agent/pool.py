@@ -152,10 +152,6 @@ class Pool:
             self._threads.discard(thread)
             return True
 
-    def figures(self) -> dict[str, int]:
-        with self._lock:
-            return {"threads": len(self._threads), "idle": len(self._idle), "running": self._running, "queued": len(self._queue)}
-
     def close(self, patience: float) -> None:
         """No more jobs; idle threads end. Waits up to `patience` seconds for the busy ones."""
         with self._lock:

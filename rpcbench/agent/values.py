@@ -41,10 +41,15 @@ class Values:
         self._owned: dict[Id, Future[Any]] = {}
 
     # -- messages
-    def pack(self, to: int, value: Any, context: int | None) -> tuple[Body, tuple[Fork, ...], Scope | None]:
-        """A value as the parts of a message: its RRefs forked, its tensors recorded. SerializationError."""
+    def pack(
+        self, to: int, value: Any, context: int | None, label: str | tuple[str, ...] = "result"
+    ) -> tuple[Body, tuple[Fork, ...], Scope | None]:
+        """A value as the parts of a message: its RRefs forked, its tensors recorded.
+
+        SerializationError with the path to the part that cannot travel, under `label`.
+        """
         outgoing = Outgoing(self._home)
-        encoded = self.codec.encode(value, outgoing)
+        encoded = self.codec.encode(value, outgoing, label)
         scope = None
         if context is not None and self.recorder is not None:
             scope = self.recorder.sending(context, encoded.tensors, to)

@@ -290,7 +290,7 @@ class AutogradRecorder:
     def _context(self, context: int) -> _Context:
         held = self._contexts.get(context)
         if held is None:
-            raise RuntimeError(f"Could not find autograd context with id: {context}; is it released, or another worker's?")
+            raise RuntimeError(f"Could not find autograd context with id: {context}; it is released, or not ours")
         return held
 
 

@@ -25,7 +25,7 @@ EPOCHS = 20
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What `--json` writes. `seconds`: training and test, set-up left out; `idle`: mean share over all steps, 0 to 1."""
+    """What `--json` writes. `seconds`: training and test, without set-up; `idle`: mean share over all steps, 0 to 1."""
 
     accuracy: float
     seconds: float

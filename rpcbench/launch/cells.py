@@ -2,7 +2,7 @@
 
 Rules
 - An interrupt names its cell. It raises KeyboardInterrupt on the main thread while that very cell runs; a cell that
-  still waits is dropped; one that is over is left alone, and so is whatever runs next.
+  still waits is dropped; one that is over is left alone, and so is whatever runs next. A send is not cut in half.
 - Nothing that a cell does, and no moment at which an interrupt comes, ends the loop.
 - A cell's error is raised in `run_cell`, so it travels as any error of a call does; its rendered traceback goes ahead
   with the output.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import signal
 import sys
@@ -21,6 +22,7 @@ import weakref
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 OUTPUT = "cell"
 SHOWN = "shown"
 INTERRUPT = "interrupt"
+_RUNTIME = tuple(str(Path(__file__).parents[1] / floor) + os.sep for floor in ("wire", "protocol", "transport", "agent"))
 _PATIENCES = [0.02 * 2**i for i in range(7)]
 _READY_SECONDS = 2.0
 _CALM_SECONDS = 0.2
@@ -75,6 +78,7 @@ class CellRunner:
         self._running: CellKey | None = None
         self._given_up: deque[CellKey] = deque(maxlen=64)
         self._raised = float("-inf")
+        self._insisting = False
         self._heard: queue.SimpleQueue[None] = queue.SimpleQueue()
         agent.on_notice(INTERRUPT, self._interrupt)
         agent.on_notice(SHOWN, self._outbox.shown)
@@ -152,6 +156,7 @@ class CellRunner:
         key = CellKey(asker, notice["cell"])
         heard = self._heard = queue.SimpleQueue()
         for patience in _PATIENCES:
+            self._insisting = patience == _PATIENCES[-1]
             if not self._signal(key):
                 return
             # A signal that comes just before the main thread begins to block does not end that wait: send another.
@@ -168,16 +173,28 @@ class CellRunner:
             self._given_up.append(key)
             return False
 
-    def _on_signal(self, _signal: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, _signal: int, frame: FrameType | None) -> None:
         """On the main thread, between two of its bytecodes; takes no lock, which that thread may hold."""
-        self._heard.put(None)
         now = time.monotonic()
-        if self._running is not None and now - self._raised > _CALM_SECONDS:
+        due = self._running is not None and now - self._raised > _CALM_SECONDS
+        if due and not self._insisting and _in_runtime(frame):
+            return  # unheard: it is sent again soon, when the runtime is not in the middle of something
+        self._heard.put(None)
+        if due:
             self._raised = now
             raise KeyboardInterrupt
 
     def _notify(self, member: int, notice: Notice) -> None:
         self._agent.notify(member, OUTPUT, notice)
+
+
+def _in_runtime(frame: FrameType | None) -> bool:
+    """Whether this is code of the runtime, or was called by it."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_RUNTIME):
+            return True
+        frame = frame.f_back
+    return False
 
 
 _runners: weakref.WeakKeyDictionary[Agent, CellRunner] = weakref.WeakKeyDictionary()

@@ -108,7 +108,9 @@ class Cluster:
         self._launcher.close()
 
     # -- calls
-    def rpc_sync(self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT) -> Any:
+    def rpc_sync(
+        self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
+    ) -> Any:
         """As `rpcbench.rpc.rpc_sync`, in this cluster."""
         return self.agent.call(to, func, args, kwargs, timeout).wait()
 
@@ -178,9 +180,9 @@ class Cluster:
         with self._changed:
             while not done():
                 for handle in handles:
-                    if handle.poll() is not None:
-                        words = handle.last_words()
-                        raise RpcError(f"{handle.name} ended ({_ending(handle.poll())}) before it could serve:\n{words}")
+                    if (status := handle.poll()) is not None:
+                        ending = _ending(status)
+                        raise RpcError(f"{handle.name} ended ({ending}) before it could serve:\n{handle.last_words()}")
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise RpcError(f"waited {START_SECONDS:g} s in vain for {what}")
 

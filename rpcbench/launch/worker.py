@@ -9,7 +9,6 @@ from rpcbench.launch.cells import CellRunner
 from rpcbench.rpc.start import start_agent
 from rpcbench.words.config import WorldConfig
 
-
 LEAVE = "leave"
 """The notice that asks a worker to leave."""
 

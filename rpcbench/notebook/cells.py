@@ -117,7 +117,8 @@ class CellDesk:
         parts = [_Part(m, Pane(screen, m.name, m.name if len(members) > 1 else "")) for m in members]
         try:
             for part in parts:
-                self._send(part, cell)
+                # Not on this thread: Ctrl-C must not cut a send in half.
+                self.agent.submit(functools.partial(self._send, part, cell))
             for part in parts:
                 part.wait()
                 part.inbox.pane.finish()
@@ -145,7 +146,8 @@ class CellDesk:
         try:
             for part in parts:
                 if not part.replied.is_set():
-                    self.agent.notify(part.member.id, INTERRUPT, {"cell": cell.number})
+                    interrupt = functools.partial(self.agent.notify, part.member.id, INTERRUPT, {"cell": cell.number})
+                    self.agent.submit(interrupt)
             busy = [part for part in asked if not part.wait(deadline)]
         except KeyboardInterrupt:
             busy = [part for part in asked if not part.wait(time.monotonic())]

@@ -19,11 +19,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rpcbench.protocol.effects import (
-    Accumulate, Effects, Explore, ForgetContext, ForgetWalk, Propagate, WalkEnded,
+    Accumulate,
+    Effects,
+    Explore,
+    ForgetContext,
+    ForgetWalk,
+    Propagate,
+    WalkEnded,
 )  # fmt: skip
 from rpcbench.protocol.rrefs import Outbox
 from rpcbench.wire.messages import (
-    EMPTY, Discover, Discovered, Gradients, ReleaseContext, Settled, WalkFailed,
+    EMPTY,
+    Discover,
+    Discovered,
+    Gradients,
+    ReleaseContext,
+    Settled,
+    WalkFailed,
 )  # fmt: skip
 from rpcbench.words.events import Note, Row, Table
 from rpcbench.words.ids import Id, worker_of

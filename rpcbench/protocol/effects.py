@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rpcbench.wire.messages import (
-    Call, Create, Failure, Fetch, Gradients, Member, Message, Notice, Result, WalkFailed,
+    Call,
+    Create,
+    Failure,
+    Fetch,
+    Gradients,
+    Member,
+    Message,
+    Notice,
+    Result,
+    WalkFailed,
 )  # fmt: skip
 from rpcbench.words.ids import Id
 

@@ -71,7 +71,7 @@ class RRefs:
         self._incarnation = incarnation
         self._serial = 0
         self._gone: set[tuple[int, int]] = set()
-        self._freed: dict[Id, None] = {}  # freed as a holder was lost, which may just have passed them on
+        self._bereft: dict[Id, None] = {}  # RRefs of a lost holder: it may have passed them on unknown to us
 
     def new_id(self) -> Id:
         serial, self._serial = self._serial, self._serial + 1
@@ -200,12 +200,11 @@ class RRefs:
         for rref, owned in list(self.owned.items()):
             for fork in [fork for fork, holder in owned.forks.items() if holder == worker]:
                 effects += self._drop_fork(rref, fork)
-            if rref not in self.owned:
-                self._freed[rref] = None
-            elif not owned.created and rref.worker == worker:
+                self._bereft[rref] = None
+            if not owned.created and rref.worker == worker:
                 effects += self.unmade(rref, _lost_value(rref))
-        while len(self._freed) > _TOMBSTONES:
-            del self._freed[next(iter(self._freed))]
+        while len(self._bereft) > _TOMBSTONES:
+            del self._bereft[next(iter(self._bereft))]
         for child in [c for c, parent in self.children.items() if self.users[parent].children[c] == worker]:
             more, out = self._child_known(child)
             effects, outbox = effects + more, outbox + out
@@ -232,7 +231,7 @@ class RRefs:
 
     # -- inside
     def _add_fork(self, rref: Id, fork: Id, holder: int) -> Effects:
-        never = rref not in self.owned and (rref in self._freed or (rref.worker, rref.incarnation) in self._gone)
+        never = rref not in self.owned and (rref in self._bereft or (rref.worker, rref.incarnation) in self._gone)
         self.owned.setdefault(rref, Owned()).forks[fork] = holder
         self._tell_owned("ForkAdded", rref)
         return self.unmade(rref, _lost_value(rref)) if never else []

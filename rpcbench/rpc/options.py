@@ -1,4 +1,7 @@
-"""Options of `init_rpc`, with torch's names. There is one backend here; the classes exist so that programs keep working."""
+"""Options of `init_rpc`, with torch's names.
+
+There is one backend here; the classes exist so that programs keep working.
+"""
 
 from __future__ import annotations
 

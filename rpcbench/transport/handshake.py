@@ -55,7 +55,8 @@ def _hello(me: Identity) -> bytes:
 
 def _peer(record: bytes, me: Identity) -> Identity:
     try:
-        magic, version, cluster, id_, name, incarnation, nonce = msgpack.unpackb(record[1 : 1 + record[0]], use_list=False)
+        fields = msgpack.unpackb(record[1 : 1 + record[0]], use_list=False)
+        magic, version, cluster, id_, name, incarnation, nonce = fields
         peer = Identity(cluster, id_, name, incarnation)
         if magic != MAGIC or len(nonce) != _NONCE:
             raise ValueError("no rpcbench hello")

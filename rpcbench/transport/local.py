@@ -6,6 +6,7 @@ Rules
   that must not wait passes an unfinished write to a helper thread. So two peers that send each other more than the
   sockets hold always have a reader.
 - Small messages go between the chunks of large ones.
+- A descriptor is given back when nobody reads or writes it any more: its number may stand for another file then.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from rpcbench.words.errors import AuthenticationError, NotConnectedError, Protoc
 BUFFER = 1 << 20
 _HELD_BACK = 64 << 20
 _MOST_PARTS = 512
+_CLOSE_SECONDS = 5.0
 _CRED = struct.Struct("3i")
 
 
@@ -59,59 +62,66 @@ class LocalConnection:
         first, chunks = encode(stream, control, body, self._limits)
         large = len(first) == 1 and bool(body.buffers)
         with self._state:
-            while may_wait and self._queued > _HELD_BACK and not self._ended:
-                self._drained.wait()
+            if may_wait:
+                self._drained.wait_for(self._has_room)
             if self._ended:
                 raise NotConnectedError("the connection has ended")
             self._small.append(first)
+            self._queued += _size(first)
             if large:
                 self._large.append(chunks)
-                self._queued += sum(len(b) for b in body.buffers)
+                self._queued += sum(memoryview(buffer).nbytes for buffer in body.buffers)
             if self._writing:
                 return
             self._writing = True
-        self._write(may_wait)
+        self._write([], may_wait)
 
-    def _write(self, may_wait: bool) -> None:
-        """Write until nothing is queued. Only the thread that set `_writing` comes here."""
-        while (parts := self._next()) is not None:
-            views = [memoryview(part) for part in parts]
-            try:
-                self._push(views, may_wait)
-            except BlockingIOError:
-                self._helper(lambda left=views: self._resume(left))  # type: ignore[misc]
-                return
-            except OSError:
-                self._end()
-                return
+    def await_room(self) -> None:
+        """Wait while the peer is far behind; what a thread does that then sends without waiting."""
+        with self._state:
+            self._drained.wait_for(self._has_room)
 
-    def _resume(self, views: list[memoryview]) -> None:
+    def _has_room(self) -> bool:
+        return self._ended or self._queued <= _HELD_BACK
+
+    def _write(self, views: list[memoryview], may_wait: bool) -> None:
+        """Write `views`, then all that is queued. Only for the thread that set `_writing`, and the helper it names."""
         try:
-            self._push(views, True)
+            self._push(views, may_wait)
+            while parts := self._next():
+                views = [memoryview(part) for part in parts]
+                self._push(views, may_wait)
+        except BlockingIOError:
+            self._helper(lambda: self._write(views, True))
         except OSError:
             self._end()
-            return
-        self._write(True)
+            self._stop_writing()
 
-    def _next(self) -> Parts | None:
-        """What to write next: all small messages, else one chunk of a large one, in turn."""
+    def _next(self) -> Parts:
+        """What to write next: all small messages, else a chunk of a large one, in turn. Nothing: writing ends."""
         with self._state:
-            if self._small:
-                parts: Parts = []
-                while self._small and len(parts) + len(self._small[0]) <= _MOST_PARTS:
-                    parts += self._small.popleft()
-                return parts or self._small.popleft()
-            while self._large:
-                source = self._large.popleft()
-                chunk = next(source, None)
-                if chunk is not None:
-                    self._large.append(source)
-                    self._queued -= len(chunk[1])
-                    self._drained.notify_all()
-                    return chunk
-            self._writing = False
+            parts = self._few_small() if self._small else self._chunk()
+            if not parts:
+                self._writing = False
             self._drained.notify_all()
-            return None
+            return parts
+
+    def _few_small(self) -> Parts:
+        parts = self._small.popleft()
+        while self._small and len(parts) + len(self._small[0]) <= _MOST_PARTS:
+            parts += self._small.popleft()
+        self._queued -= _size(parts)
+        return parts
+
+    def _chunk(self) -> Parts:
+        while self._large:
+            source = self._large.popleft()
+            chunk = next(source, None)
+            if chunk is not None:
+                self._large.append(source)
+                self._queued -= len(chunk[1])
+                return chunk
+        return []
 
     def _push(self, views: list[memoryview], may_wait: bool) -> None:
         """All of `views`, in order. BlockingIOError, with what is left in `views`, where it would have to wait."""
@@ -151,25 +161,27 @@ class LocalConnection:
     # -- ends
     def close(self) -> None:
         with self._state:
-            deadline_passed = not self._drained.wait_for(lambda: self._ended or not self._writing, timeout=5)
-        if deadline_passed:
-            self._end()
-            return
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self._drained.wait_for(lambda: self._ended or not self._writing, _CLOSE_SECONDS)
+        self._end()
 
     def _end(self) -> None:
         with self._state:
             self._ended = True
-            self._writing = False
             self._small.clear()
             self._large.clear()
             self._drained.notify_all()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
+    def _stop_writing(self) -> None:
+        with self._state:
+            self._writing = False
+            self._drained.notify_all()
+
     def release(self) -> None:
         """Give the descriptor back; only after `read_forever` has returned."""
+        with self._state:
+            self._drained.wait_for(lambda: not self._writing, _CLOSE_SECONDS)
         self._sock.close()
 
     def forked(self) -> None:
@@ -181,9 +193,9 @@ class LocalListener:
     """A unix socket in a directory of its owner alone; lets in only processes of the same user."""
 
     def __init__(self, path: Path) -> None:
+        _clear_stale(path)
         self.path = path
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        _clear_stale(path)
         self._sock.bind(str(path))
         path.chmod(0o600)
         self._sock.listen(128)
@@ -236,7 +248,6 @@ def connect(path: Path, me: Identity, secret: bytes) -> tuple[socket.socket, Ide
 def authenticate(sock: socket.socket, me: Identity, secret: bytes) -> Identity:
     """The listener's side of a new connection: who is it? Closes the socket where that stays open."""
     try:
-        sock.settimeout(HANDSHAKE_SECONDS)
         if hasattr(socket, "SO_PEERCRED"):
             _same_user(sock)
         return _run(sock, listen(me, secret))
@@ -252,23 +263,38 @@ def _same_user(sock: socket.socket) -> None:
 
 
 def _run(sock: socket.socket, handshake: Handshake) -> Identity:
-    """Drive a handshake over a socket."""
-    answer: bytes | None = None
+    """Drive a handshake over a socket, in HANDSHAKE_SECONDS at most; then TimeoutError."""
+    deadline = time.monotonic() + HANDSHAKE_SECONDS
+    data, count = next(handshake)
     while True:
+        _limit(sock, deadline)
+        sock.sendall(data)
+        answer = _exactly(sock, count, deadline)
         try:
-            data, count = next(handshake) if answer is None else handshake.send(answer)
+            data, count = handshake.send(answer)
         except StopIteration as done:
             identity: Identity = done.value
             return identity
-        sock.sendall(data)
-        answer = _exactly(sock, count)
 
 
-def _exactly(sock: socket.socket, count: int) -> bytes:
+def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
     data = b""
     while len(data) < count:
+        _limit(sock, deadline)
         piece = sock.recv(count - len(data))
         if not piece:
-            raise AuthenticationError("the peer closed the connection during the handshake (another secret or cluster?)")
+            raise AuthenticationError("the peer hung up during the handshake: has it another secret or cluster?")
         data += piece
     return data
+
+
+def _limit(sock: socket.socket, deadline: float) -> None:
+    """The next operation of `sock` ends at the deadline of the whole handshake: a peer may send it byte by byte."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError(f"the handshake took more than {HANDSHAKE_SECONDS:g} s")
+    sock.settimeout(left)
+
+
+def _size(parts: Parts) -> int:
+    return sum(len(part) for part in parts)

@@ -5,8 +5,10 @@ follow in CHUNK frames, so that a small frame never waits for more than one chun
 `Limits` before memory is taken. `Decoder` tells the reader where to put the next bytes: large buffers are received
 straight into the memory where they stay.
 
-    MESSAGE  kind=1  stream  counts of control, payload, tensors, buffers | lengths of buffers | control payload tensors [buffers]
-    CHUNK    kind=2  stream  length                                       | bytes, continuing that stream's buffers
+    MESSAGE  kind=1  stream  lengths of control, payload, tensors; number of buffers
+                             lengths of buffers, control, payload, tensors, and the buffers unless they are large
+    CHUNK    kind=2  stream  length
+                             bytes, continuing that stream's buffers
 """
 
 from __future__ import annotations

@@ -300,7 +300,7 @@ def _check(kind: type[Any], field: _Field, value: Any) -> Any:
         raise ProtocolError(f"a field of {kind.__name__} holds a {type(value).__name__}")
     if field.record is None or value is None:
         return value
-    record = field.record
+    record, value = field.record, cast(Any, value)
     if not field.many:
         return record(*_rebuild(record, value))
     return tuple(record(*_rebuild(record, item)) for item in value)

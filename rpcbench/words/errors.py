@@ -6,6 +6,7 @@
         ├── WorkerLostError           the other process is gone
         ├── UnknownWorkerError        (also ValueError) no such worker: a typing error of the caller
         ├── SerializationError        (also TypeError) an argument or result that cannot travel
+        │   └── MissingCodeError      (also AttributeError) the other side lacks a function or class; wire.code has it
         ├── RemoteError               what stands behind a user's error: worker and remote traceback; its `cause`
         ├── CallCancelled             the caller, or Ctrl-C, gave the call up
         ├── NotConnectedError         the peer cannot be reached (yet)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from worlds import nothing_left, until, world
+from worlds import nothing_left, world
 
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
@@ -178,7 +178,7 @@ def relay(x: torch.Tensor) -> torch.Tensor:
 def test_an_error_two_hops_away_arrives_with_type_and_worker(agents: list[Agent]) -> None:
     with autograd.context() as context:
         loss = rpc_sync("worker1", relay, (values(3),)).sum()
-        with pytest.raises(KeyError, match="Error on Node 2.*broken on purpose") as caught:
+        with pytest.raises(KeyError, match=r"Error on Node 2.*broken on purpose") as caught:
             autograd.backward(context, [loss])
         assert isinstance(caught.value, RpcError)
         assert "in backward" in str(caught.value.__cause__)
@@ -208,9 +208,10 @@ def test_bad_roots(agents: list[Agent], roots: list[torch.Tensor], reason: str) 
 
 
 def test_contexts_do_not_nest_and_end(agents: list[Agent]) -> None:
-    with autograd.context() as context, pytest.raises(RuntimeError, match="Already have an autograd context"):
-        with autograd.context():
-            pass
+    with autograd.context() as context:
+        again = autograd.context()
+        with pytest.raises(RuntimeError, match="Already have an autograd context"):
+            again.__enter__()
     with pytest.raises(RuntimeError, match="Could not find autograd context"):
         autograd.get_gradients(context)
     with pytest.raises(RuntimeError, match="Could not find autograd context"):

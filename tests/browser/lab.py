@@ -10,7 +10,6 @@ Rules
 
 from __future__ import annotations
 
-import argparse
 import ast
 import contextlib
 import importlib.util
@@ -21,7 +20,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -64,9 +62,9 @@ COMMAND = """async ([index, command]) => {
   content.deselectAll();
   window.jupyterapp.commands.execute(command);
 }"""
-EVALUATE = """async expression => {
+EVALUATE = """async ([code, expression]) => {
   const { kernel } = window.jupyterapp.shell.currentWidget.sessionContext.session;
-  const ask = { code: '', store_history: false, user_expressions: { value: expression } };
+  const ask = { code, store_history: false, user_expressions: { value: expression } };
   const reply = await kernel.requestExecute(ask).done;
   return reply.content.user_expressions.value;
 }"""
@@ -91,6 +89,7 @@ class Lab:
     def open(self, notebook: nbformat.NotebookNode, height: int = 2400) -> Notebook:
         """A page with a copy of the notebook without its outputs, once its kernel can run cells."""
         notebook = nbformat.from_dict(notebook)
+        notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}  # that of this interpreter
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.outputs, cell.execution_count = [], None
@@ -141,9 +140,13 @@ class Notebook:
         prompt = self.cell(text).locator(".jp-InputPrompt")
         self.page.wait_for_function("e => /\\d/.test(e.textContent)", arg=prompt.element_handle(), polling=50)
 
-    def value(self, expression: str) -> Any:
-        """The value of an expression in the kernel, once it has run the cells before."""
-        reply = self.page.evaluate(EVALUATE, expression)
+    def errors(self) -> list[str]:
+        """Texts of all errors that cells show."""
+        return self.page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error']").all_inner_texts()
+
+    def value(self, expression: str, after: str = "") -> Any:
+        """The value of an expression in the kernel, once it has run the cells before and the code `after`."""
+        reply = self.page.evaluate(EVALUATE, [after, expression])
         assert reply["status"] == "ok", reply
         return ast.literal_eval(reply["data"]["text/plain"])
 
@@ -155,7 +158,8 @@ def running(folder: Path, dark: bool = False) -> Iterator[Lab]:
 
     token = secrets.token_hex(16)
     with _server(folder, token, dark) as address, sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        env = {**os.environ, "XDG_RUNTIME_DIR": str(folder / ".home")}
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, env=env)
         try:
             yield Lab(folder, address, token, browser)
         finally:

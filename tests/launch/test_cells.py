@@ -137,6 +137,29 @@ def test_an_interrupt_ends_its_cell_at_once_and_spares_the_next(bench):
     bench.serve(script)
 
 
+def test_an_interrupt_waits_while_the_runtime_is_at_work(bench):
+    started, sent, lines = threading.Event(), threading.Event(), []
+    code = "started.set()\nwhile not sent.is_set(): time.sleep(0.001)\nlines.append('sent')"
+    send = compile(code, cells._RUNTIME[0] + "sending.py", "exec")
+
+    def cell():
+        exec(send, {"started": started, "sent": sent, "lines": lines, "time": time})
+        while True:
+            time.sleep(0.001)
+
+    def script():
+        result = in_background(lambda: bench.ask(1, cell))
+        started.wait(10)
+        interrupt = in_background(lambda: bench.interrupt(1))
+        time.sleep(2 * cells._PATIENCES[0])  # at least one signal came, to no effect
+        sent.set()
+        assert isinstance(result(), CallCancelled)
+        interrupt()
+
+    bench.serve(script)
+    assert lines == ["sent"]
+
+
 def test_a_cell_that_was_interrupted_before_its_turn_does_not_run(bench):
     def script():
         ran = []

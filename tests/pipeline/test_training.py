@@ -173,16 +173,15 @@ def test_a_stage_that_raises_changes_nothing_and_the_next_step_works(agents: lis
 def test_a_worker_lost_in_mid_step_is_told_and_nothing_hangs(agents: list[Agent]) -> None:
     _gate.clear()
     _reached.clear()
-    pipe = pipeline(loss_fn=gated)
     errors: list[BaseException] = []
 
-    def step() -> None:
+    def step(pipe: Pipeline) -> None:
         try:
             _step(pipe, *data(24))
         except WorkerLostError as error:
             errors.append(error)
 
-    stepping = threading.Thread(target=step)
+    stepping = threading.Thread(target=step, args=(pipeline(loss_fn=gated),))
     stepping.start()
     assert _reached.wait(20)
     agents[1]._peers.close()
@@ -190,7 +189,6 @@ def test_a_worker_lost_in_mid_step_is_told_and_nothing_hangs(agents: list[Agent]
     _gate.set()
     assert [type(error) for error in errors] == [WorkerLostError]
     assert "worker1" in str(errors[0])
-    del pipe
     agents.pop(1)
 
 

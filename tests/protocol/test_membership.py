@@ -125,7 +125,7 @@ def test_a_successor_has_another_incarnation_and_no_bad_name() -> None:
     assert leader.on_report(Report(2, 0, "killed")) == ([], []), "that was its predecessor"
     leader.ready(leaving=False)
     assert leader.on_ready(1, Ready(False)) == ([], []), "ready was its predecessor"
-    assert leader.on_ready(2, Ready(True))[0] == [Gone(again, False, "it left")]
+    assert leader.on_ready(2, Ready(True))[0] == [Gone(again, False, "it left"), Complete(True)]
 
 
 def test_who_missed_a_view_sees_predecessor_and_successor_change() -> None:

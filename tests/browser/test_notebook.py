@@ -1,0 +1,133 @@
+"""What a user of JupyterLab sees: panels that move while a cell trains, a stop button that works, nothing left behind."""
+
+from __future__ import annotations
+
+import time
+
+import nbformat
+import psutil
+import pytest
+from lab import LESSON, SECONDS, missing, running
+
+pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(400)]
+
+TRAIN, HAND, STOP = "pipe.step(", "dist_autograd.backward(", "%cluster stop"
+CHANGES = 5
+
+# Keeps, for each panel, the pictures that came one after another while the cell ran: its prompt shows a star, as that of
+# a cell that waits for its turn does, but it has already shown something.
+WATCH = """index => {
+  const cell = document.querySelectorAll('.jp-Notebook .jp-Cell')[index];
+  window.runs = () =>
+    cell.querySelector('.jp-InputPrompt').textContent === '[*]:' && cell.querySelector('.jp-OutputArea-output') !== null;
+  window.seen = {};
+  setInterval(() => {
+    for (const panel of runs() ? document.querySelectorAll('.rb-panel') : []) {
+      const pictures = (window.seen[panel.getAttribute('aria-label')] ??= []);
+      const picture = panel.querySelector('.rb-picture').innerHTML.replaceAll(' rb-new', '');
+      if (pictures.at(-1) !== picture) pictures.push(picture);
+    }
+  }, 50);
+}"""
+MOVED = "most => runs() && Object.values(seen).filter(pictures => pictures.length > most).length === 3"
+
+TITLES = "all => Object.fromEntries(all.map(e => [e.dataset.rref, e.querySelector('title').textContent]))"
+TABLES = "{0: cluster.agent.tables(), **{i: cluster.rpc_sync(f'worker{i}', tables) for i in (1, 2)}}"
+ASK = "from rpcbench.agent.current import current\ndef tables():\n    return current().tables()\n"
+
+
+@pytest.fixture(scope="module")
+def lab(leak_check, tmp_path_factory):
+    if reason := missing():
+        pytest.skip(reason)
+    with leak_check(grace=SECONDS), running(tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
+
+
+@pytest.fixture
+def show(lab):
+    """Opens a notebook; at the end no page has had an error or asked any other host for something."""
+    yield lab.open
+    assert lab.wrong == []
+
+
+def settles(page, read, wanted):
+    """Wait until `read()` gives what is wanted."""
+    deadline = time.monotonic() + SECONDS
+    while (found := read()) != wanted and time.monotonic() < deadline:
+        page.wait_for_timeout(50)  # the page goes on
+    assert found == wanted
+
+
+def stats(page, panel):
+    """The numbers in the head line of a panel, by their noun."""
+    words = page.locator(f".rb-{panel} .rb-stat").all_inner_texts()
+    return {noun: number for number, _, noun in (text.strip().partition(" ") for text in words)}
+
+
+def rref_words(tables):
+    """What the rows of the RRef panel say, made from what owners and users hold."""
+    held = {row["rref"]: (holder, row) for holder, own in tables.items() for row in own["users"].values()}
+    words = {}
+    for owner, own in tables.items():
+        for rref, row in own["owned"].items():
+            holder, fork = held[rref]
+            assert row["forks"] == [{"fork": fork["fork"], "holder": holder}]
+            first = f"RRef {rref} ({row['type']}), ready, owned by worker{owner}"
+            words[rref] = f"{first}\n{fork['fork']} at notebook: confirmed by the owner"
+    return words
+
+
+def test_panels_move_while_a_cell_trains_and_agree_with_the_runtime_at_rest(show):
+    notebook = show(nbformat.read(LESSON, 4))
+    page = notebook.page
+    kernel = psutil.Process(notebook.value("__import__('os').getpid()"))
+    page.evaluate(WATCH, notebook.index(TRAIN))
+
+    notebook.run_above(STOP)
+    page.wait_for_function(MOVED, arg=CHANGES, polling=50)
+    notebook.ended(HAND)
+    assert notebook.errors() == []
+
+    tables = notebook.value(TABLES, after=ASK)
+    assert [own["contexts"] for own in tables.values()] == [{}, {}, {}]
+    settles(page, lambda: stats(page, "autograd")["contexts"], "0")
+    assert page.locator(".rb-autograd .rb-card:not(.rb-gone)").count() == 0
+
+    kept = ["Sequential", "StageWorker", "LocalOptimizer"]
+    assert sorted(row["type"] for own in tables.values() for row in own["owned"].values()) == sorted([*kept, *kept, "Tensor"])
+    settles(page, lambda: page.locator("[data-rref]").evaluate_all(TITLES), rref_words(tables))
+
+    ops = [row for own in tables.values() for row in own.get("ops", {}).values()]
+    last = max(row["step"] for row in ops)
+    blocks = page.locator(".rb-pipeline .rb-picture .rb-op:not(.rb-pale)")
+    settles(page, blocks.count, sum(row["step"] == last for row in ops))
+    assert page.locator(".rb-pipeline .rb-stat").first.inner_text().strip() == f"step {last}"
+
+    workers = set(notebook.value("[cluster.pid(worker) for worker in cluster.workers]"))
+    born = kernel.children(recursive=True)
+    assert len(workers & {process.pid for process in born}) == 2
+    notebook.run(STOP)
+    notebook.ended(STOP)
+    _, alive = psutil.wait_procs(born, SECONDS)
+    assert alive == []
+    assert kernel.is_running()
+
+
+def test_the_stop_button_ends_a_remote_loop_and_the_worker_is_usable(show):
+    sources = [
+        "%load_ext rpcbench\n%cluster start 1",
+        "%%remote worker1\nprint('it loops')\nwhile True:\n    pass",
+        "%%remote worker1\nprint('it is', 'usable')",
+    ]
+    notebook = show(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources]))
+    notebook.run("%cluster start")
+    notebook.ended("%cluster start")
+    notebook.run("while True")
+    notebook.output("while True").filter(has_text="it loops").wait_for()
+    notebook.page.locator("[data-command='notebook:interrupt-kernel']").click()
+    notebook.ended("while True")
+    assert "KeyboardInterrupt" in notebook.errors()[0]
+    notebook.run("usable")
+    notebook.output("usable").filter(has_text="it is usable").wait_for()
+    assert len(notebook.errors()) == 1

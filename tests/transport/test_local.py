@@ -1,0 +1,314 @@
+"""Connections over real sockets: who may wait for whom, in what order bytes go, and how each end is told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from worlds import PATIENCE, until
+
+from rpcbench.transport import local
+from rpcbench.transport.handshake import Identity
+from rpcbench.transport.local import LocalConnection, LocalListener
+from rpcbench.wire.body import Body
+from rpcbench.wire.frames import Frame, Limits
+from rpcbench.words.errors import AuthenticationError, NotConnectedError
+
+LARGE = bytes(range(256)) * (4 << 12)  # 4 MB: many times what a socket holds
+SECRET = b"s" * 32
+
+
+def spawn(job: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=job, daemon=True)
+    thread.start()
+    return thread
+
+
+class End:
+    """One end of a connection, and the frames that came out of it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.connection = LocalConnection(sock, Limits(), spawn)
+        self.frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self.reason = ""
+        self.reader: threading.Thread | None = None
+
+    def read(self, also: Callable[[Frame], object] = lambda frame: None) -> None:
+        def receive(frame: Frame) -> None:
+            also(frame)
+            self.frames.put(frame)
+
+        def run() -> None:
+            self.reason = self.connection.read_forever(receive)
+            self.connection.release()
+
+        self.reader = spawn(run)
+
+    def send(self, label: bytes, *buffers: bytes, may_wait: bool = False) -> None:
+        self.connection.send(label, Body(b"", b"", buffers), may_wait)
+
+    def next(self) -> Frame:
+        return self.frames.get(timeout=PATIENCE)
+
+    def ended(self) -> str:
+        assert self.reader is not None
+        self.reader.join(PATIENCE)
+        return self.reason
+
+
+@pytest.fixture
+def ends(no_leaks: None) -> Iterator[tuple[End, End]]:
+    one, other = (End(sock) for sock in socket.socketpair())
+    yield one, other
+    for end in (one, other):
+        end.connection._end()
+        if end.reader is None:
+            end.read()
+        end.ended()
+
+
+def test_what_is_sent_arrives(ends: tuple[End, End]) -> None:
+    one, other = ends
+    other.read()
+    one.connection.send(b"a", Body(b"payload", b"tensors", [b"", bytearray(b"xy"), memoryview(LARGE)]), True)
+    one.connection.send(b"b", Body(b"", b"", [memoryview(bytearray(6 << 20)).cast("I")]), False)
+    first, second = other.next(), other.next()
+    assert (first.control, first.body.payload, first.body.tensors) == (b"a", b"payload", b"tensors")
+    assert [bytes(buffer) for buffer in first.body.buffers] == [b"", b"xy", LARGE]
+    assert bytes(second.body.buffers[0]) == bytes(6 << 20)
+
+
+@pytest.mark.parametrize("may_wait", [True, False])
+def test_both_ends_send_more_than_the_sockets_hold(ends: tuple[End, End], may_wait: bool) -> None:
+    """Eight echoes of 4 MB, none awaited, each way: whoever reads must never be stuck in a write."""
+    for end in ends:
+        end.read(lambda frame, end=end: end.send(b"echo", *frame.body.buffers) if frame.control == b"call" else None)
+    senders = [
+        spawn(lambda end=end: [end.send(b"call", LARGE, may_wait=may_wait) for _ in range(8)])  # type: ignore[misc]
+        for end in ends
+    ]
+    for sender in senders:
+        sender.join(PATIENCE)
+    for end in ends:
+        frames = [end.next() for _ in range(16)]
+        assert sorted(frame.control for frame in frames) == [b"call"] * 8 + [b"echo"] * 8
+        assert all(frame.body.buffers == [LARGE] for frame in frames)
+
+
+def test_a_small_message_does_not_wait_for_a_large_one(ends: tuple[End, End]) -> None:
+    one, other = ends
+    one.send(b"large", LARGE)
+    one.send(b"small")
+    other.read()
+    assert [other.next().control for _ in range(2)] == [b"small", b"large"]
+
+
+def test_large_messages_take_turns(ends: tuple[End, End]) -> None:
+    one, other = ends
+    one.send(b"larger", LARGE, LARGE, LARGE)
+    one.send(b"large", LARGE)
+    other.read()
+    assert [other.next().control for _ in range(2)] == [b"large", b"larger"]
+
+
+@pytest.mark.parametrize("size", [len(LARGE), 100_000])
+def test_who_is_far_ahead_is_held_back_if_it_may_wait(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(local, "_HELD_BACK", 8 << 20)
+    one, other = ends
+    count = 3 * (8 << 20) // size
+    for _ in range(count):
+        one.send(b"", LARGE[:size])  # never blocks, whoever reads or does not
+    polite = spawn(lambda: one.send(b"polite", may_wait=True))
+    polite.join(0.2)
+    assert polite.is_alive()
+    other.read()
+    polite.join(PATIENCE)
+    assert b"polite" in [other.next().control for _ in range(count + 1)]
+
+
+def test_close_writes_out_what_is_queued(ends: tuple[End, End]) -> None:
+    one, other = ends
+    for _ in range(4):
+        one.send(b"", LARGE)
+    closing = spawn(one.connection.close)
+    other.read()
+    assert [other.next().body.buffers for _ in range(4)] == [[LARGE]] * 4
+    assert other.ended() == "its connection closed"
+    closing.join(PATIENCE)
+    with pytest.raises(NotConnectedError, match="has ended"):
+        one.send(b"too late")
+
+
+def test_close_does_not_wait_for_ever_for_a_peer_that_does_not_read(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_CLOSE_SECONDS", 0.1)
+    one, other = ends
+    one.send(b"", LARGE)
+    closing = spawn(one.connection.close)
+    closing.join(PATIENCE)
+    assert not closing.is_alive()
+    other.read()
+    assert other.ended() == "its connection closed in mid-message"
+
+
+# -- ends
+ENDS: dict[str, tuple[bytes, str]] = {
+    "a clean end": (b"", "its connection closed"),
+    "half a header": (b"\1\0", "its connection closed in mid-message"),
+    "half a message": (struct.pack("<BBHIIQI", 1, 0, 0, 1, 10, 0, 0) + b"con", "its connection closed in mid-message"),
+    "a chunk of nothing": (struct.pack("<BBHIIQI", 2, 0, 0, 9, 0, 5, 0), "it sent nonsense (chunk of 5 bytes"),
+    "an unknown kind": (struct.pack("<BBHIIQI", 7, 0, 0, 9, 0, 5, 0), "it sent nonsense (frame of unknown kind 7"),
+}
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_how_a_peer_ended_is_told(what: str) -> None:
+    data, reason = ENDS[what]
+    raw, sock = socket.socketpair()
+    end = End(sock)
+    end.read()
+    with raw:
+        raw.sendall(data)
+    assert end.ended().startswith(reason)
+    assert sock.fileno() == -1
+
+
+def test_a_peer_that_dies_with_unread_words_is_told_as_broken() -> None:
+    raw, sock = socket.socketpair()
+    end = End(sock)
+    end.send(b"never read")
+    raw.close()
+    end.read()
+    assert end.ended() == "its connection broke (Connection reset by peer)"
+
+
+def test_the_death_of_a_peer_ends_every_wait_for_it(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_HELD_BACK", 1 << 20)
+    one, other = ends
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def patient() -> None:
+        with contextlib.suppress(NotConnectedError):
+            while True:
+                one.send(b"", LARGE, may_wait=True)
+        told.put("told")
+
+    threads = [spawn(patient) for _ in range(3)]
+    until(lambda: one.connection._queued > local._HELD_BACK, "the senders to be held back")
+    one.read()
+    other.connection._sock.shutdown(socket.SHUT_RDWR)
+    assert [told.get(timeout=PATIENCE) for _ in threads] == ["told"] * 3
+
+
+def test_the_descriptor_is_kept_as_long_as_somebody_writes() -> None:
+    """Its number may stand for another connection the moment after it is closed."""
+    sock, raw = socket.socketpair()
+    written = threading.Event()
+    jobs: list[Callable[[], None]] = []
+    connection = LocalConnection(sock, Limits(), jobs.append)
+    connection.send(b"", Body(b"", b"", [LARGE]), False)
+    assert len(jobs) == 1, "the rest is the helper's"
+    raw.close()
+
+    def read() -> None:
+        connection.read_forever(lambda frame: None)
+        connection.release()
+        written.set()
+
+    reader = spawn(read)
+    until(lambda: connection._ended)
+    assert sock.fileno() != -1
+    jobs.pop()()
+    assert written.wait(PATIENCE) and sock.fileno() == -1
+    reader.join(PATIENCE)
+
+
+# -- listening and dialling
+def test_a_socket_file_that_a_dead_process_left_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "0.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+        dead.listen()
+    listener = LocalListener(path)
+    with socket.socket(socket.AF_UNIX) as dialler:
+        dialler.connect(str(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    listener.close()
+    assert not path.exists()
+
+
+def test_a_socket_where_somebody_listens_is_left_to_him(tmp_path: Path) -> None:
+    path = tmp_path / "0.sock"
+    listener = LocalListener(path)
+    with pytest.raises(NotConnectedError, match="another process already listens"):
+        LocalListener(path)
+    with socket.socket(socket.AF_UNIX) as dialler:
+        dialler.connect(str(path))
+    listener.close()
+
+
+def test_closing_a_listener_ends_the_wait_for_peers(tmp_path: Path) -> None:
+    listener = LocalListener(tmp_path / "0.sock")
+    accepted: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
+    waiting = spawn(lambda: accepted.put(listener.accept()))
+    listener.close()
+    assert accepted.get(timeout=PATIENCE) is None
+    waiting.join(PATIENCE)
+
+
+def test_dialling_and_letting_in(tmp_path: Path) -> None:
+    listener = LocalListener(tmp_path / "0.sock")
+    here, there = Identity("c", 1, "worker1", 0), Identity("c", 0, "notebook", 0)
+    let_in: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+    def accept(secret: bytes) -> None:
+        sock = listener.accept()
+        assert sock is not None
+        try:
+            let_in.put(local.authenticate(sock, there, secret))
+            sock.close()
+        except AuthenticationError as error:
+            let_in.put(error)
+
+    for secret in (SECRET, b"another" * 4):
+        thread = spawn(lambda secret=secret: accept(secret))  # type: ignore[misc]
+        if secret == SECRET:
+            sock, identity = local.connect(listener.path, here, SECRET)
+            sock.close()
+            assert (identity, let_in.get(timeout=PATIENCE)) == (there, here)
+        else:
+            with pytest.raises(AuthenticationError, match="hung up"):
+                local.connect(listener.path, here, SECRET)
+            assert isinstance(let_in.get(timeout=PATIENCE), AuthenticationError)
+        thread.join(PATIENCE)
+    listener.close()
+    with pytest.raises(FileNotFoundError):
+        local.connect(listener.path, here, SECRET)
+
+
+def test_only_processes_of_the_same_user_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = socket.socketpair()
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    with mine, pytest.raises(AuthenticationError, match=f"a process of user {os.geteuid()} tried"):
+        local.authenticate(theirs, Identity("c", 0, "notebook", 0), SECRET)
+    assert theirs.fileno() == -1
+
+
+def test_a_forked_child_lets_go_of_what_its_parent_goes_on_using() -> None:
+    raw, sock = socket.socketpair()
+    inherited = LocalConnection(sock.dup(), Limits(), spawn)
+    inherited.forked()
+    assert inherited._sock.fileno() == -1
+    with raw, sock:
+        raw.sendall(b"still here")
+        assert sock.recv(100) == b"still here"
