@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 OUTPUT = "cell"
 SHOWN = "shown"
 INTERRUPT = "interrupt"
-_RUNTIME = tuple(str(Path(__file__).parents[1] / floor) + os.sep for floor in ("wire", "protocol", "transport", "agent"))
+_RUNTIME = tuple(f"{Path(__file__).parents[1] / floor}{os.sep}" for floor in ("wire", "protocol", "transport", "agent"))
 _PATIENCES = [0.02 * 2**i for i in range(7)]
 _READY_SECONDS = 2.0
 _CALM_SECONDS = 0.2

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -167,5 +168,5 @@ def _raise(error: Exception) -> Values:
 def _named(error: Exception) -> Exception:
     """An error about what goes along with a cell, in the user's words."""
     if isinstance(error, SerializationError):
-        return SerializationError(str(error).replace("value[1][0].push", "variables"))
+        return SerializationError(re.sub(r"^\S*\.push\b", "variables", str(error)))
     return error

@@ -141,8 +141,8 @@ class Notebook:
         self.page.wait_for_function("e => /\\d/.test(e.textContent)", arg=prompt.element_handle(), polling=50)
 
     def errors(self) -> list[str]:
-        """Texts of all errors that cells show."""
-        return self.page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error']").all_inner_texts()
+        """Texts of all errors and warnings that cells show."""
+        return self.page.locator(".jp-OutputArea-output[data-mime-type$='.stderr']").all_inner_texts()
 
     def value(self, expression: str, after: str = "") -> Any:
         """The value of an expression in the kernel, once it has run the cells before and the code `after`."""
