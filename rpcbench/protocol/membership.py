@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from rpcbench.protocol.effects import Complete, Effects, Gone, Joined, Rejected
 from rpcbench.protocol.rrefs import Outbox
-from rpcbench.wire.messages import Join, Member, Ready, Refused, Report, View
+from rpcbench.wire.messages import Join, Loss, Member, Ready, Refused, Report, View
 
 LEADER = 0
 Outcome = tuple[Effects, Outbox]
@@ -114,7 +114,8 @@ class Membership:
         before = dict(self.members)
         change()
         self.epoch += 1
-        view = View(self.epoch, tuple(self.members.values()), tuple(self._lost.items()), self.closing)
+        lost = tuple(Loss(*entry) for entry in self._lost.items())
+        view = View(self.epoch, tuple(self.members.values()), lost, self.closing)
         outbox: Outbox = [(to, view) for to in self.members if to != LEADER]
         return self._compare(before), outbox
 

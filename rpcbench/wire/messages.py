@@ -191,12 +191,19 @@ class Refused(NamedTuple):
     reason: str
 
 
+class Loss(NamedTuple):
+    """A member that went without a word, and what is known of the reason."""
+
+    id: int
+    reason: str
+
+
 class View(NamedTuple):
-    """Member 0 tells everyone who is in the world now. `lost` names those who went without a word, with the reason."""
+    """Member 0 tells everyone who is in the world now, and who of those before went without a word."""
 
     epoch: int
     members: tuple[Member, ...]
-    lost: tuple[tuple[int, str], ...]
+    lost: tuple[Loss, ...]
     closing: bool
 
 
@@ -230,6 +237,7 @@ KINDS: tuple[type[Any], ...] = (
     Join, Refused, View, Ready, Report, Notice,
 )  # fmt: skip
 EMPTY = Body(b"", b"", [])
+_TEXT = "surrogatepass"  # an exception may hold text that is no Unicode, such as a file name
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 
@@ -246,9 +254,7 @@ def _field(hint: Any) -> _Field:
     plain: list[type] = []
     for option in options:
         if get_origin(option) is tuple:
-            inner = get_args(option)[0]
-            record = inner if isinstance(inner, type) and issubclass(inner, tuple) else None
-            return _Field((tuple,), record, True)
+            return _Field((tuple,), get_args(option)[0], True)
         if isinstance(option, type) and hasattr(option, "_fields"):
             return _Field((tuple, NoneType) if NoneType in options else (tuple,), option, False)
         plain += [float, int] if option is float else [option]
@@ -261,7 +267,7 @@ def _layout(kind: type[Any]) -> tuple[_Field, ...]:
 
 
 _LAYOUTS: dict[type[Any], tuple[_Field, ...]] = {}
-for _record in (Id, Fork, Scope, Member, *KINDS):
+for _record in (Id, Fork, Scope, Member, Loss, *KINDS):
     _LAYOUTS[_record] = _layout(_record)
 _HAS_BODY = frozenset(kind for kind in KINDS if "body" in kind._fields)
 
@@ -270,13 +276,14 @@ def pack(seq: int, message: Any) -> tuple[bytes, Body]:
     """A message as control bytes and body (empty where the kind has none)."""
     kind = type(message)
     fields, body = (message[:-1], message.body) if kind in _HAS_BODY else (message, EMPTY)
-    return msgpack.packb((_CODES[kind], seq, *fields)), body
+    return msgpack.packb((_CODES[kind], seq, *fields), unicode_errors=_TEXT), body
 
 
 def unpack(control: bytes | memoryview, body: Body) -> tuple[int, Any]:
     """Number and message. ProtocolError for anything that `pack` cannot have made."""
     try:
-        code, seq, *fields = cast(Any, msgpack.unpackb(control, use_list=False, strict_map_key=True))
+        found = msgpack.unpackb(control, use_list=False, strict_map_key=True, unicode_errors=_TEXT)
+        code, seq, *fields = cast(Any, found)
         kind = KINDS[code]
         if type(seq) is not int or seq < 0 or code < 0:
             raise ProtocolError(f"message number {seq!r} is not a count")
