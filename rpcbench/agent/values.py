@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -37,8 +38,10 @@ class Values:
         self._machine = machine
         self._make = make
         self._clock = clock
+        # Taken before the machine's lock, so that what is kept is what the machine says is owned.
         self._lock = threading.Lock()
-        self._owned: dict[Id, Future[Any]] = {}
+        self._kept: dict[Id, Future[Any]] = {}
+        self._known: weakref.WeakValueDictionary[Id, Future[Any]] = weakref.WeakValueDictionary()
 
     # -- messages
     def pack(
@@ -57,19 +60,18 @@ class Values:
         return encoded.body, forks, scope
 
     def _share(self, handles: list[Handle], to: int) -> tuple[Fork, ...]:
-        me, now = self._home.id, self._clock()
-        with self._lock:
-            for handle in handles:
-                if handle._owner == me and handle._value is not None:
-                    self._owned[handle._rref] = handle._value
-
+        now = self._clock()
         forks: list[Fork] = []
 
         def share(node: Node) -> None:
             forks.extend(node.rrefs.share(h._rref, h._fork, h._type, to, now) for h in handles)
 
         try:
-            self._machine.ask(share)
+            with self._lock:
+                for handle in handles:
+                    if handle._value is not None:
+                        self._known[handle._rref] = self._kept[handle._rref] = handle._value
+                self._machine.ask(share)
         except RpcError:  # one of them is dead; the others are not sent
             self._machine.feed(lambda node: node.unshared(forks))
             raise
@@ -125,9 +127,10 @@ class Values:
     def owned(self, rref: Id) -> Future[Any]:
         """The future of a value that this member owns; it may not be made yet."""
         with self._lock:
-            future = self._owned.get(rref)
+            future = self._known.get(rref)
             if future is None:
-                future = self._owned[rref] = Future()
+                future = self._known[rref] = Future()
+            self._kept[rref] = future
             return future
 
     def made(self, rref: Id, value: Any, error: Exception | None) -> None:
@@ -139,8 +142,11 @@ class Values:
             future.set_result(value)
         else:
             future.set_exception(error)
+        self.forget(rref)  # unless somebody uses it still
 
     def forget(self, rref: Id) -> Future[Any] | None:
-        """Nobody uses it any more; whoever gets the future lets go of the value."""
+        """Let go of a value that nobody uses any more; the value is gone when the result is."""
         with self._lock:
-            return self._owned.pop(rref, None)
+            if self._machine.ask(lambda node: rref in node.rrefs.owned):
+                return None  # used again meanwhile
+            return self._kept.pop(rref, None)

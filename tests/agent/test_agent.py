@@ -337,3 +337,18 @@ def test_a_value_made_by_oneself_may_be_shared_before_it_is_made(agents: list[Ag
         assert rpc_sync("worker1", fetch, (remote("notebook", add, (1,)),)) == 2
     del rref
     nothing_left(agents)
+
+
+def test_no_value_is_kept_that_nobody_uses(agents: list[Agent]) -> None:
+    release = threading.Event()
+    _releases.append(release)
+    dropped = remote("worker1", _hold, (len(_releases) - 1,))
+    until(lambda: bool(agents[1].tables()["owned"]))
+    del dropped
+    until(lambda: not agents[1].tables()["owned"], "the owner to let go before the value is made")
+    release.set()
+    own = RRef([1])
+    for _ in range(3):
+        assert rpc_sync("worker1", fetch, (own,)) == [1]
+    del own
+    until(lambda: not any(agent.values._kept for agent in agents), "the values to be let go")
