@@ -12,6 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +24,7 @@ from rpcbench.agent.bus import Bus
 from rpcbench.agent.channels import Channels, NoticeHandler
 from rpcbench.agent.handles import Handle
 from rpcbench.agent.hooks import Recorder
+from rpcbench.agent.interrupts import on_main_thread, uninterrupted
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.pool import Job, Pool
@@ -183,9 +185,10 @@ class Agent:
     ) -> Future[Any]:
         """Run `function(*args, **kwargs)` on a worker; a future of what it returns."""
         target, label, seconds = self.member(to).id, label_of(function), self._seconds(timeout)
-        body, forks, scope = self._pack(target, function, args, kwargs)
-        number, future = self._waiting.new()
-        self._begin(target, m.Call(number, label, seconds, forks, scope, body), seconds)
+        with self._whole(target):
+            body, forks, scope = self._pack(target, function, args, kwargs)
+            number, future = self._waiting.new()
+            self._begin(target, m.Call(number, label, seconds, forks, scope, body), seconds)
         return future
 
     def create(
@@ -198,24 +201,32 @@ class Agent:
     ) -> Handle:
         """Run a function on a worker and leave what it returns there; a handle on that value, at once."""
         target, label, seconds = self.member(to).id, label_of(function), self._seconds(timeout)
-        body, forks, scope = self._pack(target, function, args, kwargs)
-        number, future = self._waiting.new()
-        handle = self.values.first(target, label)
-        handle._creation = future
-        assert handle._fork is not None
-        create = m.Create(number, handle._rref, handle._fork, label, seconds, forks, scope, body)
-        self._begin(target, create, seconds)
+        with self._whole(target):
+            body, forks, scope = self._pack(target, function, args, kwargs)
+            number, future = self._waiting.new()
+            handle = self.values.first(target, label)
+            handle._creation = future
+            assert handle._fork is not None
+            create = m.Create(number, handle._rref, handle._fork, label, seconds, forks, scope, body)
+            self._begin(target, create, seconds)
         return handle
 
     def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Future[Any]:
         """A future of a copy of the value, from its owner. WorkerLostError where the owner is gone."""
         owner, seconds, context = self.member(handle._owner).id, self._seconds(timeout), self.values.context()
         recorder = self.values.recorder
-        scope = recorder.sending(context, [], owner) if recorder is not None and context is not None else None
-        number, future = self._waiting.new()
-        future.handle = handle  # type: ignore[attr-defined]  # the fork must live until the value is here
-        self._begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
+        with self._whole(owner):
+            scope = recorder.sending(context, [], owner) if recorder is not None and context is not None else None
+            number, future = self._waiting.new()
+            future.handle = handle  # type: ignore[attr-defined]  # the fork must live until the value is here
+            self._begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
         return future
+
+    def _whole(self, to: int) -> AbstractContextManager[None]:
+        """Around a call that Ctrl-C may not cut in two; so on the main thread all waiting comes before."""
+        if on_main_thread():
+            self._peers.await_room(to)
+        return uninterrupted
 
     def _pack(
         self, to: int, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
@@ -229,7 +240,7 @@ class Agent:
         now = self._link.clock()
         if seconds is not None and self._waiting.deadlines.set(message.call, now + seconds):
             self.released.put(None)  # wakes the keeper
-        self.machine.feed(lambda node: node.call(to, message, now, seconds), may_wait=True)
+        self.machine.feed(lambda node: node.call(to, message, now, seconds), may_wait=not on_main_thread())
 
     def _seconds(self, timeout: float) -> float | None:
         """A timeout as torch counts it: -1 the agent's default, 0 none."""

@@ -1,4 +1,4 @@
-"""The node under its one lock: feed an event, let the lock go, then carry out the effects."""
+"""The node under its one lock: feed an event, let go, then carry out the effects. Ctrl-C comes before or after."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.protocol.effects import Effect, Effects
 from rpcbench.protocol.node import Node
 
@@ -22,12 +23,13 @@ class Machine:
 
     def feed(self, event: Callable[[Node], Effects], may_wait: bool = False) -> None:
         """An event, and all that follows from it. `event` must not run user code, pickle, or do I/O."""
-        with self._lock:
-            effects = event(self._node)
-        for effect in effects:
-            self._perform(effect, may_wait)
+        with uninterrupted:
+            with self._lock:
+                effects = event(self._node)
+            for effect in effects:
+                self._perform(effect, may_wait)
 
     def ask(self, question: Callable[[Node], T]) -> T:
         """Look something up, or change what has no effects."""
-        with self._lock:
+        with uninterrupted, self._lock:
             return question(self._node)

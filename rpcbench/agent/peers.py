@@ -51,6 +51,12 @@ class Peers:
             connections = self._connections.get(to)
             return min(connections, key=lambda entry: entry[0])[1] if connections else None
 
+    def await_room(self, to: int) -> None:
+        """Wait while a member is far behind in reading what it was sent."""
+        connection = self.find(to)
+        if connection is not None:
+            connection.await_room()
+
     def connect(self, to: int, address: str) -> Connection:
         """The connection to a member, dialled if there is none. NotConnectedError where nobody answers. Blocks."""
         while (connection := self.find(to)) is None:
@@ -92,7 +98,8 @@ class Peers:
         except (AuthenticationError, ProtocolError, OSError):
             self.refused += 1  # no word to a stranger
             return
-        self._add(sock, identity, identity.id)
+        with contextlib.suppress(NotConnectedError):  # this agent has stopped meanwhile
+            self._add(sock, identity, identity.id)
 
     def _add(self, sock: socket.socket, identity: Identity, dialler: int) -> None:
         connection = local.LocalConnection(sock, self._limits, self._pool.spawn)

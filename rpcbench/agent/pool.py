@@ -13,6 +13,7 @@ import collections
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 Job = Callable[[], object]
@@ -36,15 +37,17 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         self._pool.enter()
         while True:
-            if not self._given.acquire(timeout=_IDLE_SECONDS) and self._pool.retire(self):
-                return
+            if not self._given.acquire(timeout=_IDLE_SECONDS):
+                if self._pool.retire(self):
+                    return
+                self._given.acquire()  # a job is on its way
             job, self._job = self._job, None
             if job is None:
                 return
             try:
                 job()
-            except Exception:  # noqa: BLE001  (a job that fails must not take the thread along)
-                threading.excepthook(threading.ExceptHookArgs((*_exc_info(), self)))
+            except BaseException:  # noqa: BLE001  (a job that fails must not take the thread along)
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self)))
             del job
             if not self._pool.rest(self):
                 return
@@ -158,14 +161,10 @@ class Pool:
             self._closed = True
             self._queue.clear()
             idle, self._idle = self._idle, []
-            busy = [t for t in self._threads if t not in idle and t is not threading.current_thread()]
+            threads = self._threads - {threading.current_thread()}
         for thread in idle:
             thread.give(None)
-        for thread in [*idle, *busy]:
-            thread.join(patience if thread in busy else None)
-
-
-def _exc_info() -> tuple[type[BaseException] | None, BaseException | None, object]:
-
-
-    return sys.exc_info()
+        deadline = time.monotonic() + patience
+        for thread in threads:
+            if thread.is_alive():  # else it has ended, or is about to begin and finds the pool closed
+                thread.join(max(0.0, deadline - time.monotonic()))

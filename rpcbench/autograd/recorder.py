@@ -257,7 +257,7 @@ class AutogradRecorder:
         self._machine.feed(feed)
 
     def _body(self, fired: Fired) -> Any:
-        return self._codec.encode([gradient.detach() for gradient in fired.filled()]).body
+        return self._codec.encode([None if g is None else g.detach() for g in fired.filled()]).body
 
     def _roots(self, context: int, walk: Id) -> dict[int, Edges]:
         """All sends that take part, and the roots of the pass where it began here."""

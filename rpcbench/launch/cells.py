@@ -42,7 +42,7 @@ _RUNTIME = tuple(f"{Path(__file__).parents[1] / floor}{os.sep}" for floor in ("w
 _PATIENCES = [0.02 * 2**i for i in range(7)]
 _READY_SECONDS = 2.0
 _CALM_SECONDS = 0.2
-"""After a KeyboardInterrupt was raised no second one is for so long: the first must find its way out."""
+"""After a KeyboardInterrupt was raised in a cell no second one is for so long: the first must find its way out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,7 @@ class CellRunner:
         with self._gate:
             given_up = key in self._given_up
             self._running = None if given_up else key
+            self._raised = float("-inf")
         if given_up:
             raise KeyboardInterrupt("the cell was interrupted before it began")
 
@@ -176,13 +177,13 @@ class CellRunner:
     def _on_signal(self, _signal: int, frame: FrameType | None) -> None:
         """On the main thread, between two of its bytecodes; takes no lock, which that thread may hold."""
         now = time.monotonic()
-        due = self._running is not None and now - self._raised > _CALM_SECONDS
-        if due and not self._insisting and _in_runtime(frame):
-            return  # unheard: it is sent again soon, when the runtime is not in the middle of something
-        self._heard.put(None)
-        if due:
+        if self._running is not None:
+            if now - self._raised < _CALM_SECONDS or (_in_runtime(frame) and not self._insisting):
+                return  # unheard, so another one comes soon
             self._raised = now
+            self._heard.put(None)
             raise KeyboardInterrupt
+        self._heard.put(None)
 
     def _notify(self, member: int, notice: Notice) -> None:
         self._agent.notify(member, OUTPUT, notice)

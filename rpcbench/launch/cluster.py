@@ -104,8 +104,10 @@ class Cluster:
                 return
             self._ended = True
         atexit.unregister(self.shutdown)
-        self.agent.shutdown(graceful=False)
-        self._launcher.close()
+        try:
+            self.agent.shutdown(graceful=False)
+        finally:
+            self._launcher.close()
 
     # -- calls
     def rpc_sync(

@@ -40,38 +40,36 @@ function nodes(members, cols) {
   });
 }
 
+// What a bar says: how many gradients are still to come, unless the context is gone and none will.
+function countDown(part, wide, gone) {
+  if (part.state !== "discovering" && !part.left) return "✓";
+  if (gone) return "";
+  if (part.state === "discovering") return wide > 72 ? "discovering" : "…";
+  return wide > 56 ? `${part.left} to come` : part.left;
+}
+
 // One worker's part of a pass: the bar fills as gradients arrive, the number counts down.
-function bar(part, cols, y) {
+function bar(part, cols, y, gone) {
   const wide = Math.min(96, cols.step - 6);
   const x = cols.x(part.worker) - wide / 2;
   const share = part.needed ? Math.min(1, part.arrived / part.needed) : 1;
   const finding = part.state === "discovering";
-  const rest = finding
-    ? wide > 72
-      ? "discovering"
-      : "…"
-    : part.left
-      ? wide > 56
-        ? `${part.left} to come`
-        : part.left
-      : "✓";
   return svg(
     "g",
     { class: `rb-part rb-${part.state}`, "data-left": part.left },
     tip(`${part.state}: ${part.arrived} of ${part.needed} gradients arrived, ${part.waiting} answers awaited`),
     svg("rect", { class: "rb-track", x, y: y - 8, width: wide, height: 16, rx: 4 }),
     svg("rect", { class: "rb-fill", x, y: y - 8, width: finding ? 0 : wide * share, height: 16, rx: 4 }),
-    label(x + wide / 2, y + 4, rest, "rb-count-down"),
+    label(x + wide / 2, y + 4, countDown(part, wide, gone), "rb-count-down"),
   );
 }
 
-function passes(parts, cols, rows) {
+function passes(parts, cols, rows, gone) {
   const names = [...new Set(parts.map((part) => part.pass))].sort(natural);
-  if (!names.length) return [label(14, ARCS + 16, "no backward pass", "rb-note")];
   return names.slice(0, rows).flatMap((name, i) => {
     const y = ARCS + 12 + i * PASS;
     const more = i === rows - 1 && names.length > rows ? ` and ${names.length - rows} more` : "";
-    const bars = parts.filter((part) => part.pass === name).map((part) => bar(part, cols, y));
+    const bars = parts.filter((part) => part.pass === name).map((part) => bar(part, cols, y, gone));
     return [label(14, y + 4, `backward ${short(name, more ? 4 : 12)}${more}`, "rb-note"), ...bars];
   });
 }
@@ -96,7 +94,7 @@ function card(context, parts, y, cols, rows, gone) {
     context.open ? label(14, 78, `${context.open} in flight`, "rb-open-count") : "",
     ...arcs(parts.links, cols),
     ...nodes(parts.members, cols),
-    ...passes(parts.passes, cols, rows),
+    ...passes(parts.passes, cols, rows, gone),
     ...gradients(parts.members, cols, height - 11),
   );
 }
@@ -143,7 +141,7 @@ export default panel("autograd", "Autograd contexts", (frame) => {
   frame.picture.append(cards, rest);
   frame.explain(legend());
   let last = null;
-  let rows = 1;
+  let rows = 0;
 
   return (view, width) => {
     const cols = columns(view.workers, width);

@@ -96,7 +96,7 @@ const swatch = (kind) =>
 
 // Where lanes and times lie for one picture; `key` changes with anything that moves them all.
 function geometry(lanes, width, span) {
-  const pitch = Math.max(12, Math.min(40, Math.floor(TALL / lanes.length)));
+  const pitch = Math.max(12, Math.min(56, Math.floor(TALL / lanes.length)));
   const edge = pitch > 30 ? 5 : pitch > 18 ? 3 : 2;
   const tops = new Map(lanes.map((lane, i) => [lane.id, i * pitch]));
   return {

@@ -77,13 +77,14 @@ function words(rref, forks, names) {
 }
 
 function row(rref, forks, slot, cols, names) {
+  const room = Math.floor((LEFT + cols.step / 2 - 98) / 6.8); // characters, up to the first column's marks
   return svg(
     "g",
     { class: "rb-row", transform: `translate(0 ${slot * ROW})`, "data-rref": rref.rref },
     tip(words(rref, forks, names)),
     svg("rect", { class: "rb-band", width: cols.width, height: ROW }),
     label(12, 18, short(rref.rref, 9), "rb-code"),
-    label(78, 18, short(rref.type || "type unknown", 13), rref.type ? "rb-kind" : "rb-note"),
+    label(78, 18, short(rref.type || "type unknown", room), rref.type ? "rb-kind" : "rb-note"),
     wire(rref, forks, cols),
     ...ways(rref, forks, cols),
     ...marks(rref, forks, cols),

@@ -115,19 +115,19 @@ class Membership:
         change()
         self.epoch += 1
         lost = tuple(Loss(*entry) for entry in self._lost.items())
-        view = View(self.epoch, tuple(self.members.values()), lost, self.closing)
+        view = View(self.epoch, tuple(self.members.values()), lost, self.closing, self._complete or self._filled())
         outbox: Outbox = [(to, view) for to in self.members if to != LEADER]
-        return self._compare(before), outbox
+        return self._compare(before, view.complete), outbox
 
     # -- everyone
     def lost(self, worker: int, reason: str) -> Outcome:
         """A connection to a member has ended without a word."""
         member = self.members.get(worker)
+        if worker == LEADER and not self.leads and not self.closing:
+            return self._world_ended(reason)
         if member is None or self.closing:
             return [], []
         if not self.leads:
-            if worker == LEADER:
-                return self._world_ended(reason)
             return [], [(LEADER, Report(worker, member.incarnation, reason))]
         self._lost[worker] = reason
         return self._remove(worker)
@@ -135,8 +135,10 @@ class Membership:
     def _world_ended(self, reason: str) -> Outcome:
         before, self.members = self.members, {}
         self._lost = {LEADER: reason}
-        gone: Effects = [Gone(member, True, reason) for id_, member in before.items() if id_ != self.me.id]
-        return gone, []
+        effects: Effects = [Gone(member, True, reason) for id_, member in before.items() if id_ != self.me.id]
+        if not self._complete:
+            effects.append(Rejected(f"member 0 went before the world was complete: {reason}"))
+        return effects, []
 
     def on_view(self, view: View) -> Effects:
         if view.epoch <= self.epoch:
@@ -145,19 +147,19 @@ class Membership:
         self.epoch, self.closing = view.epoch, view.closing
         self.members = {member.id: member for member in view.members}
         self._lost = dict(view.lost)
-        return self._compare(before)
+        return self._compare(before, view.complete)
 
     def on_refused(self, message: Refused) -> Effects:
         return [Rejected(message.reason)]
 
-    def _compare(self, before: dict[int, Member]) -> Effects:
+    def _compare(self, before: dict[int, Member], complete: bool) -> Effects:
         effects: Effects = []
         for id_, member in before.items():
             if self.members.get(id_) != member and id_ != self.me.id:
                 reason = self._lost.get(id_)
                 effects.append(Gone(member, reason is not None, reason or "it left"))
         effects += [Joined(m) for i, m in self.members.items() if before.get(i) != m and i != self.me.id]
-        if not self._complete and self._filled():
+        if complete and not self._complete and self.me.id in self.members:
             self._complete = True
             effects.append(Complete(False))
         if self.closing and not self._closed:
@@ -166,7 +168,7 @@ class Membership:
         return effects
 
     def _filled(self) -> bool:
-        return self.me.id in self.members and (self.world_size is None or len(self.members) >= self.world_size)
+        return self.world_size is None or len(self.members) >= self.world_size
 
 
 def _kind(world_size: int | None) -> str:

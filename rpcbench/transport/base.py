@@ -25,6 +25,10 @@ class Connection(Protocol):
         """
         ...
 
+    def await_room(self) -> None:
+        """Wait while the peer is far behind, as `send` with `may_wait` does. Ctrl-C ends the wait and nothing else."""
+        ...
+
     def close(self) -> None:
         """Write out what is queued, then end the connection. The peer reads an end of stream."""
         ...

@@ -77,7 +77,7 @@ class LocalConnection:
         self._write([], may_wait)
 
     def await_room(self) -> None:
-        """Wait while the peer is far behind; what a thread does that then sends without waiting."""
+        """Wait while the peer is far behind, as `send` with `may_wait` does. Ctrl-C ends the wait and nothing else."""
         with self._state:
             self._drained.wait_for(self._has_room)
 

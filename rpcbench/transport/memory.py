@@ -19,5 +19,8 @@ class MemoryConnection:
         copied = Body(body.payload, body.tensors, [bytearray(buffer) for buffer in body.buffers])
         self._later(lambda: self._receive(Frame(control, copied)))
 
+    def await_room(self) -> None:
+        """There always is."""
+
     def close(self) -> None:
         """Nothing to end."""

@@ -199,12 +199,16 @@ class Loss(NamedTuple):
 
 
 class View(NamedTuple):
-    """Member 0 tells everyone who is in the world now, and who of those before went without a word."""
+    """Member 0 tells everyone who is in the world now, and who of those before went without a word.
+
+    `complete`: the world has had all the members that it waits for, even if some have left again.
+    """
 
     epoch: int
     members: tuple[Member, ...]
     lost: tuple[Loss, ...]
     closing: bool
+    complete: bool
 
 
 class Ready(NamedTuple):

@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import importlib.util
@@ -20,8 +21,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,3 +219,40 @@ def _await_server(server: subprocess.Popen[bytes], address: str, log: Path) -> N
         except OSError:
             time.sleep(0.1)  # nothing announces that a server listens
     raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
+
+
+# A moment in the middle of training at which a step shows forwards and backwards and all its messages have arrived; from
+# then on the panels stand still, so that the picture is of one moment.
+MOMENT = """() => {
+  const count = what => document.querySelectorAll(what).length;
+  const part = Number(document.querySelector('[role=progressbar]')?.ariaValueNow ?? 0);
+  const step = '.rb-pipeline .rb-picture .rb-op:not(.rb-pale)';
+  const good = part >= 5 && count(`${step}.rb-op-F`) > 9 && count(`${step}.rb-op-B`) > 5 &&
+    count('.rb-card:not(.rb-gone)') === 1 && count('.rb-link .rb-paired') === 1 && count('[data-member]') === 3;
+  if (good) window.requestAnimationFrame = () => 0;
+  return good;
+}"""
+TIDY = """() => {
+  for (const command of ['application:toggle-left-area', 'statusbar:toggle']) jupyterapp.commands.execute(command);
+}"""
+
+
+def shoot(picture: Path, dark: bool) -> None:
+    """Write a PNG of the first lesson while it trains."""
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder), dark) as lab:
+        notebook = lab.open(nbformat.read(LESSON, 4), height=1290)
+        notebook.page.evaluate(TIDY)
+        notebook.run_above("%cluster stop")
+        bar = notebook.output("pipe.step(").first
+        bar.wait_for(state="attached")
+        bar.evaluate("e => e.closest('.jp-Cell').scrollIntoView({block: 'end'})")
+        notebook.page.wait_for_function(MOMENT, polling=20)
+        notebook.page.screenshot(path=picture)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Make the picture in the README.")
+    parser.add_argument("--shot", type=Path, required=True, metavar="FILE.png")
+    parser.add_argument("--dark", action="store_true")
+    options = parser.parse_args()
+    shoot(options.shot, options.dark)

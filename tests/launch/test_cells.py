@@ -126,13 +126,46 @@ def test_an_interrupt_ends_its_cell_at_once_and_spares_the_next(bench):
         bench.interrupt(1)
         assert isinstance(first(), CallCancelled)
         assert time.monotonic() - begun < 2.5
-        bench.runner._raised = float("-inf")  # no calm: an interrupt may raise again
         next_started, told = threading.Event(), threading.Event()
         following = in_background(lambda: bench.ask(2, lambda: next_started.set() or (told.wait(10) and "spared")))
         next_started.wait(10)
         bench.interrupt(1)
         told.set()
         assert following() == "spared"
+
+    bench.serve(script)
+
+
+def test_the_next_cell_can_be_interrupted_at_once(bench):
+    def script():
+        for number in range(3):
+            started = threading.Event()
+            cell = in_background(lambda n=number, s=started: bench.ask(n, sleeper(s)))
+            started.wait(10)
+            bench.interrupt(number)
+            assert isinstance(cell(), CallCancelled)
+
+    bench.serve(script)
+
+
+def test_a_second_interrupt_of_a_cell_comes_too_but_not_before_the_first_is_through(bench):
+    def script():
+        caught, started = [], threading.Event()
+
+        def stubborn():
+            started.set()
+            while len(caught) < 2:
+                try:
+                    time.sleep(30)
+                except KeyboardInterrupt:
+                    caught.append(time.monotonic())
+
+        cell = in_background(lambda: bench.ask(1, stubborn))
+        started.wait(10)
+        bench.interrupt(1)
+        bench.interrupt(1)
+        assert cell() is None
+        assert caught[1] - caught[0] >= cells._CALM_SECONDS
 
     bench.serve(script)
 
@@ -199,7 +232,6 @@ def test_interrupts_at_any_moment_neither_end_the_worker_nor_hit_another_cell(be
                 bench.interrupt(number)
             assert isinstance(bench.ask(number + 1, busy), int), "an interrupt hit another cell"
             assert isinstance(cell(), int | CallCancelled)
-            bench.runner._raised = float("-inf")  # as above
 
     bench.serve(script)
     assert sorted(bench.agent.ended.get(timeout=10) for _ in range(300)) == list(range(300))

@@ -175,6 +175,17 @@ def test_the_owner_stands_in_its_workers_column(show):
         assert mark["x"] + mark["width"] / 2 == pytest.approx(box["x"] + box["width"] / 2, abs=1.5)
 
 
+@pytest.mark.parametrize(("workers", "words"), [(2, "LocalOptimizer"), (30, "LocalOptimiz…")])
+def test_types_are_cut_only_where_marks_stand(show, workers, words):
+    at = world(workers)
+    own(at, 1, "0.0", "LocalOptimizer")
+    use(at, 0, "0.1", "0.0", 1)
+    shown = show("rrefs", at)
+    assert shown.texts(".rb-row .rb-kind") == [words]
+    text, mark = [shown.page.locator(part).bounding_box() for part in (".rb-row .rb-kind", ".rb-row .rb-fork")]
+    assert text["x"] + text["width"] < mark["x"]
+
+
 def test_forks_of_one_holder_are_counted_in_one_mark(show):
     at = world(2)
     own(at, 1, "0.0")
@@ -257,6 +268,7 @@ def test_the_last_context_stays_pale_after_its_release(show):
     height = shown.page.locator(".rb-panel").bounding_box()["height"]
     shown.move(world(3))
     assert shown.count(".rb-card.rb-gone") == shown.count(".rb-card") == 1
+    assert shown.texts(".rb-count-down") == ["", "", ""]  # nothing is to come any more
     assert shown.texts(".rb-stat")[0] == "0 contexts"
     assert shown.page.locator(".rb-panel").bounding_box()["height"] == height
     shown.move(busy_world())

@@ -32,15 +32,15 @@ def test_everyone_gets_the_view_with_the_new_member() -> None:
     leader = world(3, ONE)
     effects, outbox = leader.on_join(2, Join(TWO, 3))
     assert effects == [Joined(TWO), Complete(False)]
-    view = View(3, (LEADER, ONE, TWO), (), False)
+    view = View(3, (LEADER, ONE, TWO), (), False, True)
     assert outbox == [(1, view), (2, view)]
 
 
 def test_a_member_asks_and_follows() -> None:
     one = Membership(ONE, 2)
     assert one.start() == ([], [(0, Join(ONE, 2))])
-    assert one.on_view(View(2, (LEADER, ONE), (), False)) == [Joined(LEADER), Complete(False)]
-    assert one.on_view(View(1, (LEADER,), (), False)) == []
+    assert one.on_view(View(2, (LEADER, ONE), (), False, True)) == [Joined(LEADER), Complete(False)]
+    assert one.on_view(View(1, (LEADER,), (), False, True)) == []
     assert list(one.members) == [0, 1]
 
 
@@ -96,22 +96,22 @@ def test_the_end_is_told_once() -> None:
     leader.on_ready(1, Ready(False))
     leader.on_ready(2, Ready(False))
     assert leader.ready(leaving=False)[0] == [Complete(True)]
-    assert leader.on_ready(1, Ready(True)) == ([Gone(ONE, False, "it left")], [(2, View(5, (LEADER, TWO), (), True))])
+    assert leader.on_ready(1, Ready(True)) == ([Gone(ONE, False, "it left")], [(2, View(5, (LEADER, TWO), (), True, True))])
     one = Membership(ONE, None)
-    one.on_view(View(2, (LEADER, ONE), (), False))
-    assert one.on_view(View(3, (LEADER, ONE), (), True)) == [Complete(True)]
-    assert one.on_view(View(4, (LEADER, ONE), (), True)) == []
+    one.on_view(View(2, (LEADER, ONE), (), False, True))
+    assert one.on_view(View(3, (LEADER, ONE), (), True, True)) == [Complete(True)]
+    assert one.on_view(View(4, (LEADER, ONE), (), True, True)) == []
 
 
 # -- losses
 def test_a_loss_is_reported_to_the_leader_which_tells_everyone() -> None:
     one = Membership(ONE, 3)
-    one.on_view(View(3, (LEADER, ONE, TWO), (), False))
+    one.on_view(View(3, (LEADER, ONE, TWO), (), False, True))
     assert one.lost(2, "killed") == ([], [(0, Report(2, 0, "killed"))])
     leader = world(3, ONE, TWO)
     effects, outbox = leader.on_report(Report(2, 0, "killed"))
     assert effects == [Gone(TWO, True, "killed")]
-    assert outbox == [(1, View(4, (LEADER, ONE), ((2, "killed"),), False))]
+    assert outbox == [(1, View(4, (LEADER, ONE), ((2, "killed"),), False, True))]
     assert one.on_view(outbox[0][1]) == [Gone(TWO, True, "killed")]
     assert leader.on_report(Report(2, 0, "killed")) == ([], [])
 
@@ -130,15 +130,15 @@ def test_a_successor_has_another_incarnation_and_no_bad_name() -> None:
 
 def test_who_missed_a_view_sees_predecessor_and_successor_change() -> None:
     one, again = Membership(ONE, None), TWO._replace(incarnation=1)
-    one.on_view(View(3, (LEADER, ONE, TWO), (), False))
-    effects = one.on_view(View(5, (LEADER, ONE, again), (), False))
+    one.on_view(View(3, (LEADER, ONE, TWO), (), False, True))
+    effects = one.on_view(View(5, (LEADER, ONE, again), (), False, True))
     assert [type(effect) for effect in effects] == [Gone, Joined]
     assert effects[0].member == TWO and effects[1].member == again
 
 
 def test_without_its_leader_the_world_ends() -> None:
     one = Membership(ONE, 3)
-    one.on_view(View(3, (LEADER, ONE, TWO), (), False))
+    one.on_view(View(3, (LEADER, ONE, TWO), (), False, True))
     assert one.lost(0, "killed") == ([Gone(LEADER, True, "killed"), Gone(TWO, True, "killed")], [])
     assert one.members == {}
 
@@ -147,3 +147,15 @@ def test_connections_that_end_at_the_end_are_no_losses() -> None:
     leader = world(None, ONE)
     leader.ready(leaving=True)
     assert leader.lost(1, "its connection ended") == ([], [])
+
+
+def test_a_view_that_was_overtaken_still_completes_the_world() -> None:
+    one = Membership(ONE, 3)
+    assert Complete(False) not in one.on_view(View(2, (LEADER, ONE), (), False, False))
+    assert Complete(False) in one.on_view(View(5, (LEADER, ONE), (), False, True)), "the third came, and left again"
+
+
+def test_a_leader_that_goes_before_the_world_is_complete_ends_the_wait() -> None:
+    one = Membership(ONE, 3)
+    (told,), _ = one.lost(0, "its process ended")
+    assert isinstance(told, Rejected) and "its process ended" in told.reason

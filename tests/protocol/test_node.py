@@ -20,13 +20,13 @@ RREF, FORK = Id(2, 0), Id(2, 1)
 def node() -> Node:
     """Worker 1 of four; number 0 from the leader is used."""
     node = Node(MEMBERS[1], None)
-    node.handle(0, 0, m.View(4, MEMBERS, (), False), 0.0)
+    node.handle(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
     return node
 
 
 def lose(node: Node, worker: int, number: int = 1) -> list[object]:
     left = tuple(member for member in MEMBERS if member.id != worker)
-    return node.handle(0, number, m.View(5, left, ((worker, "killed"),), False), 0.0)
+    return node.handle(0, number, m.View(5, left, ((worker, "killed"),), False, True), 0.0)
 
 
 def test_numbers_count_up_for_each_receiver(node: Node) -> None:
@@ -41,7 +41,7 @@ def test_a_message_that_comes_twice_is_handled_once(node: Node) -> None:
 
 
 def test_only_the_leader_leads(node: Node) -> None:
-    messages = [m.View(9, (), (), True), m.Refused("no"), m.Join(MEMBERS[2], None), m.Ready(True), m.Report(3, 0, "")]
+    messages = [m.View(9, (), (), True, True), m.Refused("no"), m.Join(MEMBERS[2], None), m.Ready(True), m.Report(3, 0, "")]
     for number, message in enumerate(messages):
         with pytest.raises(ProtocolError, match=f"worker 2 may not send a {type(message).__name__}"):
             node.handle(2, number, message, 0.0)
@@ -59,7 +59,7 @@ def test_to_a_successor_numbers_begin_again(node: Node) -> None:
     node.handle(2, 0, NOTICE, 0.0)
     lose(node, 2)
     successor = MEMBERS[2]._replace(incarnation=1)
-    node.handle(0, 2, m.View(6, (*MEMBERS[:2], successor, MEMBERS[3]), (), False), 0.0)
+    node.handle(0, 2, m.View(6, (*MEMBERS[:2], successor, MEMBERS[3]), (), False, True), 0.0)
     assert node.handle(2, 0, NOTICE, 0.0) == [Heard(2, NOTICE)]
     assert node.send(2, NOTICE) == [Send(2, 0, NOTICE)]
 
