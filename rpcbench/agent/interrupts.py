@@ -8,7 +8,7 @@ the message sent, or in the middle of a write. In the block it is kept, and rais
 
 from __future__ import annotations
 
-import _signal  # behind `signal`, whose functions spend ten times as long on turning numbers into enums
+import _signal  # type: ignore[import-not-found]  # `signal` adds enums to it, and takes ten times as long
 import signal
 import threading
 import time

@@ -44,10 +44,7 @@ class _Thread(threading.Thread):
             job, self._job = self._job, None
             if job is None:
                 return
-            try:
-                job()
-            except BaseException:  # noqa: BLE001  (a job that fails must not take the thread along)
-                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self)))
+            _do(job)
             del job
             if not self._pool.rest(self):
                 return
@@ -106,14 +103,10 @@ class Pool:
         thread = threading.current_thread()
         assert isinstance(thread, _Thread)
         thread.counted = True
-        try:
-            while job is not None:
-                try:
-                    job()
-                finally:
-                    job = self._next()
-        finally:
-            thread.counted = False
+        while job is not None:
+            _do(job)
+            job = self._next()
+        thread.counted = False
 
     def _next(self) -> Job | None:
         """The next queued job for a thread that has finished one."""
@@ -168,3 +161,11 @@ class Pool:
         for thread in threads:
             if thread.is_alive():  # else it has ended, or is about to begin and finds the pool closed
                 thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _do(job: Job) -> None:
+    """A job that fails must not take its thread, or the jobs that wait for it, along."""
+    try:
+        job()
+    except BaseException:  # noqa: BLE001  (told like the end of a thread)
+        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))

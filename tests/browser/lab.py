@@ -221,8 +221,8 @@ def _await_server(server: subprocess.Popen[bytes], address: str, log: Path) -> N
     raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
 
 
-# A moment in the middle of training at which a step shows forwards and backwards and all its messages have arrived; from
-# then on the panels stand still, so that the picture is of one moment.
+# A moment in the middle of training at which a step shows forwards and backwards and all its messages have arrived.
+# From then on the panels stand still, so that the picture is of one moment.
 MOMENT = """() => {
   const count = what => document.querySelectorAll(what).length;
   const part = Number(document.querySelector('[role=progressbar]')?.ariaValueNow ?? 0);

@@ -1,4 +1,4 @@
-"""What a user of JupyterLab sees: panels that move while a cell trains, a stop button that works, nothing left behind."""
+"""What a user of JupyterLab sees: panels that move while a cell trains, a stop button that works, nothing left."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(400)
 TRAIN, HAND, STOP = "pipe.step(", "dist_autograd.backward(", "%cluster stop"
 CHANGES = 5
 
-# Keeps, for each panel, the pictures that came one after another while the cell ran: its prompt shows a star, as that of
-# a cell that waits for its turn does, but it has already shown something.
+# Keeps, for each panel, the pictures that came one after another while the cell ran. The prompt of such a cell shows a
+# star; so does that of a cell that waits for its turn, but it has shown nothing yet.
 WATCH = """index => {
   const cell = document.querySelectorAll('.jp-Notebook .jp-Cell')[index];
-  window.runs = () =>
-    cell.querySelector('.jp-InputPrompt').textContent === '[*]:' && cell.querySelector('.jp-OutputArea-output') !== null;
+  const [prompt, output] = ['.jp-InputPrompt', '.jp-OutputArea-output'];
+  window.runs = () => cell.querySelector(prompt).textContent === '[*]:' && cell.querySelector(output) !== null;
   window.seen = {};
   setInterval(() => {
     for (const panel of runs() ? document.querySelectorAll('.rb-panel') : []) {
@@ -95,7 +95,8 @@ def test_panels_move_while_a_cell_trains_and_agree_with_the_runtime_at_rest(show
     assert page.locator(".rb-autograd .rb-card:not(.rb-gone)").count() == 0
 
     kept = ["Sequential", "StageWorker", "LocalOptimizer"]
-    assert sorted(row["type"] for own in tables.values() for row in own["owned"].values()) == sorted([*kept, *kept, "Tensor"])
+    types = [row["type"] for own in tables.values() for row in own["owned"].values()]
+    assert sorted(types) == sorted([*kept, *kept, "Tensor"])
     settles(page, lambda: page.locator("[data-rref]").evaluate_all(TITLES), rref_words(tables))
 
     ops = [row for own in tables.values() for row in own.get("ops", {}).values()]

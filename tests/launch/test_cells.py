@@ -153,9 +153,9 @@ def test_a_second_interrupt_of_a_cell_comes_too_but_not_before_the_first_is_thro
         caught, started = [], threading.Event()
 
         def stubborn():
-            started.set()
             while len(caught) < 2:
                 try:
+                    started.set()
                     time.sleep(30)
                 except KeyboardInterrupt:
                     caught.append(time.monotonic())

@@ -8,7 +8,7 @@ import re
 import shutil
 
 import pytest
-from worlds import gpipe, own, record, run_backward, use, world
+from pictures import gpipe, own, record, run_backward, use, world
 
 from rpcbench.panels import PANELS
 from rpcbench.telemetry.views import diff, rref_view

@@ -7,7 +7,7 @@ import threading
 import comm
 import pytest
 from comm.base_comm import BaseComm
-from worlds import own, use, world
+from pictures import own, use, world
 
 import rpcbench.panels as panels
 from rpcbench.panels.base import Panel
