@@ -304,6 +304,10 @@ class Agent:
             part: P = self._parts[kind]
             return part
 
+    def has(self, kind: Callable[[Agent], object]) -> bool:
+        """Whether that part has been made."""
+        return kind in self._parts
+
     def submit(self, job: Job) -> None:
         """Run a job of the runtime on a pool thread soon."""
         self._pool.spawn(job)

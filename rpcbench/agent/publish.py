@@ -11,7 +11,6 @@ import threading
 from typing import Any
 
 from rpcbench.agent.core import Agent
-from rpcbench.words.errors import RpcError
 
 WATCH, TELEMETRY = "watch", "telemetry"
 PERIOD = 0.1
@@ -35,7 +34,7 @@ class Publisher:
             return
         with self._lock:
             self._watchers.add(source)
-        self._agent.listen(True)
+            self._agent.listen(True)
         self._send_snapshot()
         with self._lock:
             if self._thread is None:
@@ -44,11 +43,12 @@ class Publisher:
 
     def _remove(self, watcher: int) -> None:
         with self._lock:
-            self._watchers.discard(watcher)
-            nobody = not self._watchers
-        if nobody:
-            self._agent.listen(False)
-            self._agent.bus.filled.set()
+            if watcher not in self._watchers:
+                return
+            self._watchers.remove(watcher)
+            if not self._watchers:
+                self._agent.listen(False)
+                self._agent.bus.filled.set()  # the thread is to see it
 
     def _publish(self) -> None:
         bus = self._agent.bus
@@ -72,7 +72,4 @@ class Publisher:
         with self._lock:
             watchers = list(self._watchers)
         for watcher in watchers:
-            try:
-                self._agent.notify(watcher, TELEMETRY, data)
-            except RpcError:
-                self._remove(watcher)
+            self._agent.notify(watcher, TELEMETRY, data)

@@ -18,7 +18,6 @@ import signal
 import sys
 import threading
 import time
-import weakref
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -40,7 +39,6 @@ SHOWN = "shown"
 INTERRUPT = "interrupt"
 _RUNTIME = tuple(f"{Path(__file__).parents[1] / floor}{os.sep}" for floor in ("wire", "protocol", "transport", "agent"))
 _PATIENCES = [0.02 * 2**i for i in range(7)]
-_READY_SECONDS = 2.0
 _CALM_SECONDS = 0.2
 """After a KeyboardInterrupt was raised in a cell no second one is for so long: the first must find its way out."""
 
@@ -82,9 +80,6 @@ class CellRunner:
         self._heard: queue.SimpleQueue[None] = queue.SimpleQueue()
         agent.on_notice(INTERRUPT, self._interrupt)
         agent.on_notice(SHOWN, self._outbox.shown)
-        with _registered:
-            _runners[agent] = self
-            _registered.notify_all()
 
     def serve(self) -> None:
         """Run cells until `stop`. Takes over SIGINT, `sys.stdout` and `sys.stderr` meanwhile."""
@@ -198,18 +193,9 @@ def _in_runtime(frame: FrameType | None) -> bool:
     return False
 
 
-_runners: weakref.WeakKeyDictionary[Agent, CellRunner] = weakref.WeakKeyDictionary()
-"""The runner of each agent of this process: where `run_cell` looks its own up."""
-_registered = threading.Condition()
-
-
 def run_cell(cell: Cell) -> dict[str, Any]:
     """On a worker, through a call: run the cell on its main thread; the values asked for, or the cell's error."""
     agent = current()
-    with _registered:
-        # A worker that has just joined may be asked a moment before its main thread gets here.
-        _registered.wait_for(lambda: agent in _runners, _READY_SECONDS)
-        runner = _runners.get(agent)
-    if runner is None:
+    if not agent.has(CellRunner):
         raise RuntimeError(f"{agent.name} runs no cells: it is not a worker of a cluster")
-    return runner.run(CellKey(caller(), cell.number), cell)
+    return agent.part(CellRunner).run(CellKey(caller(), cell.number), cell)

@@ -15,8 +15,8 @@ LEAVE = "leave"
 
 def main(config: WorldConfig) -> None:
     """Join the world and work in it; returns when it ends or this worker is asked to leave."""
-    agent = start_agent(config)
-    runner = CellRunner(agent)
+    agent = start_agent(config, parts=[CellRunner])
+    runner = agent.part(CellRunner)
     agent.on_notice(LEAVE, lambda source, _: agent.closing.set())
     threading.Thread(target=_end, args=(agent, runner), name="rpcbench-end", daemon=True).start()
     runner.serve()

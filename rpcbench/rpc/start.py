@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.publish import Publisher
@@ -11,10 +13,19 @@ from rpcbench.transport.base import Link
 from rpcbench.words.config import JOIN_SECONDS, WorldConfig
 
 
-def start_agent(config: WorldConfig, link: Link | None = None, timeout: float = JOIN_SECONDS) -> Agent:
-    """A started agent, ready to serve. RpcError where the world does not let it in, or stays incomplete."""
+def start_agent(
+    config: WorldConfig,
+    link: Link | None = None,
+    timeout: float = JOIN_SECONDS,
+    parts: Sequence[Callable[[Agent], object]] = (),
+) -> Agent:
+    """A started agent, with these parts, ready to serve.
+
+    RpcError where the world does not let it in, or stays incomplete.
+    """
     agent = Agent(config, RRef.held, link)
     agent.values.recorder = AutogradRecorder(agent)
-    agent.part(Publisher)
+    for part in (Publisher, *parts):
+        agent.part(part)
     current.start(agent, timeout)
     return agent

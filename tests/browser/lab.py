@@ -223,13 +223,17 @@ def _await_server(server: subprocess.Popen[bytes], address: str, log: Path) -> N
 
 # A moment in the middle of training at which a step shows forwards and backwards and all its messages have arrived.
 # From then on the panels stand still, so that the picture is of one moment.
-MOMENT = """() => {
+MOMENT = """index => {
   const count = what => document.querySelectorAll(what).length;
-  const part = Number(document.querySelector('[role=progressbar]')?.ariaValueNow ?? 0);
+  const cell = document.querySelectorAll('.jp-Notebook .jp-Cell')[index];
+  const epochs = Number(cell.querySelector('.jp-OutputArea')?.textContent.match(/(\\d+)\\/20/)?.[1] ?? 0);
   const step = '.rb-pipeline .rb-picture .rb-op:not(.rb-pale)';
-  const good = part >= 5 && count(`${step}.rb-op-F`) > 9 && count(`${step}.rb-op-B`) > 5 &&
+  const good = epochs >= 8 && count(`${step}.rb-op-F`) > 9 && count(`${step}.rb-op-B`) > 5 &&
     count('.rb-card:not(.rb-gone)') === 1 && count('.rb-link .rb-paired') === 1 && count('[data-member]') === 3;
-  if (good) window.requestAnimationFrame = () => 0;
+  if (good) {
+    window.requestAnimationFrame = () => 0;
+    cell.scrollIntoView({block: 'end'});
+  }
   return good;
 }"""
 TIDY = """() => {
@@ -243,10 +247,7 @@ def shoot(picture: Path, dark: bool) -> None:
         notebook = lab.open(nbformat.read(LESSON, 4), height=1290)
         notebook.page.evaluate(TIDY)
         notebook.run_above("%cluster stop")
-        bar = notebook.output("pipe.step(").first
-        bar.wait_for(state="attached")
-        bar.evaluate("e => e.closest('.jp-Cell').scrollIntoView({block: 'end'})")
-        notebook.page.wait_for_function(MOMENT, polling=20)
+        notebook.page.wait_for_function(MOMENT, arg=notebook.index("pipe.step("), polling=20)
         notebook.page.screenshot(path=picture)
 
 

@@ -96,7 +96,9 @@ def test_the_end_is_told_once() -> None:
     leader.on_ready(1, Ready(False))
     leader.on_ready(2, Ready(False))
     assert leader.ready(leaving=False)[0] == [Complete(True)]
-    assert leader.on_ready(1, Ready(True)) == ([Gone(ONE, False, "it left")], [(2, View(5, (LEADER, TWO), (), True, True))])
+    effects, outbox = leader.on_ready(1, Ready(True))
+    assert effects == [Gone(ONE, False, "it left")]
+    assert outbox == [(2, View(5, (LEADER, TWO), (), True, True))]
     one = Membership(ONE, None)
     one.on_view(View(2, (LEADER, ONE), (), False, True))
     assert one.on_view(View(3, (LEADER, ONE), (), True, True)) == [Complete(True)]

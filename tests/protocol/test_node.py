@@ -41,7 +41,8 @@ def test_a_message_that_comes_twice_is_handled_once(node: Node) -> None:
 
 
 def test_only_the_leader_leads(node: Node) -> None:
-    messages = [m.View(9, (), (), True, True), m.Refused("no"), m.Join(MEMBERS[2], None), m.Ready(True), m.Report(3, 0, "")]
+    view = m.View(9, (), (), True, True)
+    messages = [view, m.Refused("no"), m.Join(MEMBERS[2], None), m.Ready(True), m.Report(3, 0, "")]
     for number, message in enumerate(messages):
         with pytest.raises(ProtocolError, match=f"worker 2 may not send a {type(message).__name__}"):
             node.handle(2, number, message, 0.0)

@@ -1,0 +1,104 @@
+"""What Ctrl-C may not cut in two: it is raised after the block, once, by the handler that was there."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rpcbench.agent import interrupts
+from rpcbench.agent.interrupts import uninterrupted
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[list[int]]:
+    """Numbers that a handler of the user's was called with; it raises, as Python's own does."""
+    called: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        called.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    yield called
+    assert signal.signal(signal.SIGINT, before) is handle, "the user's handler was put back"
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_it_is_raised_when_all_is_done(handler: list[int]) -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted:
+        interrupt()
+        with uninterrupted:
+            interrupt()
+        done.append(True)
+    assert done and handler == [signal.SIGINT], "once, however often it came"
+    with uninterrupted:
+        pass
+    assert handler == [signal.SIGINT], "and not again"
+
+
+def test_it_comes_on_top_of_what_the_block_raised(handler: list[int]) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught, uninterrupted:
+        interrupt()
+        raise ValueError
+    assert isinstance(caught.value.__context__, ValueError)
+
+
+def test_who_insists_gets_out(monkeypatch: pytest.MonkeyPatch, handler: list[int]) -> None:
+    monkeypatch.setattr(interrupts, "_PATIENCE", 0.0)
+    with pytest.raises(KeyboardInterrupt), uninterrupted:
+        interrupt()
+        interrupt()
+        pytest.fail("the block is stuck")
+
+
+def test_who_ignores_interrupts_goes_on_ignoring_them(handler: list[int]) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with uninterrupted:
+            interrupt()
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert handler == []
+
+
+def test_on_other_threads_it_changes_nothing(handler: list[int]) -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with uninterrupted:
+            inside.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait(20)
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    with uninterrupted:
+        leave.set()
+        thread.join()
+        assert signal.getsignal(signal.SIGINT) == uninterrupted._keep, "its end does not end ours"
+
+
+def test_the_default_action_is_taken_afterwards() -> None:
+    script = """
+import signal
+from rpcbench.agent.interrupts import uninterrupted
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+with uninterrupted:
+    signal.raise_signal(signal.SIGINT)
+    print("held", flush=True)
+print("not reached")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "held\n")
