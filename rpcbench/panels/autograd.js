@@ -140,19 +140,20 @@ export default panel("autograd", "Autograd contexts", (frame) => {
   const [cards, rest] = [svg("g"), label(14, 0, "", "rb-note")];
   frame.picture.append(cards, rest);
   frame.explain(legend());
-  let last = null;
+  let stood = new Map(); // by slot; a released context stays, pale, until another takes its place
   let rows = 0;
 
   return (view, width) => {
     const cols = columns(view.workers, width);
     const [members, links, parts] = [view.members, view.links, view.passes].map(byContext);
     const keys = Object.keys(view.contexts).sort(natural);
-    const drawn = slots.place(keys, MOST_CARDS).map(([key, slot]) => {
+    const placed = slots.place(keys, MOST_CARDS).map(([key, slot]) => {
       const pieces = { members: members(key), links: links(key), passes: parts(key) };
-      return { key, slot, context: view.contexts[key], pieces, gone: false };
+      return [slot, { key, slot, context: view.contexts[key], pieces, gone: false }];
     });
-    if (drawn.length) last = drawn.at(-1);
-    else if (last && stands(last.pieces, cols)) drawn.push({ ...last, slot: 0, gone: true });
+    const pale = [...stood].filter(([, { key, pieces }]) => !(key in view.contexts) && stands(pieces, cols));
+    stood = new Map([...pale.map(([slot, one]) => [slot, { ...one, gone: true }]), ...placed]);
+    const drawn = [...stood.values()];
     for (const { context } of drawn) rows = Math.min(MOST_PASSES, Math.max(rows, context.passes));
     const tall = ARCS + rows * PASS + FOOT + GAP;
     const deepest = Math.max(0, ...drawn.map(({ slot }) => slot)) + 1;

@@ -1,7 +1,9 @@
-"""A connection to oneself: messages go round through memory, with the same copies as through a socket."""
+"""A connection to oneself: messages go round through memory, in order, with the same copies as through a socket."""
 
 from __future__ import annotations
 
+import collections
+import threading
 from collections.abc import Callable
 
 from rpcbench.wire.body import Body
@@ -9,15 +11,36 @@ from rpcbench.wire.frames import Frame
 
 
 class MemoryConnection:
-    """Hands each message to `receive` on a thread of `later`, never on the sender's own."""
+    """Hands one message after the other to `receive`, on a thread of `later`, never on the sender's own."""
 
     def __init__(self, receive: Callable[[Frame], None], later: Callable[[Callable[[], None]], object]) -> None:
         self._receive = receive
         self._later = later
+        self._lock = threading.Lock()
+        self._frames: collections.deque[Frame] = collections.deque()
+        self._busy = False
 
     def send(self, control: bytes, body: Body, may_wait: bool) -> None:
         copied = Body(body.payload, body.tensors, [bytearray(buffer) for buffer in body.buffers])
-        self._later(lambda: self._receive(Frame(control, copied)))
+        with self._lock:
+            self._frames.append(Frame(control, copied))
+            if self._busy:
+                return
+            self._busy = True
+        self._later(self._deliver)
+
+    def _deliver(self) -> None:
+        while (frame := self._next()) is not None:
+            try:
+                self._receive(frame)
+            except BaseException:
+                self._later(self._deliver)  # the next messages are not to blame
+                raise
+
+    def _next(self) -> Frame | None:
+        with self._lock:
+            self._busy = bool(self._frames)
+            return self._frames.popleft() if self._frames else None
 
     def await_room(self) -> None:
         """There always is."""
