@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import importlib
 import io
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, Protocol
@@ -172,6 +174,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._code.tag(value, reduced)
 
 
+def _load_packages_of(module: str) -> None:
+    """Import the packages around a module that is not loaded yet, outermost first.
+
+    Python locks the module itself first and then its package, but a package that imports its own modules goes the
+    other way: two threads that begin at the two ends would meet in a deadlock.
+    """
+    if module in sys.modules:
+        return
+    for end in (i for i, letter in enumerate(module) if letter == "."):
+        importlib.import_module(module[:end])
+
+
 class _Unpickler(pickle.Unpickler):
     """Answers the names in `holes` by the tables of one message."""
 
@@ -181,6 +195,7 @@ class _Unpickler(pickle.Unpickler):
         if module == holes.__name__:
             return self.tables.hole(name)
         try:
+            _load_packages_of(module)
             return super().find_class(module, name)
         except (AttributeError, ModuleNotFoundError) as error:
             raise MissingCodeError(

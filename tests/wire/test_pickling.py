@@ -10,8 +10,10 @@ import gc
 import pickle
 import sys
 import threading
+import time
 import types
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -376,3 +378,24 @@ def test_a_codec_serves_many_threads() -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_modules_of_one_package_may_be_loaded_by_two_threads_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "slowly" / "package"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("import time\ntime.sleep(0.3)\n")
+    (package / "__init__.py").write_text("from slowly.package import left, right\n")
+    for name in ("left", "right"):
+        (package / f"{name}.py").write_text(f"def where(): return {name!r}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    bodies = [Body(f"cslowly.package.{name}\nwhere\n.".encode(), b"", []) for name in ("left", "right")]
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda b=body: found.append(Codec().decode(b)())) for body in bodies]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.1)  # the second begins while the first has just begun
+    for thread in threads:
+        thread.join(20)
+    assert sorted(found) == ["left", "right"]
