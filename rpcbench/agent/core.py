@@ -41,7 +41,7 @@ from rpcbench.wire.frames import Frame
 from rpcbench.words.config import JOIN_SECONDS, UNSET_TIMEOUT, WorldConfig
 from rpcbench.words.errors import NotConnectedError, RpcError, ShutdownError, UnknownWorkerError, WorkerLostError
 from rpcbench.words.events import Tables
-from rpcbench.words.futures import Future
+from rpcbench.words.futures import Future, blocked
 from rpcbench.words.ids import Id
 
 P = TypeVar("P")
@@ -391,7 +391,7 @@ class Agent:
 
     def _effect_table(self) -> dict[type[Any], Callable[[Any], object]]:
         return {
-            fx.Run: lambda e: self._pool.submit(lambda: serve.serve(self, e.source, e.message)),
+            fx.Run: lambda e: self._pool.submit(lambda: self._serve(e)),
             fx.Resolve: self._resolve,
             fx.Reject: lambda e: self._waiting.fail(e.call, e.error),
             fx.Free: lambda e: self.released.put(self.values.forget(e.rref)),  # the keeper frees the value
@@ -400,7 +400,7 @@ class Agent:
             fx.Heard: lambda e: self._channels.heard(e.source, e.notice.channel, e.notice.data),
             fx.Joined: self._joined,
             fx.Gone: self._gone,
-            fx.Complete: lambda e: (self.closing if e.closing else self.complete).set(),
+            fx.Complete: self._completed,
             fx.Rejected: self._rejected,
             fx.Explore: lambda e: self._record(lambda r: r.explore(e.context, e.walk, e.message)),
             fx.Propagate: lambda e: self._record(lambda r: r.propagate(e.context, e.walk)),
@@ -409,6 +409,12 @@ class Agent:
             fx.ForgetWalk: lambda e: self._forget(e.context, e.walk),
             fx.ForgetContext: lambda e: self._forget(e.context, None),
         }
+
+    def _serve(self, effect: fx.Run) -> None:
+        if not self.complete.is_set():
+            with blocked():
+                self.complete.wait()  # the caller knew the world sooner than we do, and so may its function
+        serve.serve(self, effect.source, effect.message)
 
     def _resolve(self, effect: fx.Resolve) -> None:
         source, answer = effect.source, effect.answer
@@ -423,6 +429,13 @@ class Agent:
         if not answer.body.payload:
             return None
         return self.values.unpack(source, answer.body, answer.forks, answer.scope)
+
+    def _completed(self, effect: fx.Complete) -> None:
+        if not effect.closing:
+            self.complete.set()
+            return
+        self._peers.stop_listening()  # before others learn of it: the next world may meet at the same address
+        self.closing.set()
 
     def _joined(self, effect: fx.Joined) -> None:
         self._lost.pop(effect.member.id, None)

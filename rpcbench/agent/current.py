@@ -6,6 +6,7 @@ one started.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
@@ -75,3 +76,10 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+@atexit.register
+def _exit() -> None:
+    """A program that ends without a word to the others leaves no socket file, at least."""
+    for agent in list(_started):
+        agent.stop()

@@ -41,6 +41,7 @@ class Peers:
         self._dialling: dict[int, threading.Event] = {}
         self._closed = False
         self._listener = local.LocalListener(Path(self.address))
+        self._listening = True
         self._threads: list[threading.Thread] = []
         self._start(self._accept_forever, "accept")
 
@@ -137,6 +138,13 @@ class Peers:
         for _, connection in connections:
             self._pool.spawn(connection.close)
 
+    def stop_listening(self) -> None:
+        """Let nobody in any more, and remove the socket file. May be called again."""
+        with self._lock:
+            listening, self._listening = self._listening, False
+        if listening:
+            self._listener.close()
+
     def close(self) -> None:
         """Write out what is queued, end all connections, remove the socket file."""
         with self._lock:
@@ -145,7 +153,7 @@ class Peers:
             self._closed = True
             connections = [connection for entries in self._connections.values() for _, connection in entries]
             threads = list(self._threads)
-        self._listener.close()
+        self.stop_listening()
         for connection in connections:
             connection.close()
         for thread in threads:

@@ -131,6 +131,14 @@ function sendsOf(members) {
   return ({ id }) => many(sums[id] ?? 0, "send");
 }
 
+// The contexts that get a card: those their maker holds. Workers speak of a context a moment before or after its maker
+// does, and the panel would grow and flicker whenever one step follows another. Alone, what lingers is drawn.
+function settled({ contexts, members }) {
+  const keys = Object.keys(contexts).sort(natural);
+  const held = keys.filter((key) => `${key}/${BigInt(key) >> 48n}` in members);
+  return held.length ? held : keys;
+}
+
 // Whether all workers of a released context still have a column.
 const stands = ({ members, links }, cols) =>
   [...members.map((one) => one.worker), ...links.flatMap((link) => [link.from, link.to])].every((id) => cols.x(id));
@@ -140,20 +148,19 @@ export default panel("autograd", "Autograd contexts", (frame) => {
   const [cards, rest] = [svg("g"), label(14, 0, "", "rb-note")];
   frame.picture.append(cards, rest);
   frame.explain(legend());
-  let stood = new Map(); // by slot; a released context stays, pale, until another takes its place
+  let last = null;
   let rows = 0;
 
   return (view, width) => {
     const cols = columns(view.workers, width);
     const [members, links, parts] = [view.members, view.links, view.passes].map(byContext);
-    const keys = Object.keys(view.contexts).sort(natural);
-    const placed = slots.place(keys, MOST_CARDS).map(([key, slot]) => {
+    const keys = settled(view);
+    const drawn = slots.place(keys, MOST_CARDS).map(([key, slot]) => {
       const pieces = { members: members(key), links: links(key), passes: parts(key) };
-      return [slot, { key, slot, context: view.contexts[key], pieces, gone: false }];
+      return { key, slot, context: view.contexts[key], pieces, gone: false };
     });
-    const pale = [...stood].filter(([, { key, pieces }]) => !(key in view.contexts) && stands(pieces, cols));
-    stood = new Map([...pale.map(([slot, one]) => [slot, { ...one, gone: true }]), ...placed]);
-    const drawn = [...stood.values()];
+    if (drawn.length) last = drawn.at(-1);
+    else if (last && stands(last.pieces, cols)) drawn.push({ ...last, slot: 0, gone: true });
     for (const { context } of drawn) rows = Math.min(MOST_PASSES, Math.max(rows, context.passes));
     const tall = ARCS + rows * PASS + FOOT + GAP;
     const deepest = Math.max(0, ...drawn.map(({ slot }) => slot)) + 1;

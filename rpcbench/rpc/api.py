@@ -55,7 +55,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
     """Name and id of a worker, this one by default. RuntimeError for an unknown one."""
     agent = current.current()
-    return agent.member(agent.id if worker_name is None else worker_name)
+    return WorkerInfo(agent.name, agent.id) if worker_name is None else agent.member(worker_name)
 
 
 def rpc_sync(

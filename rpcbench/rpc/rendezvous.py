@@ -2,6 +2,9 @@
 
 Workers of one user on one host meet in a directory that only this user can enter, named after the URL; the first
 comer makes the secret there. So no port is opened, and no other user can take part.
+
+Each worker removes its socket file when it leaves. The directory and the secret stay, for the worlds to come: the
+quickest worker of the next one may have read the secret before the slowest of this one has gone.
 """
 
 from __future__ import annotations

@@ -87,16 +87,17 @@ class Lab:
         self.wrong: list[str] = []
         self._address, self._token, self._browser = address, token, browser
 
-    def open(self, notebook: nbformat.NotebookNode, height: int = 2400) -> Notebook:
+    def open(
+        self, notebook: nbformat.NotebookNode, name: str, width: int = 1400, height: int = 2400, scale: float = 1
+    ) -> Notebook:
         """A page with a copy of the notebook without its outputs, once its kernel can run cells."""
         notebook = nbformat.from_dict(notebook)
         notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}  # that of this interpreter
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.outputs, cell.execution_count = [], None
-        name = f"{len(list(self.folder.glob('*.ipynb')))}.ipynb"
         nbformat.write(notebook, self.folder / name)
-        page = self._browser.new_page(viewport={"width": 1400, "height": height})
+        page = self._browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
         page.set_default_timeout(1e3 * SECONDS)
         page.on("pageerror", lambda error: self.wrong.append(f"error in the page: {error}"))
         page.on("request", lambda request: self._asked(request.url))
@@ -221,15 +222,16 @@ def _await_server(server: subprocess.Popen[bytes], address: str, log: Path) -> N
     raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
 
 
-# A moment in the middle of training at which a step shows forwards and backwards and all its messages have arrived.
-# From then on the panels stand still, so that the picture is of one moment.
+# A moment in the middle of training at which a step that runs shows forwards and backwards, and the context next to it
+# all pairs. From then on the panels stand still, so that the picture is of one moment.
 MOMENT = """index => {
   const count = what => document.querySelectorAll(what).length;
   const cell = document.querySelectorAll('.jp-Notebook .jp-Cell')[index];
   const epochs = Number(cell.querySelector('.jp-OutputArea')?.textContent.match(/(\\d+)\\/20/)?.[1] ?? 0);
-  const step = '.rb-pipeline .rb-picture .rb-op:not(.rb-pale)';
-  const good = epochs >= 8 && count(`${step}.rb-op-F`) > 9 && count(`${step}.rb-op-B`) > 5 &&
-    count('.rb-card:not(.rb-gone)') === 1 && count('.rb-link .rb-paired') === 1 && count('[data-member]') === 3;
+  const [step, card] = ['.rb-pipeline .rb-picture .rb-op:not(.rb-pale)', '.rb-card:not(.rb-gone)'];
+  const runs = document.querySelector('.rb-pipeline .rb-stats')?.textContent.includes('so far');
+  const good = epochs >= 5 && runs && count(`${step}.rb-op-F`) > 9 && count(`${step}.rb-op-B`) > 5 &&
+    count(card) === 1 && count(`${card} .rb-paired`) === 1 && count(`${card} [data-member]`) === 3;
   if (good) {
     window.requestAnimationFrame = () => 0;
     cell.scrollIntoView({block: 'end'});
@@ -244,7 +246,7 @@ TIDY = """() => {
 def shoot(picture: Path, dark: bool) -> None:
     """Write a PNG of the first lesson while it trains."""
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), dark) as lab:
-        notebook = lab.open(nbformat.read(LESSON, 4), height=1290)
+        notebook = lab.open(nbformat.read(LESSON, 4), LESSON.name, width=1200, height=1284, scale=7 / 6)
         notebook.page.evaluate(TIDY)
         notebook.run_above("%cluster stop")
         notebook.page.wait_for_function(MOMENT, arg=notebook.index("pipe.step("), polling=20)

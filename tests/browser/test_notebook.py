@@ -79,7 +79,7 @@ def rref_words(tables):
 
 
 def test_panels_move_while_a_cell_trains_and_agree_with_the_runtime_at_rest(show):
-    notebook = show(nbformat.read(LESSON, 4))
+    notebook = show(nbformat.read(LESSON, 4), LESSON.name)
     page = notebook.page
     kernel = psutil.Process(notebook.value("__import__('os').getpid()"))
     page.evaluate(WATCH, notebook.index(TRAIN))
@@ -121,7 +121,8 @@ def test_the_stop_button_ends_a_remote_loop_and_the_worker_is_usable(show):
         "%%remote worker1\nprint('it loops')\nwhile True:\n    pass",
         "%%remote worker1\nprint('it is', 'usable')",
     ]
-    notebook = show(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources]))
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    notebook = show(nbformat.v4.new_notebook(cells=cells), "loop.ipynb")
     notebook.run("%cluster start")
     notebook.ended("%cluster start")
     notebook.run("while True")

@@ -275,21 +275,22 @@ def test_the_last_context_stays_pale_after_its_release(show):
     assert shown.count(".rb-card.rb-gone") == 0
 
 
-def test_a_new_context_takes_the_place_of_a_released_one_and_leaves_the_others(show):
-    first, second, third = (str((1 << 48) + i) for i in range(3))
+def test_a_context_that_its_maker_does_not_hold_makes_room_for_others(show):
     at = world(2)
-    for one in (first, second):
-        record(at, int(one), [(1, 1, 2)], {1: 0, 2: 0})
+    first, second = str(1 << 48), str((1 << 48) + 1)
+    record(at, int(first), [(1, 1, 2)], {2: 0})
     shown = show("autograd", at)
-    place = "key => document.querySelector(`[data-context='${key}']`)?.getAttribute('transform')"
-    top, below = [shown.page.evaluate(place, one) for one in (first, second)]
-    shown.move(world(2))
-    assert shown.count(".rb-card.rb-gone") == 2
-    at = world(2)
-    record(at, int(third), [(1, 1, 2)], {1: 0, 2: 0})
+    codes = ".rb-card .rb-code"
+    assert shown.texts(codes) == [first]
+    height = shown.page.locator(".rb-panel").bounding_box()["height"]
+    record(at, int(second), [(2, 1, 2)], {1: 0, 2: 0})
     shown.move(at)
-    assert [shown.page.evaluate(place, one) for one in (first, second, third)] == [None, below, top]
-    assert shown.page.locator(".rb-card.rb-gone").get_attribute("data-context") == second
+    assert shown.texts(codes) == [second]
+    assert shown.texts(".rb-stat")[0] == "2 contexts"
+    assert shown.page.locator(".rb-panel").bounding_box()["height"] == height
+    record(at, int(first), [(1, 1, 2)], {1: 0, 2: 0})
+    shown.move(at)
+    assert sorted(shown.texts(codes)) == [first, second]
 
 
 # ---- pipeline

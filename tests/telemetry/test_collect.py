@@ -1,4 +1,4 @@
-"""The picture of a whole world: equal to its tables when all is quiet, whatever was dropped and whoever came or went."""
+"""The picture of a whole world: equal to its tables when all is quiet, whatever was dropped and whoever came."""
 
 from __future__ import annotations
 

@@ -1,0 +1,242 @@
+"""What the ranks of these tests do: `main` runs the function that `config.cluster` names, as rank `config.id`.
+
+An assertion that fails ends the process with status 1, and stands in its log.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rpcbench.rpc as rpc
+from rpcbench.words.config import WorldConfig
+from rpcbench.words.errors import RpcTimeoutError, UnknownWorkerError, WorkerLostError
+
+OVER = "RPC has not been initialized"
+
+
+def main(config: WorldConfig) -> None:
+    globals()[config.cluster](config.id, f"file://{config.directory}/meeting")
+
+
+def join(rank: int, url: str, world_size: int | None = 3, timeout: float = 20.0) -> None:
+    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=8, rpc_timeout=timeout, init_method=url)
+    rpc.init_rpc(f"rank{rank}", rank=rank, world_size=world_size, rpc_backend_options=options)
+
+
+def who() -> str:
+    return rpc.get_worker_info().name
+
+
+# -- calls
+def calls(rank: int, url: str) -> None:
+    join(rank, url)
+    left, right = f"rank{(rank - 1) % 3}", f"rank{(rank + 1) % 3}"
+    assert rpc.get_worker_info() == rpc.get_worker_info(f"rank{rank}") == rpc.WorkerInfo(f"rank{rank}", rank)
+    assert rpc.get_worker_info(right).id == (rank + 1) % 3
+    with pytest.raises(UnknownWorkerError, match="rank0, rank1, rank2"):
+        rpc.get_worker_info("rank7")
+    assert rpc.rpc_sync(right, who) == rpc.rpc_async(rpc.get_worker_info(right), who).wait() == right
+    total = rpc.rpc_sync(left, torch.add, (torch.ones(2), 2), {"alpha": rank})
+    assert torch.equal(total, torch.ones(2) + 2 * rank)
+    with pytest.raises(RuntimeError, match="already initialized"):
+        join(rank, url)
+    with pytest.raises(TypeError, match="callable"):
+        rpc.rpc_sync(right, "who")  # type: ignore[arg-type]
+    rpc.shutdown()
+    for late in (lambda: rpc.rpc_sync(right, who), rpc.get_worker_info, lambda: rpc.RRef(1), rpc.shutdown):
+        with pytest.raises(RuntimeError, match=OVER):
+            late()
+
+
+def fetch(rref: rpc.RRef[Any]) -> Any:
+    return rref.to_here()
+
+
+def rrefs(rank: int, url: str) -> None:
+    join(rank, url)
+    right, next_right = f"rank{(rank + 1) % 3}", f"rank{(rank + 2) % 3}"
+    rref = rpc.remote(right, torch.full, ((2,), rank + 0.5))
+    assert rref.owner() == rpc.get_worker_info(right) and rref.owner_name() == right and not rref.is_owner()
+    assert torch.equal(rref.to_here(), torch.full((2,), rank + 0.5))
+    assert torch.equal(rpc.rpc_sync(next_right, fetch, (rref,)), torch.full((2,), rank + 0.5))
+    assert rpc.rpc_sync(right, fetch, (rpc.RRef({"of": rank}),)) == {"of": rank}
+    rpc.shutdown()
+
+
+# -- functions that answer later
+@rpc.functions.async_execution
+def plus_later(to: str, number: int) -> torch.futures.Future[int]:
+    return rpc.rpc_async(to, torch.add, (torch.tensor(number), 1)).then(lambda done: int(done.value()) + 1)
+
+
+@rpc.functions.async_execution
+def no_future() -> int:
+    return 3
+
+
+@rpc.functions.async_execution
+def fails_later() -> torch.futures.Future[int]:
+    return torch.futures.Future().then(lambda _: 1 // 0) if False else rpc.rpc_async(rpc.get_worker_info(), int, ("x",))
+
+
+class Adder:
+    def __init__(self, base: int) -> None:
+        self.base = base
+
+    @staticmethod
+    @rpc.functions.async_execution
+    def static(to: str, number: int) -> torch.futures.Future[int]:
+        return rpc.rpc_async(to, int, (number + 1,))
+
+    @classmethod
+    @rpc.functions.async_execution
+    def of_class(cls, to: str, number: int) -> torch.futures.Future[str]:
+        return rpc.rpc_async(to, int, (number,)).then(lambda done: f"{cls.__name__} {done.value()}")
+
+    @rpc.functions.async_execution
+    def bound(self, to: str, number: int) -> torch.futures.Future[int]:
+        return rpc.rpc_async(to, int, (self.base + number,))
+
+
+def asynchronous(rank: int, url: str) -> None:
+    join(rank, url)
+    if rank == 0:
+        assert rpc.rpc_sync("rank1", plus_later, ("rank2", 5)) == 7
+        assert rpc.remote("rank1", plus_later, ("rank2", 5)).to_here() == 7
+        assert rpc.rpc_sync("rank1", Adder.static, ("rank2", 1)) == 2
+        assert rpc.rpc_sync("rank1", Adder.of_class, ("rank2", 4)) == "Adder 4"
+        adder = rpc.remote("rank1", Adder, (10,))
+        assert adder.rpc_sync().bound("rank2", 1) == 11
+        assert adder.rpc_async().bound("rank2", 2).wait() == 12
+        assert adder.remote().bound("rank2", 3).to_here() == 13
+        assert adder.rpc_sync().static("rank2", 1) == 2
+        for wrong in (lambda: rpc.rpc_sync("rank1", no_future), rpc.remote("rank1", no_future).to_here):
+            with pytest.raises(RuntimeError, match=r"must return a torch\.futures\.Future.*got <class 'int'>"):
+                wrong()
+        with pytest.raises(ValueError, match="invalid literal"):
+            rpc.rpc_sync("rank1", fails_later)
+        del adder
+    rpc.shutdown()
+
+
+# -- time
+def slow(seconds: float = 30.0) -> None:
+    _enough.wait(seconds)
+
+
+def enough() -> None:
+    _enough.set()
+
+
+_enough = threading.Event()
+
+
+def timeouts(rank: int, url: str) -> None:
+    join(rank, url, world_size=2)
+    if rank == 0:
+        late = r"RPC ran for more than set timeout \(200 ms\).*slow on rank1"
+        with pytest.raises(RpcTimeoutError, match=late):
+            rpc.rpc_sync("rank1", slow, timeout=0.2)
+        assert rpc.get_rpc_timeout() == 20.0
+        rpc._set_rpc_timeout(0.2)
+        with pytest.raises(RuntimeError, match=late):
+            rpc.rpc_sync("rank1", slow)
+        never_made = rpc.remote("rank1", slow)
+        with pytest.raises(RuntimeError, match=r"timed out|set timeout"):
+            never_made.to_here()
+        unlimited = rpc.rpc_async("rank1", slow, timeout=0)
+        with pytest.raises(ValueError, match="0 for none"):
+            rpc.rpc_sync("rank1", slow, timeout=-3)
+        rpc._set_rpc_timeout(20)
+        assert not unlimited.done()
+        rpc.rpc_sync("rank1", enough)
+        assert unlimited.wait() is None
+    rpc.shutdown()
+
+
+# -- worlds that begin and end
+def again(rank: int, url: str) -> None:
+    """Worlds one after the other at one address, each rank as quick as it can."""
+    for number in range(8):
+        join(rank, url)
+        right = f"rank{(rank + 1) % 3}"
+        assert rpc.rpc_sync(right, who) == right, number
+        rpc.shutdown()
+
+
+def served_until_all_are_ready(rank: int, url: str) -> None:
+    join(rank, url)
+    if rank == 0:
+        for _ in range(20):
+            assert rpc.rpc_sync("rank1", down, (4, "rank1", "rank2")) == 4
+            time.sleep(0.01)
+    rpc.shutdown()
+
+
+def down(levels: int, here: str, there: str) -> int:
+    return 0 if levels == 0 else 1 + rpc.rpc_sync(there, down, (levels - 1, there, here))
+
+
+def dies(rank: int, url: str) -> None:
+    join(rank, url)
+    if rank == 2:
+        begin = time.monotonic()
+        with pytest.raises(WorkerLostError, match="rank1"):
+            rpc.rpc_sync("rank1", os.kill, (rpc.rpc_sync("rank1", os.getpid), signal.SIGKILL))
+        assert time.monotonic() - begin < 5
+        assert rpc.rpc_sync("rank0", who) == "rank0"
+    if rank == 1:
+        threading.Event().wait()
+    rpc.shutdown()
+
+
+def goes_early(rank: int, url: str) -> None:
+    join(rank, url)
+    if rank == 1:
+        rpc.shutdown(graceful=False)
+        return
+    if rank == 0:
+        while "rank1" in [info.name for info in rpc._get_current_rpc_agent().members()]:
+            time.sleep(0.01)
+        with pytest.raises(WorkerLostError, match="rank1 is gone"):
+            rpc.rpc_sync("rank1", who)
+    rpc.shutdown()
+
+
+def forgets_to_shut_down(rank: int, url: str) -> None:
+    join(rank, url, world_size=2)
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"waited 0\.2 s for the others to shut down"):
+            rpc.shutdown(timeout=0.2)
+        assert not rpc._is_current_rpc_agent_set()
+        Path(url.removeprefix("file://")).touch()
+        return
+    while not Path(url.removeprefix("file://")).exists():
+        time.sleep(0.01)
+
+
+def comers_and_goers(rank: int, url: str) -> None:
+    """A world without a size: complete at once, and open as long as rank 0 stays."""
+    join(rank, url, world_size=None)
+    if rank == 0:
+        _both.wait(20)
+        while len(rpc._get_current_rpc_agent().members()) > 1:
+            time.sleep(0.01)
+    else:
+        rpc.rpc_sync("rank0", meet_there)
+    rpc.shutdown()
+
+
+_both = threading.Barrier(3)
+
+
+def meet_there() -> None:
+    _both.wait(20)

@@ -1,0 +1,212 @@
+"""`init_rpc` to `shutdown` in processes of their own, and what it refuses; calls themselves: tests/agent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import rpcbench.rpc as rpc
+from rpcbench.launch.process import ProcessLauncher
+from rpcbench.rpc import api
+from rpcbench.rpc.rendezvous import meet
+from rpcbench.transport.rundir import RunDirectory
+from rpcbench.words.config import WorldConfig
+from rpcbench.words.errors import RpcError
+
+pytestmark = pytest.mark.process
+SECONDS = 30.0
+Run = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[ProcessLauncher]:
+    with ProcessLauncher(RunDirectory(), entry="rpc_ranks:main") as made:
+        yield made
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the sockets of this test are; afterwards there may be none."""
+    with tempfile.TemporaryDirectory(prefix="rb-", dir="/tmp") as path:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+        yield Path(path)
+        Path(path, "meeting").unlink(missing_ok=True)
+        assert {file.name for file in Path(path).rglob("*") if not file.is_dir()} <= {"secret"}
+
+
+@pytest.fixture
+def run(launcher: ProcessLauncher, runtime: Path) -> Run:
+    """Run a function of `rpc_ranks` in several processes at once."""
+
+    def run_all(function: str, ranks: int = 3, killed: int | None = None) -> None:
+        configs = [WorldConfig(f"{function}{i}", i, function, str(runtime), b"") for i in range(ranks)]
+        handles = [launcher.start(config) for config in reversed(configs)]
+        ends = {handle.name: handle.wait(SECONDS) for handle in handles}
+        words = "\n".join(handle.last_words() for handle in handles)
+        assert ends == {config.name: -9 if config.id == killed else 0 for config in configs}, words
+
+    return run_all
+
+
+@pytest.mark.parametrize("function", ["calls", "rrefs", "asynchronous", "again", "served_until_all_are_ready"])
+def test_three_ranks(run: Run, function: str) -> None:
+    run(function)
+
+
+def test_deadlines(run: Run) -> None:
+    run("timeouts", ranks=2)
+
+
+def test_a_rank_that_is_killed_is_named_and_nobody_waits_for_it(run: Run, runtime: Path) -> None:
+    run("dies", killed=1)
+    (left,) = runtime.rglob("*.sock")
+    left.unlink()  # of the one that was killed
+
+
+def test_a_rank_may_go_early(run: Run) -> None:
+    run("goes_early")
+
+
+def test_who_forgets_to_shut_down_is_waited_for_as_long_as_said(run: Run) -> None:
+    run("forgets_to_shut_down", ranks=2)
+
+
+def test_a_world_without_a_size_lets_come_and_go(run: Run) -> None:
+    run("comers_and_goers")
+
+
+SCRIPT = """
+import torch
+import rpcbench.rpc as rpc
+import os
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"worker{rank}")
+if rank == 0:
+    print(rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 3)).tolist(), rpc.get_worker_info("worker1"))
+    rpc.remote("worker1", int, args=(4,))
+rpc.shutdown()
+"""
+
+
+def test_a_program_for_torch_runs_by_env(runtime: Path) -> None:
+    base = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": "29511", "WORLD_SIZE": "2"}
+    command, pipe = [sys.executable, "-c", SCRIPT], subprocess.PIPE
+    ranks = [
+        subprocess.Popen(command, env={**base, "RANK": rank}, text=True, stdout=pipe, stderr=pipe) for rank in "01"
+    ]
+    done = [rank.communicate(timeout=SECONDS) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], done
+    assert done == [("[4.0, 4.0] WorkerInfo(name='worker1', id=1)\n", ""), ("", "")]
+
+
+# -- in this process
+@pytest.fixture
+def alone(runtime: Path, no_leaks: None) -> Iterator[rpc.TensorPipeRpcBackendOptions]:
+    """Options for a world in this process alone."""
+    yield rpc.TensorPipeRpcBackendOptions(init_method="file:///nowhere/meeting", rpc_timeout=0.3)
+    if rpc._is_current_rpc_agent_set():
+        rpc.shutdown(graceful=False)
+
+
+def test_a_world_of_one(alone: rpc.TensorPipeRpcBackendOptions) -> None:
+    rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=alone)
+    assert rpc.rpc_sync("me", int, ("7",)) == 7 and rpc.get_worker_info() == rpc.WorkerInfo("me", 0)
+    rpc.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (0, r"rank0 waited for a world of 2 workers, but only 1 came: rank0"),
+        (1, r"rank1 cannot reach worker 0 of its world: nobody answers at"),
+    ],
+)
+def test_a_world_that_stays_incomplete_is_given_up(
+    alone: rpc.TensorPipeRpcBackendOptions, monkeypatch: pytest.MonkeyPatch, rank: int, message: str
+) -> None:
+    monkeypatch.setattr(api, "JOIN_SECONDS", 0.3)
+    with pytest.raises(RpcError, match=message):
+        rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2, rpc_backend_options=alone)
+    with pytest.raises(RuntimeError, match="RPC has not been initialized"):
+        rpc.get_worker_info()
+    rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=alone)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("", "must be non-empty"), ("with space", "must match"), ("ü", "must match"), ("n" * 128, "shorter than 128")],
+)
+def test_names_that_no_worker_can_have(alone: rpc.TensorPipeRpcBackendOptions, name: str, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        rpc.init_rpc(name, rank=0, world_size=1, rpc_backend_options=alone)
+    rpc.init_rpc("n" * 127, rank=0, world_size=1, rpc_backend_options=alone)
+    assert rpc.get_worker_info().name == "n" * 127
+
+
+def test_a_rank_that_is_taken_is_refused(alone: rpc.TensorPipeRpcBackendOptions) -> None:
+    rpc.init_rpc("first", rank=0, rpc_backend_options=alone)
+    from rpcbench.rpc.start import start_agent
+
+    with pytest.raises(RpcError, match="another process already listens"):
+        start_agent(meet("second", alone.init_method, 0, None, 0.3, 4))
+
+
+ENVIRONMENT = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "4"}
+
+
+@pytest.mark.parametrize("url", ["env://", "tcp://localhost:29500", "tcp://127.0.0.1:29500?rank=1&world_size=4"])
+def test_urls_of_one_place_lead_to_one_world(runtime: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    for key, value in ENVIRONMENT.items():
+        monkeypatch.setenv(key, value)
+    found = meet("me", url, *((1, 4) if url.endswith("29500") else (-1, None)), 5.0, 3)
+    assert (found.id, found.world_size, found.rpc_timeout, found.threads) == (1, 4, 5.0, 3)
+    assert found.cluster == meet("me", "env://", 0, None, 5.0, 3).cluster
+    assert found.secret == meet("me", "env://", 0, None, 5.0, 3).secret
+    assert found.cluster != meet("me", "tcp://localhost:29501", 0, 4, 5.0, 3).cluster
+
+
+def test_what_the_call_says_counts_more_than_the_environment(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in ENVIRONMENT.items():
+        monkeypatch.setenv(key, value)
+    found = meet("me", "env://", 3, 8, 5.0, 3)
+    assert (found.id, found.world_size) == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "message"),
+    [
+        ("env://", ValueError, "MASTER_ADDR, MASTER_PORT"),
+        ("file://", ValueError, "names no file"),
+        ("file:///tmp/x", RuntimeError, "has no rank: pass rank="),
+        ("tcp://localhost", ValueError, "needs a port"),
+        ("tcp://far.example:29500", NotImplementedError, "several hosts"),
+        ("zmq://x", ValueError, "use env://, file:///path or tcp://"),
+    ],
+)
+def test_urls_that_lead_nowhere(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, url: str, error: type[Exception], message: str
+) -> None:
+    for key in ENVIRONMENT:
+        monkeypatch.delenv(key, raising=False)
+    with pytest.raises(error, match=message):
+        meet("me", url, -1, None, 5.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"num_worker_threads": 0}, RuntimeError),
+        ({"rpc_timeout": -1.0}, RuntimeError),
+        ({"device_maps": {"a": {0: 1}}}, NotImplementedError),
+        ({"colour": "red"}, TypeError),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, object], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        rpc.TensorPipeRpcBackendOptions(**options)  # type: ignore[arg-type]

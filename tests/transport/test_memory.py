@@ -1,0 +1,75 @@
+"""A connection to oneself: as a socket's, with copies and in order, and the sender never runs what receives."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from rpcbench.transport.memory import MemoryConnection
+from rpcbench.wire.body import Body
+from rpcbench.wire.frames import Frame
+
+PATIENCE = 20.0
+
+
+def spawn(job: Callable[[], None]) -> None:
+    threading.Thread(target=job, daemon=True).start()
+
+
+def test_messages_arrive_in_order_whichever_thread_is_quicker() -> None:
+    received: list[bytes] = []
+    jobs: list[Callable[[], None]] = []
+    connection = MemoryConnection(lambda frame: received.append(frame.control), jobs.append)
+    for label in (b"a", b"b", b"c"):
+        connection.send(label, Body(b"", b"", []), False)
+    assert received == [], "the sender itself delivers nothing"
+    while jobs:
+        jobs.pop()()  # the latest first
+    connection.send(b"d", Body(b"", b"", []), False)
+    jobs.pop()()
+    assert received == [b"a", b"b", b"c", b"d"]
+
+
+def test_what_arrives_shares_no_memory_with_what_was_sent() -> None:
+    received: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    connection = MemoryConnection(received.put, spawn)
+    buffer = bytearray(b"before")
+    connection.send(b"control", Body(b"payload", b"tensors", [memoryview(buffer)]), True)
+    buffer[:] = b"after!"
+    frame = received.get(timeout=PATIENCE)
+    assert frame == Frame(b"control", Body(b"payload", b"tensors", [b"before"]))
+    frame.body.buffers[0][:] = b"other!"  # type: ignore[index]
+    assert buffer == b"after!"
+
+
+def test_the_sender_does_not_wait_for_the_receiver() -> None:
+    received: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    go = threading.Event()
+
+    def receive(frame: Frame) -> None:
+        assert go.wait(PATIENCE)
+        received.put(frame.control)
+
+    connection = MemoryConnection(receive, spawn)
+    for label in (b"a", b"b"):
+        connection.send(label, Body(b"", b"", []), True)
+    assert received.empty()
+    go.set()
+    assert [received.get(timeout=PATIENCE) for _ in range(2)] == [b"a", b"b"]
+
+
+def test_a_receiver_that_fails_once_still_gets_the_next(monkeypatch) -> None:
+    received: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    failed = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda args: failed.set())
+
+    def receive(frame: Frame) -> None:
+        if frame.control == b"bad":
+            raise ValueError("bad")
+        received.put(frame.control)
+
+    connection = MemoryConnection(receive, spawn)
+    for label in (b"bad", b"good"):
+        connection.send(label, Body(b"", b"", []), True)
+    assert received.get(timeout=PATIENCE) == b"good" and failed.wait(PATIENCE)
