@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from rpcbench.wire.messages import Fork
-from rpcbench.words.errors import ProtocolError
+from rpcbench.words.errors import ProtocolError, RpcError
 from rpcbench.words.futures import Future
 from rpcbench.words.ids import Id
 
@@ -58,7 +58,7 @@ class Outgoing:
         if not isinstance(value, Handle):
             return None
         if value._agent is not self._agent:
-            raise ValueError(f"{value!r} belongs to another world and cannot be sent in this one")
+            raise RpcError(f"{value!r} belongs to another world and cannot be sent in this one")
         self.handles.append(value)
         return len(self.handles) - 1
 
