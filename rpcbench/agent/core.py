@@ -111,9 +111,13 @@ class Agent:
             raise
 
     def _join(self, deadline: float) -> None:
-        if self.id != 0:
+        if self.id == 0:
+            self.machine.feed(lambda node: node.start())
+            self._peers.listen()  # not before there is a world to let them into
+        else:
+            self._peers.listen()
             self._dial_leader(deadline)
-        self.machine.feed(lambda node: node.start())
+            self.machine.feed(lambda node: node.start())
         if not self.complete.wait(max(0.0, deadline - self._link.clock())):
             have = sorted(info.name for info in self.members())
             raise RpcError(

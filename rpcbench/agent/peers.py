@@ -40,10 +40,8 @@ class Peers:
         self._connections: dict[int, list[tuple[int, local.LocalConnection]]] = {}
         self._dialling: dict[int, threading.Event] = {}
         self._closed = False
-        self._listener = local.LocalListener(Path(self.address))
-        self._listening = True
+        self._listener: local.LocalListener | None = None
         self._threads: list[threading.Thread] = []
-        self._start(self._accept_forever, "accept")
 
     # -- using
     def find(self, to: int) -> Connection | None:
@@ -89,8 +87,13 @@ class Peers:
             dialled.set()
 
     # -- letting in
-    def _accept_forever(self) -> None:
-        while (sock := self._listener.accept()) is not None:
+    def listen(self) -> None:
+        """Let peers in from now on. NotConnectedError where another process listens at this address."""
+        listener = self._listener = local.LocalListener(Path(self.address))
+        self._start(lambda: self._accept_forever(listener), "accept")
+
+    def _accept_forever(self, listener: local.LocalListener) -> None:
+        while (sock := listener.accept()) is not None:
             self._pool.spawn(partial(self._let_in, sock))
 
     def _let_in(self, sock: socket.socket) -> None:
@@ -112,7 +115,14 @@ class Peers:
         self._start(lambda: self._read(identity, connection), f"read-{identity.name}")
 
     def _read(self, identity: Identity, connection: local.LocalConnection) -> None:
-        reason = connection.read_forever(lambda frame: self._receive(identity, frame))
+        reason = "what it sent could not be handled"
+        try:
+            reason = connection.read_forever(lambda frame: self._receive(identity, frame))
+        finally:
+            self._forget(identity, connection, reason)
+
+    def _forget(self, identity: Identity, connection: local.LocalConnection, reason: str) -> None:
+        """A connection has ended; if it was the last one to a member, and nobody here closed it, that is told."""
         with self._lock:
             left = [entry for entry in self._connections.get(identity.id, []) if entry[1] is not connection]
             self._connections[identity.id] = left
@@ -141,9 +151,9 @@ class Peers:
     def stop_listening(self) -> None:
         """Let nobody in any more, and remove the socket file. May be called again."""
         with self._lock:
-            listening, self._listening = self._listening, False
-        if listening:
-            self._listener.close()
+            listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
 
     def close(self) -> None:
         """Write out what is queued, end all connections, remove the socket file."""
@@ -165,5 +175,5 @@ class Peers:
         for entries in self._connections.values():
             for _, connection in entries:
                 connection.forked()
-        with contextlib.suppress(OSError):
+        if self._listener is not None:
             self._listener.forked()

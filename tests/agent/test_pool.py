@@ -100,11 +100,16 @@ def test_a_job_of_the_runtime_that_waits_makes_no_room(pool: Pool) -> None:
 
 
 def test_the_latest_idle_thread_is_used_first(pool: Pool) -> None:
+    first, second = Gate(pool), Gate(pool)
+    assert first.runs() and second.runs()
+    for number, gate in enumerate((first, second), 1):
+        assert gate.ends()
+        until(lambda number=number: figures(pool)["idle"] == number)
     names: queue.SimpleQueue[str] = queue.SimpleQueue()
     for _ in range(3):
         pool.spawn(lambda: names.put(threading.current_thread().name))
-        until(lambda: figures(pool)["idle"] == 1)
-    assert [names.get() for _ in range(3)] == ["test-1"] * 3
+        until(lambda: figures(pool)["idle"] == 2)
+    assert [names.get() for _ in range(3)] == ["test-2"] * 3
 
 
 def test_idle_threads_end_after_a_while(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

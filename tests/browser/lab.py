@@ -160,7 +160,7 @@ def running(folder: Path, dark: bool = False) -> Iterator[Lab]:
 
     token = secrets.token_hex(16)
     with _server(folder, token, dark) as address, sync_playwright() as driver:
-        env = {**os.environ, "XDG_RUNTIME_DIR": str(folder / ".home")}
+        env: dict[str, str | float | bool] = {**os.environ, "XDG_RUNTIME_DIR": str(folder / ".home")}
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, env=env)
         try:
             yield Lab(folder, address, token, browser)

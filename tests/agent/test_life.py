@@ -1,0 +1,128 @@
+"""How members meet and part: what may arrive before they know each other, and what they leave to those who follow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from worlds import config, until, world
+
+from rpcbench.agent import current
+from rpcbench.agent.core import Agent, WorkerInfo
+from rpcbench.agent.handles import Handle
+from rpcbench.rpc.start import start_agent
+from rpcbench.transport.base import Link
+from rpcbench.transport.local import LocalListener
+from rpcbench.wire.messages import Message, Notice, View
+from rpcbench.words.errors import WorkerLostError
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 2) as made:
+        yield made
+
+
+class Late(Link):
+    """Keeps views back until `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.other = threading.Event()  # something else has come meanwhile
+
+    def incoming(self, source: int, seq: int, message: Message) -> None:
+        if isinstance(message, View):
+            threading.Thread(target=self._pass_on, args=(source, seq, message), daemon=True).start()
+            return
+        self.other.set()
+        super().incoming(source, seq, message)
+
+    def _pass_on(self, source: int, seq: int, message: Message) -> None:
+        assert self.go.wait(20)
+        super().incoming(source, seq, message)
+
+
+def members() -> list[str]:
+    return [info.name for info in current.current().members()]
+
+
+def test_a_call_that_comes_before_the_view_of_the_world_waits_for_it(tmp_path: Path) -> None:
+    with world(tmp_path, 1) as (first,):
+        link = Late()
+        joining = threading.Thread(target=lambda: start_agent(config(tmp_path, 1), link))
+        joining.start()
+        until(lambda: len(first.members()) == 2)
+        names = first.call(1, members)
+        assert link.other.wait(20)
+        link.go.set()
+        assert names.wait() == ["notebook", "worker1"]
+        joining.join(20)
+        for agent in list(current._started):
+            if agent is not first:
+                agent.stop()
+
+
+def test_member_0_lets_nobody_in_before_there_is_a_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Agent(config(tmp_path, 0), Handle)
+    seen: list[list[WorkerInfo]] = []
+    monkeypatch.setattr(agent._peers, "listen", lambda: seen.append(agent.members()))
+    agent.start()
+    agent.stop()
+    assert seen == [[WorkerInfo("notebook", 0)]]
+
+
+def test_the_socket_of_the_next_world_is_left_alone(agents: list[Agent]) -> None:
+    """Member 0 stops listening when its world closes; the next may meet at the address before it has stopped."""
+    path = Path(agents[0]._peers.address)
+    agents[0]._peers.stop_listening()
+    assert not path.exists()
+    following = LocalListener(path)
+    agents[0].stop()
+    assert path.exists()
+    following.close()
+
+
+def test_a_closed_world_gives_up_its_address_before_its_members_may_go(tmp_path: Path) -> None:
+    made: list[Agent] = []
+    joining = threading.Thread(target=lambda: made.append(start_agent(config(tmp_path, 1, world_size=2))))
+    joining.start()
+    first = start_agent(config(tmp_path, 0, world_size=2))
+    joining.join(20)
+    leaving = [threading.Thread(target=agent.shutdown) for agent in (first, *made)]
+    there: list[bool] = []
+    waited = made[0].closing.wait
+    made[0].closing.wait = lambda timeout=None: (waited(timeout), there.append(Path(first._peers.address).exists()))[0]  # type: ignore[method-assign]
+    for thread in leaving:
+        thread.start()
+    for thread in leaving:
+        thread.join(20)
+    assert there == [False]
+
+
+def test_a_message_that_cannot_be_handled_ends_its_connection_loudly(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
+    deliver = agents[0]._deliver
+
+    def fail(source: int, seq: int, message: Message) -> None:
+        if isinstance(message, Notice):
+            raise KeyError("a mistake of ours")
+        deliver(source, seq, message)
+
+    agents[0]._link.attach(agents[0]._transmit, fail)
+    agents[1].notify(0, "any", None)
+    until(lambda: len(agents[0].members()) == 1)
+    with pytest.raises(WorkerLostError, match="what it sent could not be handled"):
+        agents[0].call("worker1", members)
+    assert [type(error) for error in told] == [KeyError]
+
+
+def test_a_stranger_at_the_address_of_a_member_is_not_taken_for_it(agents: list[Agent], tmp_path: Path) -> None:
+    wrong = agents[1]._peers.address
+    with pytest.raises(Exception, match="worker1 answers at the address of worker 7"):
+        agents[0]._peers.connect(7, wrong)
