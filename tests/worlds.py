@@ -34,7 +34,7 @@ def world(directory: Path, count: int, **changes: Any) -> Iterator[list[Agent]]:
             agents.append(start_agent(config(directory, number, **changes)))
         until(lambda: all(len(agent.members()) == count for agent in agents))
         with current.using(agents[0]):
-            yield agents
+            yield list(agents)  # a test may take out those that it ends itself
     finally:
         for agent in reversed(agents):
             agent.stop()

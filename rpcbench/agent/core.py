@@ -29,7 +29,7 @@ from rpcbench.agent.machine import Machine
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.pool import Job, Pool
 from rpcbench.agent.values import MakeHandle, Values
-from rpcbench.agent.waiting import Waiting
+from rpcbench.agent.waiting import Waiting, label_of
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
 from rpcbench.transport.base import Link
@@ -73,7 +73,7 @@ class Agent:
         self.owner: object = None  # what this agent belongs to, say a cluster
         self.explain: Callable[[str, str], str] = lambda name, reason: reason  # knows more of why a member went
         self.on_thread: Job = lambda: None  # first on each thread that runs users' functions
-        self.on_end: Job = lambda: None
+        self.on_end: list[Job] = []
         self.complete, self.closing = threading.Event(), threading.Event()
         self.released: queue.SimpleQueue[Id | Future[Any] | None] = queue.SimpleQueue()
         self.bus = Bus()
@@ -162,7 +162,8 @@ class Agent:
         if not self.running:
             return
         self.running = False
-        self.on_end()
+        for job in self.on_end:
+            job()
         self._peers.close()
         self.released.put(None)
         if threading.current_thread() is not self._keeper:
@@ -217,7 +218,7 @@ class Agent:
 
     def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Future[Any]:
         """A future of a copy of the value, from its owner. WorkerLostError where the owner is gone."""
-        owner, seconds, context = self.member(handle._owner).id, self._seconds(timeout), self.values.context()
+        owner, seconds, context = self._living_owner(handle), self._seconds(timeout), self.values.context()
         recorder = self.values.recorder
         with self._whole(owner):
             scope = recorder.sending(context, [], owner) if recorder is not None and context is not None else None
@@ -225,6 +226,16 @@ class Agent:
             future.handle = handle  # type: ignore[attr-defined]  # the fork must live until the value is here
             self._begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
         return future
+
+    def _living_owner(self, handle: Handle) -> int:
+        """The owner of the value; WorkerLostError where that is gone, though another may work under its name by now."""
+        owner, fork = self.member(handle._owner), handle._fork
+        if fork is not None and not self.machine.ask(lambda node: fork in node.rrefs.users):
+            raise WorkerLostError(
+                f"the value of RRef {handle._rref} was lost with the {owner.name} that held it; {owner.name} has been "
+                "started again since: make the value anew"
+            )
+        return owner.id
 
     def _whole(self, to: int) -> AbstractContextManager[None]:
         """Around a call that Ctrl-C may not cut in two; so on the main thread all waiting comes before."""
@@ -378,8 +389,19 @@ class Agent:
         self._link.incoming(source.id, seq, message)
 
     def _deliver(self, source: int, seq: int, message: m.Message) -> None:
+        if isinstance(message, m.Report):
+            report = message  # whoever knows why may have to wait for the exit status
+            self._pool.spawn(lambda: self._handle(source, seq, self._explained(report)))
+            return
+        self._handle(source, seq, message)
+
+    def _handle(self, source: int, seq: int, message: m.Message) -> None:
         now = self._link.clock()
         self.machine.feed(lambda node: node.handle(source, seq, message, now))
+
+    def _explained(self, report: m.Report) -> m.Report:
+        member = self.machine.ask(lambda node: node.members.members.get(report.id))
+        return report._replace(reason=self.explain(member.name, report.reason)) if member else report
 
     def _ended(self, peer: Identity, reason: str) -> None:
         if self.running:
@@ -492,9 +514,3 @@ class Agent:
 
     def _expire(self, call: int) -> None:
         self.machine.feed(lambda node: node.expired(call))
-
-
-def label_of(function: Any) -> str:
-    """A short name for a function, for errors and pictures."""
-    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
-    return str(name) if name else type(function).__name__

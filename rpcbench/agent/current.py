@@ -42,7 +42,7 @@ def find() -> Agent | None:
 def start(agent: Agent, timeout: float) -> None:
     """Start an agent: it is the current one for its own threads, and for others until a later one starts."""
     agent.on_thread = lambda: _enter(agent)
-    agent.on_end = lambda: _leave(agent)
+    agent.on_end.append(lambda: _leave(agent))
     with _lock:
         _started.append(agent)
     agent.start(timeout)

@@ -52,6 +52,7 @@ class _Uninterrupted:
         if self._kept is None:
             self._kept, self._since = (number, frame), time.monotonic()
         elif time.monotonic() - self._since > _PATIENCE:
+            self._kept = None
             _handle(self._before, number, frame)
 
 

@@ -53,3 +53,9 @@ class Waiting:
         with self._idle:
             self._idle.wait_for(lambda: not self._futures, timeout)
             return len(self._futures)
+
+
+def label_of(function: Any) -> str:
+    """A short name for a function, for errors and pictures."""
+    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
+    return str(name) if name else type(function).__name__

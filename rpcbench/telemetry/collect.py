@@ -30,6 +30,7 @@ class Collector:
         self._wakes: dict[object, Wake] = {}
         agent.on_notice(TELEMETRY, self._heard)
         agent.on_member(self._member)
+        agent.on_end.append(self._wake)
 
     def subscribe(self, wake: Wake) -> Callable[[], None]:
         """Begin to look: `wake` is called, on some thread, after each change. Call the result to stop."""
@@ -54,9 +55,10 @@ class Collector:
 
     def world(self) -> World:
         """{worker id: {name, id, incarnation, state, tables, left_out}}; rows are shared and never change."""
+        over: dict[str, Any] = {} if self._agent.running else {"state": "left"}
         with self._lock:
             return {
-                id_: {**member, "tables": {name: dict(rows) for name, rows in member["tables"].items()}}
+                id_: {**member, **over, "tables": {name: dict(rows) for name, rows in member["tables"].items()}}
                 for id_, member in sorted(self._world.items())
             }
 

@@ -91,15 +91,24 @@ def test_a_closed_world_gives_up_its_address_before_its_members_may_go(tmp_path:
     joining.start()
     first = start_agent(config(tmp_path, 0, world_size=2))
     joining.join(20)
-    leaving = [threading.Thread(target=agent.shutdown) for agent in (first, *made)]
     there: list[bool] = []
-    waited = made[0].closing.wait
-    made[0].closing.wait = lambda timeout=None: (waited(timeout), there.append(Path(first._peers.address).exists()))[0]  # type: ignore[method-assign]
+
+    class Looks(threading.Event):
+        def set(self) -> None:
+            there.append(Path(first._peers.address).exists())
+            super().set()
+
+    class Dawdles(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            return super().wait(20) and made[0].closing.wait(20)
+
+    made[0].closing, first.closing = Looks(), Dawdles()
+    leaving = [threading.Thread(target=agent.shutdown) for agent in (first, *made)]
     for thread in leaving:
         thread.start()
     for thread in leaving:
         thread.join(20)
-    assert there == [False]
+    assert there[0] is False
 
 
 def test_a_message_that_cannot_be_handled_ends_its_connection_loudly(

@@ -145,3 +145,13 @@ def test_the_end_of_the_world_ends_the_looking(collector: Collector, agents: lis
     agents[0].shutdown(graceful=False)
     stop()
     assert collector.world() == {}
+
+
+def test_when_the_world_is_over_nobody_is_up(collector: Collector, agents: list[Agent]) -> None:
+    changed = threading.Event()
+    collector.subscribe(changed.set)
+    until(lambda: equal(collector, agents))
+    changed.clear()
+    agents[0].stop()
+    assert changed.wait(10), "who looks is told"
+    assert {member["state"] for member in collector.world().values()} == {"left"}
