@@ -29,7 +29,7 @@ from rpcbench.agent.machine import Machine
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.pool import Job, Pool
 from rpcbench.agent.values import MakeHandle, Values
-from rpcbench.agent.waiting import Waiting, label_of
+from rpcbench.agent.waiting import Waiting, label_of, seconds_of
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
 from rpcbench.transport.base import Link
@@ -189,7 +189,7 @@ class Agent:
         timeout: float = UNSET_TIMEOUT,
     ) -> Future[Any]:
         """Run `function(*args, **kwargs)` on a worker; a future of what it returns."""
-        target, label, seconds = self.member(to).id, label_of(function), self._seconds(timeout)
+        target, label, seconds = self.member(to).id, label_of(function), seconds_of(timeout, self.rpc_timeout)
         with self._whole(target):
             body, forks, scope = self._pack(target, function, args, kwargs)
             number, future = self._waiting.new()
@@ -205,7 +205,7 @@ class Agent:
         timeout: float = UNSET_TIMEOUT,
     ) -> Handle:
         """Run a function on a worker and leave what it returns there; a handle on that value, at once."""
-        target, label, seconds = self.member(to).id, label_of(function), self._seconds(timeout)
+        target, label, seconds = self.member(to).id, label_of(function), seconds_of(timeout, self.rpc_timeout)
         with self._whole(target):
             body, forks, scope = self._pack(target, function, args, kwargs)
             number, future = self._waiting.new()
@@ -218,7 +218,8 @@ class Agent:
 
     def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Future[Any]:
         """A future of a copy of the value, from its owner. WorkerLostError where the owner is gone."""
-        owner, seconds, context = self._living_owner(handle), self._seconds(timeout), self.values.context()
+        owner, seconds = self._living_owner(handle), seconds_of(timeout, self.rpc_timeout)
+        context = self.values.context()
         recorder = self.values.recorder
         with self._whole(owner):
             scope = recorder.sending(context, [], owner) if recorder is not None and context is not None else None
@@ -257,14 +258,6 @@ class Agent:
             self.released.put(None)  # wakes the keeper
         self.machine.feed(lambda node: node.call(to, message, now, seconds), may_wait=not on_main_thread())
 
-    def _seconds(self, timeout: float) -> float | None:
-        """A timeout as torch counts it: -1 the agent's default, 0 none."""
-        if timeout == UNSET_TIMEOUT:
-            timeout = self.rpc_timeout
-        if timeout < 0:
-            raise ValueError(f"a timeout is a number of seconds, 0 for none, or -1 for the default; not {timeout}")
-        return timeout or None
-
     def reply(self, to: int, call: int, answer: m.Result | m.Failure) -> None:
         """Answer a call, unless its caller has gone."""
 
@@ -274,15 +267,6 @@ class Agent:
             return node.unsent(to, answer, ShutdownError("the caller has gone"))
 
         self.machine.feed(answering, may_wait=True)
-
-    def confirmed(self, fork: Id | None) -> bool:
-        """Whether the owner knows of a fork held here."""
-
-        def known(node: Node) -> bool:
-            user = node.rrefs.users.get(fork) if fork is not None else None
-            return user is None or user.confirmed
-
-        return self.machine.ask(known)
 
     # -- members
     def members(self) -> list[WorkerInfo]:

@@ -123,6 +123,15 @@ class Values:
         rref = self._machine.ask(lambda node: node.rrefs.new_id())
         return self._make(self._home, rref, self._home.id, None, future, type_)
 
+    def confirmed(self, fork: Id | None) -> bool:
+        """Whether the owner knows of a fork held here."""
+
+        def known(node: Node) -> bool:
+            user = node.rrefs.users.get(fork) if fork is not None else None
+            return user is None or user.confirmed
+
+        return self._machine.ask(known)
+
     # -- owned values
     def owned(self, rref: Id) -> Future[Any]:
         """The future of a value that this member owns; it may not be made yet."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rpcbench.agent.deadlines import Deadlines
+from rpcbench.words.config import UNSET_TIMEOUT
 from rpcbench.words.futures import Answer, Future, Later
 from rpcbench.words.ids import Counter
 
@@ -59,3 +60,12 @@ def label_of(function: Any) -> str:
     """A short name for a function, for errors and pictures."""
     name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
     return str(name) if name else type(function).__name__
+
+
+def seconds_of(timeout: float, default: float) -> float | None:
+    """A timeout as torch counts it: -1 the default, 0 none. ValueError for another negative number."""
+    if timeout == UNSET_TIMEOUT:
+        timeout = default
+    if timeout < 0:
+        raise ValueError(f"a timeout is a number of seconds, 0 for none, or -1 for the default; not {timeout}")
+    return timeout or None

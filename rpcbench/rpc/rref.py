@@ -57,7 +57,7 @@ class RRef(Handle, Generic[T]):
         if self.is_owner():
             return True
         created = self._creation is None or (self._creation.done() and self._creation_error() is None)
-        return created and self._agent.confirmed(self._fork)
+        return created and self._agent.values.confirmed(self._fork)
 
     # -- the value
     def to_here(self, timeout: float = UNSET_TIMEOUT) -> T:
