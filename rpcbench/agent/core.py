@@ -13,21 +13,21 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgpack
 
 from rpcbench.agent import serve
 from rpcbench.agent.bus import Bus
 from rpcbench.agent.channels import Channels, NoticeHandler
-from rpcbench.agent.handles import Handle
+from rpcbench.agent.handles import Handle, Hold
 from rpcbench.agent.hooks import Recorder
 from rpcbench.agent.interrupts import on_main_thread, uninterrupted
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.pool import Job, Pool
+from rpcbench.agent.roster import MemberHandler, Roster, WorkerInfo
 from rpcbench.agent.values import MakeHandle, Values
 from rpcbench.agent.waiting import Waiting, label_of, seconds_of
 from rpcbench.protocol import effects as fx
@@ -39,7 +39,7 @@ from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import Frame
 from rpcbench.words.config import JOIN_SECONDS, UNSET_TIMEOUT, WorldConfig
-from rpcbench.words.errors import NotConnectedError, RpcError, ShutdownError, UnknownWorkerError, WorkerLostError
+from rpcbench.words.errors import NotConnectedError, RpcError, ShutdownError, WorkerLostError
 from rpcbench.words.events import Tables
 from rpcbench.words.futures import Future, blocked
 from rpcbench.words.ids import Id
@@ -51,17 +51,6 @@ NOT_INITIALIZED = (
 )
 
 
-class WorkerInfo(NamedTuple):
-    """Name and id of one worker."""
-
-    name: str
-    id: int
-
-
-MemberHandler = Callable[[str, WorkerInfo, str], object]
-"""("joined" | "left" | "lost", who, reason)"""
-
-
 class Agent:
     """Made from a `WorldConfig`; `make` builds the handles that users hold; `link` may watch or disturb messages."""
 
@@ -71,15 +60,13 @@ class Agent:
         self.rpc_timeout = config.rpc_timeout
         self.running = False
         self.owner: object = None  # what this agent belongs to, say a cluster
-        self.explain: Callable[[str, str], str] = lambda name, reason: reason  # knows more of why a member went
         self.on_thread: Job = lambda: None  # first on each thread that runs users' functions
         self.on_end: list[Job] = []
         self.complete, self.closing = threading.Event(), threading.Event()
-        self.released: queue.SimpleQueue[Id | Future[Any] | None] = queue.SimpleQueue()
+        self.holds: set[Hold] = set()
+        self.released: queue.SimpleQueue[Hold | Future[Any] | None] = queue.SimpleQueue()
         self.bus = Bus()
         self._refusal: str | None = None
-        self._lost: dict[int, tuple[str, str]] = {}  # id → name and reason
-        self._watchers: list[MemberHandler] = []
         self._parts: dict[Any, Any] = {}
         self._parts_lock = threading.RLock()
         self._pool = Pool(f"rpcbench-{self.name}", config.threads, lambda: self.on_thread())
@@ -90,6 +77,7 @@ class Agent:
         self._myself = MemoryConnection(lambda frame: self._arrived(identity, frame), self._pool.spawn)
         me = m.Member(self.id, self.name, self.incarnation, self._peers.address)
         self.machine = Machine(Node(me, config.world_size), self._perform)
+        self.roster = Roster(self.name, self.machine, self._pool.spawn)
         self.values = Values(self, self.machine, make, self._link.clock)
         self._waiting = Waiting(self._pool.spawn, lambda call: self.machine.feed(lambda node: node.cancel(call)))
         self._channels = Channels(self._pool.spawn)
@@ -270,29 +258,15 @@ class Agent:
 
     # -- members
     def members(self) -> list[WorkerInfo]:
-        members = self.machine.ask(lambda node: list(node.members.members.values()))
-        return [WorkerInfo(member.name, member.id) for member in sorted(members)]
+        return self.roster.all()
 
     def member(self, to: int | str | WorkerInfo | Any) -> WorkerInfo:
         """Name and id of a member given by either, or by its WorkerInfo. UnknownWorkerError names those there are."""
-        key = to if isinstance(to, str) else getattr(to, "id", to)
-        if not isinstance(key, int | str) or isinstance(key, bool):
-            raise ValueError(f"a worker is given by name, id or WorkerInfo, not by {to!r}")
-        found = self.machine.ask(lambda node: node.members.find(key))
-        if found is None:
-            raise self._unknown(key)
-        return WorkerInfo(found.name, found.id)
-
-    def _unknown(self, key: int | str) -> RpcError:
-        for id_, (name, reason) in self._lost.items():
-            if key in (id_, name):
-                return WorkerLostError(f"{name} is gone ({reason}); start it again or use another worker")
-        known = ", ".join(info.name for info in self.members())
-        return UnknownWorkerError(f"{self.name} could not find destination {key!r}; this world has: {known}")
+        return self.roster.find(to)
 
     def on_member(self, handler: MemberHandler) -> None:
         """Call `handler` (on a pool thread) when members join, leave or are lost."""
-        self._watchers.append(handler)
+        self.roster.watch(handler)
 
     # -- for features
     def part(self, kind: Callable[[Agent], P]) -> P:
@@ -347,8 +321,7 @@ class Agent:
     def _unsent(self, effect: fx.Send, error: RpcError) -> None:
         failure = error
         if isinstance(error, NotConnectedError) and self.running:
-            name, reason = self._lost.get(effect.to, (f"worker {effect.to}", str(error)))
-            failure = WorkerLostError(f"{name} cannot be reached: {reason}")
+            failure = self.roster.unreachable(effect.to, str(error))
         scope = getattr(effect.message, "scope", None)
         if scope is not None and self.values.recorder is not None:
             self.values.recorder.unsent(scope)
@@ -375,7 +348,7 @@ class Agent:
     def _deliver(self, source: int, seq: int, message: m.Message) -> None:
         if isinstance(message, m.Report):
             report = message  # whoever knows why may have to wait for the exit status
-            self._pool.spawn(lambda: self._handle(source, seq, self._explained(report)))
+            self._pool.spawn(lambda: self._handle(source, seq, self.roster.explained(report)))
             return
         self._handle(source, seq, message)
 
@@ -383,13 +356,9 @@ class Agent:
         now = self._link.clock()
         self.machine.feed(lambda node: node.handle(source, seq, message, now))
 
-    def _explained(self, report: m.Report) -> m.Report:
-        member = self.machine.ask(lambda node: node.members.members.get(report.id))
-        return report._replace(reason=self.explain(member.name, report.reason)) if member else report
-
     def _ended(self, peer: Identity, reason: str) -> None:
         if self.running:
-            told = self.explain(peer.name, reason)
+            told = self.roster.explain(peer.name, reason)
             self.machine.feed(lambda node: node.lost(peer.id, told))
 
     # -- effects
@@ -408,7 +377,7 @@ class Agent:
             fx.Unmade: lambda e: self.values.made(e.rref, None, e.error),
             fx.OwnerLost: lambda e: None,
             fx.Heard: lambda e: self._channels.heard(e.source, e.notice.channel, e.notice.data),
-            fx.Joined: self._joined,
+            fx.Joined: lambda e: self.roster.came(e.member),
             fx.Gone: self._gone,
             fx.Complete: self._completed,
             fx.Rejected: self._rejected,
@@ -447,22 +416,11 @@ class Agent:
         self._peers.stop_listening()  # before others learn of it: the next world may meet at the same address
         self.closing.set()
 
-    def _joined(self, effect: fx.Joined) -> None:
-        self._lost.pop(effect.member.id, None)
-        self._tell_watchers("joined", effect.member, "")
-
     def _gone(self, effect: fx.Gone) -> None:
-        member = effect.member
-        self._lost[member.id] = (member.name, effect.reason)
-        self._peers.drop(member.id)
-        if member.id == 0:
+        self._peers.drop(effect.member.id)
+        if effect.member.id == 0:
             self.closing.set()
-        self._tell_watchers("lost" if effect.lost else "left", member, effect.reason)
-
-    def _tell_watchers(self, kind: str, member: m.Member, reason: str) -> None:
-        info = WorkerInfo(member.name, member.id)
-        for watcher in self._watchers:
-            self._pool.spawn(partial(watcher, kind, info, reason))
+        self.roster.went(effect)
 
     def _rejected(self, effect: fx.Rejected) -> None:
         self._refusal = effect.reason
@@ -486,8 +444,9 @@ class Agent:
                 item = self.released.get(timeout=pause)
             except queue.Empty:
                 item = None
-            if isinstance(item, Id):
-                self._release(item)
+            if isinstance(item, Hold):
+                self.holds.remove(item)
+                self._release(item.fork)
             del item
             due, pause = self._waiting.deadlines.pop_due(self._link.clock())
             for call in due:

@@ -1,11 +1,12 @@
 """References held by this process, and how they travel inside messages.
 
-A `Handle` is one hold on an RRef: the last reference to it releases the fork. Its finalizer may run in any thread,
-inside any lock and at exit, so it only puts a note into a queue that the agent's keeper reads.
+A `Handle` is one hold on an RRef: the last reference to it releases the fork. That may happen in any thread, inside any
+lock and at exit, so nothing but `SimpleQueue.put` runs then: no Python, where Ctrl-C could be lost, or the fork.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -24,7 +25,19 @@ class Home(Protocol):
 
     @property
     def released(self) -> SimpleQueue[Any]:
-        """Takes the forks whose last handle is gone."""
+        """Takes the holds whose handle is gone."""
+
+    @property
+    def holds(self) -> set[Hold]:
+        """Keeps holds until then."""
+
+
+class Hold(weakref.ref["Handle"]):
+    """Puts itself into the agent's queue when its handle goes."""
+
+    __slots__ = ("fork",)
+
+    fork: Id
 
 
 class Handle:
@@ -40,11 +53,10 @@ class Handle:
         self._value = value
         self._type = type_
         self._creation: Future[Any] | None = None  # on the user that called remote(): done when the value is there
-
-    def __del__(self) -> None:
-        fork = getattr(self, "_fork", None)
         if fork is not None:
-            self._agent.released.put(fork)
+            hold = Hold(self, agent.released.put)
+            hold.fork = fork
+            agent.holds.add(hold)
 
 
 class Outgoing:

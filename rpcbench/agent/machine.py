@@ -31,5 +31,5 @@ class Machine:
 
     def ask(self, question: Callable[[Node], T]) -> T:
         """Look something up, or change what has no effects."""
-        with uninterrupted, self._lock:
+        with self._lock:
             return question(self._node)

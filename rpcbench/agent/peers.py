@@ -167,7 +167,7 @@ class Peers:
         for connection in connections:
             connection.close()
         for thread in threads:
-            if thread is not threading.current_thread():
+            if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(5)
 
     def forked(self) -> None:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rpcbench.agent import current
-from rpcbench.agent.core import WorkerInfo
+from rpcbench.agent.roster import WorkerInfo
 from rpcbench.launch.base import Handle
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.launch.worker import LEAVE
@@ -58,7 +58,7 @@ class Cluster:
         self._ended = False
         self.agent = start_agent(self._config)
         self.agent.owner = self
-        self.agent.explain = self._obituary
+        self.agent.roster.explain = self._obituary
         self.agent.on_member(self._member_changed)
         atexit.register(self.shutdown)
         try:

@@ -15,9 +15,8 @@ LEAVE = "leave"
 
 def main(config: WorldConfig) -> None:
     """Join the world and work in it; returns when it ends or this worker is asked to leave."""
-    agent = start_agent(config, parts=[CellRunner])
+    agent = start_agent(config, parts=[CellRunner, _obey])
     runner = agent.part(CellRunner)
-    agent.on_notice(LEAVE, lambda source, _: agent.closing.set())
     threading.Thread(target=_end, args=(agent, runner), name="rpcbench-end", daemon=True).start()
     runner.serve()
     agent.shutdown(graceful=False)
@@ -27,3 +26,8 @@ def _end(agent: Agent, runner: CellRunner) -> None:
     """Free the main thread once the world is over; a cell that runs on is ended with the process by its starter."""
     agent.closing.wait()
     runner.stop()
+
+
+def _obey(agent: Agent) -> None:
+    """Leave when asked to, which may be as soon as this worker is in."""
+    agent.on_notice(LEAVE, lambda source, _: agent.closing.set())

@@ -26,7 +26,8 @@ from rpcbench.words.errors import RemoteError, SerializationError
 from rpcbench.words.ids import Counter
 
 if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent, WorkerInfo
+    from rpcbench.agent.core import Agent
+    from rpcbench.agent.roster import WorkerInfo
 
 PATIENCE = 5.0
 _STRAGGLER_SECONDS = 1.0

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from rpcbench.launch.cells import OUTPUT, SHOWN
 
 if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent, WorkerInfo
+    from rpcbench.agent.core import Agent
+    from rpcbench.agent.roster import WorkerInfo
     from rpcbench.notebook.screen import Pane
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ Importing it starts no thread and loads neither IPython nor zmq.
 
 from __future__ import annotations
 
-from rpcbench.agent.core import WorkerInfo
+from rpcbench.agent.roster import WorkerInfo
 from rpcbench.rpc import constants, functions, options
 from rpcbench.rpc.api import (
     _get_current_rpc_agent,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from rpcbench.agent import current
-from rpcbench.agent.core import Agent, WorkerInfo
+from rpcbench.agent.core import Agent
+from rpcbench.agent.roster import WorkerInfo
 from rpcbench.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from rpcbench.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
 from rpcbench.rpc.rendezvous import meet

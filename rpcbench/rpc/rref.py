@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from rpcbench.agent import current
-from rpcbench.agent.core import Agent, WorkerInfo
+from rpcbench.agent.core import Agent
 from rpcbench.agent.handles import Handle
+from rpcbench.agent.roster import WorkerInfo
 from rpcbench.agent.serve import ASYNC_MARK, Later
 from rpcbench.words.config import UNSET_TIMEOUT
 from rpcbench.words.errors import RpcTimeoutError

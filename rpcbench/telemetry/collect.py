@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rpcbench.agent import current as agents
-from rpcbench.agent.core import Agent, WorkerInfo
+from rpcbench.agent.core import Agent
 from rpcbench.agent.publish import TELEMETRY, WATCH
+from rpcbench.agent.roster import WorkerInfo
 from rpcbench.words.events import apply
 
 World = dict[int, dict[str, Any]]

@@ -72,8 +72,8 @@ class Future(_Base[T]):
 
     def __init__(self, *, on_cancel: Callable[[], None] | None = None, devices: list[Any] | None = None) -> None:
         super().__init__(devices=devices)
-        self._changed = threading.Condition(threading.Lock())
-        self._waiters = 0
+        self._lock = threading.Lock()
+        self._bells: list[threading.Lock] = []  # one for each waiter, held until it is to look again
         self._answer: Answer | None = None
         self._taken = False
         self._outcome: tuple[Any, BaseException | None] | None = None
@@ -85,19 +85,25 @@ class Future(_Base[T]):
 
         False, and nothing else, if the future was resolved before.
         """
-        with self._changed:
+        with self._lock:
             if self._answer is not None or self._outcome is not None:
                 return False
             self._answer = answer
-            awaited = self._waiters > 0
-            self._changed.notify()
+            awaited = self._ring()
         if not awaited:
             later(self._open)
         return True
 
+    def _ring(self) -> bool:
+        """Wake all who wait, under the lock; whether there was anyone."""
+        bells, self._bells = self._bells, []
+        for bell in bells:
+            bell.release()
+        return bool(bells)
+
     def _open(self) -> None:
         """Open the answer that has arrived, unless another thread does."""
-        with self._changed:
+        with self._lock:
             answer = self._answer
             if answer is None or self._taken:
                 return
@@ -112,10 +118,10 @@ class Future(_Base[T]):
 
     def _finish(self, outcome: tuple[Any, BaseException | None]) -> None:
         """Wake all waiters, then complete torch's side, which runs the continuations on this thread."""
-        with self._changed:
+        with self._lock:
             self._outcome = outcome
             self._answer = None
-            self._changed.notify_all()
+            self._ring()
         value, error = outcome
         if error is None:
             super().set_result(value)
@@ -131,7 +137,7 @@ class Future(_Base[T]):
         self._resolve((None, result))
 
     def _resolve(self, outcome: tuple[Any, BaseException | None]) -> None:
-        with self._changed:
+        with self._lock:
             if self._answer is not None or self._outcome is not None:
                 raise RuntimeError("Attempting to mark a completed Future as complete again.")
             self._taken = True
@@ -141,30 +147,27 @@ class Future(_Base[T]):
     # -- using
     def wait(self) -> T:
         """The value, or its error raised; blocks until it is there. Ctrl-C ends the wait, not the call."""
-        if self._outcome is None:
-            try:
-                with self._changed:
-                    self._waiters += 1
-                if self._answer is None:
-                    with blocked():
-                        self._sleep()
-            finally:
-                with self._changed:
-                    self._waiters -= 1
-                self._open()
-            self._sleep_until_opened()
+        while self._outcome is None:
+            self._open()
+            self._sleep()
         return self._value()
 
     def _sleep(self) -> None:
-        with self._changed:
-            while self._answer is None and self._outcome is None:
-                self._changed.wait()
-
-    def _sleep_until_opened(self) -> None:
-        """Another thread is opening the answer."""
-        with self._changed:
-            while self._outcome is None:
-                self._changed.wait()
+        """Until there is something to do. Made of plain locks: Ctrl-C can leave a Condition locked for ever."""
+        bell = threading.Lock()
+        bell.acquire()
+        with self._lock:
+            if self._outcome is not None or (self._answer is not None and not self._taken):
+                return
+            self._bells.append(bell)
+        try:
+            with blocked():
+                bell.acquire()
+        except BaseException:
+            with self._lock:
+                self._bells = [other for other in self._bells if other is not bell]
+            self._open()  # this thread may have been woken to do it
+            raise
 
     def _value(self) -> T:
         assert self._outcome is not None

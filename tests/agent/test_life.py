@@ -10,8 +10,9 @@ import pytest
 from worlds import config, until, world
 
 from rpcbench.agent import current
-from rpcbench.agent.core import Agent, WorkerInfo
+from rpcbench.agent.core import Agent
 from rpcbench.agent.handles import Handle
+from rpcbench.agent.roster import WorkerInfo
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.base import Link
 from rpcbench.transport.local import LocalListener

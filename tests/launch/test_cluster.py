@@ -8,16 +8,21 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from launch_bench import gone
 from worlds import until
 
 import rpcbench
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.rpc import RRef, remote, rpc_sync
-from rpcbench.words.errors import RpcError, SerializationError, UnknownWorkerError, WorkerLostError
+from rpcbench.transport import local
+from rpcbench.words.errors import RpcError, SerializationError, ShutdownError, UnknownWorkerError, WorkerLostError
 
 pytestmark = pytest.mark.process
 
@@ -64,23 +69,150 @@ def test_scale_up_and_down(cluster: rpcbench.Cluster) -> None:
         cluster.rpc_sync("worker3", max, (1, 2))
 
 
-def test_a_killed_worker_is_named_with_its_signal_and_can_be_started_again(cluster: rpcbench.Cluster) -> None:
-    rref: RRef[int] = cluster.remote("worker1", max, (1, 2))
-    assert rref.to_here() == 2
-    waiting = cluster.rpc_async("worker1", _forever)
-    os.kill(cluster.pid("worker1"), signal.SIGKILL)
-    with pytest.raises(WorkerLostError, match=r"worker1 was lost.*SIGKILL"):
-        waiting.wait()
-    assert cluster.rpc_sync("worker2", max, (1, 2)) == 2
-    cluster.restart("worker1")
-    assert cluster.rpc_sync("worker1", max, (3, 4)) == 4
-    until(lambda: cluster.workers == ["worker1", "worker2"])
+def test_a_killed_worker_is_named_with_its_signal_and_the_others_go_on(cluster: rpcbench.Cluster) -> None:
+    for _ in range(3):
+        theirs = cluster.rpc_async("worker2", _call_there, ("worker1",))
+        until(lambda: cluster.rpc_sync("worker1", _stuck) == 1)
+        mine = cluster.rpc_async("worker1", _forever)
+        begin = time.monotonic()
+        os.kill(cluster.pid("worker1"), signal.SIGKILL)
+        for waiting in (mine, theirs):
+            with pytest.raises(WorkerLostError, match=r"worker1 was lost while it had _forever.*SIGKILL"):
+                waiting.wait()
+        assert time.monotonic() - begin < 5
+        with pytest.raises(WorkerLostError, match=r"worker1 is gone \(its process ended \(killed by SIGKILL\)\)"):
+            cluster.rpc_sync("worker1", max, (1, 2))
+        assert repr(cluster) == "<Cluster of worker2; lost: ['worker1']>"
+        assert cluster.rpc_sync("worker2", max, (1, 2)) == 2
+        cluster.restart("worker1")
+        assert cluster.rpc_sync("worker2", _ask_there, ("worker1",)) == cluster.pid("worker1")
+
+
+_waiting: list[None] = []
 
 
 def _forever() -> None:
+    _waiting.append(None)
     threading.Event().wait()
 
 
+def _stuck() -> int:
+    return len(_waiting)
+
+
+def _call_there(name: str) -> None:
+    rpc_sync(name, _forever)
+
+
+def _ask_there(name: str) -> int:
+    return rpc_sync(name, os.getpid)
+
+
+def test_a_worker_that_ends_itself_is_named_with_its_exit_code(cluster: rpcbench.Cluster) -> None:
+    with pytest.raises(WorkerLostError, match=r"worker2 was lost while it had _exit.*exit code 3"):
+        cluster.rpc_sync("worker2", os._exit, (3,))
+    cluster.scale(2)
+    assert cluster.workers == ["worker1", "worker2"]
+
+
+def test_a_restarted_worker_has_nothing_of_its_predecessor(cluster: rpcbench.Cluster) -> None:
+    kept: RRef[list[int]] = cluster.remote("worker1", list, ((1, 2),))
+    assert kept.to_here() == [1, 2]
+    cluster.rpc_sync("worker1", _waiting.extend, ([None] * 9,))
+    before = cluster.pid("worker1")
+    cluster.restart("worker1")
+    assert cluster.pid("worker1") == cluster.rpc_sync("worker1", os.getpid) != before
+    assert cluster.rpc_sync("worker1", _stuck) == 0
+    with pytest.raises(WorkerLostError, match="was lost with the worker1 that held it; worker1 has been started again"):
+        kept.to_here()
+    for use in (lambda: cluster.rpc_sync("worker2", list, (kept,)), lambda: kept.rpc_sync().append(3)):
+        with pytest.raises(WorkerLostError, match="its owner is gone"):
+            use()
+    anew = cluster.remote("worker1", list, ((3,),))
+    assert anew.to_here() == [3]
+
+
+def test_a_child_that_a_worker_forked_keeps_nobody_waiting(cluster: rpcbench.Cluster) -> None:
+    """As a DataLoader's: it inherits all descriptors, and lives on when its parent is killed."""
+    child, sockets = cluster.rpc_sync("worker1", _fork)
+    try:
+        assert sockets == []
+        busy = cluster.rpc_async("worker1", _forever)
+        os.kill(cluster.pid("worker1"), signal.SIGKILL)
+        begin = time.monotonic()
+        with pytest.raises(WorkerLostError, match="SIGKILL"):
+            busy.wait()
+        assert time.monotonic() - begin < 5 and not gone(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+    cluster.restart("worker1")
+
+
+def _fork() -> tuple[int, list[str]]:
+    """A child in a session of its own that sleeps; which sockets it has."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        targets = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+        os.write(write, "\n".join(target for target in targets if target.startswith("socket:")).encode())
+        os.close(write)
+        time.sleep(60)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as told:
+        return child, told.read().split()
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+def test_when_the_starter_is_killed_its_workers_are_told_as_lost_and_can_be_started_again(no_leaks: None) -> None:
+    with rpcbench.Cluster(2) as cluster:
+        starter = psutil.Process(cluster.pid("worker1")).parent()
+        busy = [cluster.rpc_async(name, _forever) for name in cluster.workers]
+        assert starter is not None
+        starter.kill()
+        for future in busy:
+            with pytest.raises(WorkerLostError, match="SIGKILL"):
+                future.wait()
+        cluster.scale(1)
+        assert cluster.rpc_sync("worker1", max, (1, 2)) == 2
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_a_cluster_has_a_worker_at_least(cluster: rpcbench.Cluster, n: int) -> None:
+    for wrong in (lambda: rpcbench.Cluster(n), lambda: cluster.scale(n)):
+        with pytest.raises(ValueError, match="at least one worker"):
+            wrong()
+
+
+# -- Ctrl-C
+@pytest.fixture
+def driver(no_leaks: None, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A driver that waits in a call which will not end."""
+    script = Path(__file__).with_name("interrupted.py")
+    command = [sys.executable, str(script), "once", str(tmp_path / "sign")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        until(lambda: (tmp_path / "sign").exists())
+        yield process
+
+
+def test_ctrl_c_ends_the_wait_and_nothing_else(driver: subprocess.Popen[str]) -> None:
+    os.killpg(driver.pid, signal.SIGINT)
+    assert driver.communicate(timeout=20)[0] == "interrupted 2\n"
+    assert driver.returncode == 0
+
+
+def test_ctrl_c_at_any_moment_tears_nothing(no_leaks: None) -> None:
+    script = Path(__file__).with_name("interrupted.py")
+    command = [sys.executable, str(script), "often", ""]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.stdout.startswith("nothing left after") and done.returncode == 0, done.stderr
+
+
+# -- ends
 def test_shutdown_leaves_nothing(no_leaks: None) -> None:
     made = rpcbench.Cluster(1)
     made.shutdown()
@@ -88,6 +220,22 @@ def test_shutdown_leaves_nothing(no_leaks: None) -> None:
     assert repr(made) == "<Cluster: shut down>"
     with pytest.raises(RuntimeError, match="RPC has not been initialized"):
         made.rpc_sync("worker1", max, (1, 2))
+
+
+def test_shutdown_ends_calls_in_flight_and_workers_that_do_not_answer(
+    no_leaks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_CLOSE_SECONDS", 0.2)
+    made = rpcbench.Cluster(2)
+    busy = made.rpc_async("worker1", _forever)
+    os.kill(made.pid("worker2"), signal.SIGSTOP)
+    stopped = made.rpc_async("worker2", len, (torch.ones(1 << 22),))
+    begin = time.monotonic()
+    made.shutdown()
+    assert time.monotonic() - begin < 10
+    for future in (busy, stopped):
+        with pytest.raises(ShutdownError, match="notebook has shut down"):
+            future.wait()
 
 
 SCRIPT = """
@@ -120,6 +268,15 @@ def test_a_worker_that_cannot_start_shows_its_last_words(no_leaks: None, monkeyp
         rpcbench.Cluster(1, start="spawn")
 
 
-def test_spawned_workers_work_as_forked_ones(no_leaks: None) -> None:
-    with rpcbench.Cluster(1, start="spawn") as cluster:
+def test_a_worker_that_fails_to_join_shows_its_last_words(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = functools.partial(ProcessLauncher, entry="launch_entries:fail")
+    monkeypatch.setattr("rpcbench.launch.cluster.ProcessLauncher", broken)
+    with pytest.raises(RpcError, match=r"worker[12] ended \(exit code 1\) before it could serve:\n[\s\S]*the reason"):
+        rpcbench.Cluster(2)
+
+
+def test_spawned_workers_work_as_forked_ones(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPCBENCH_START", "spawn")
+    with rpcbench.Cluster(1) as cluster:
+        assert psutil.Process(cluster.pid("worker1")).cmdline()[-1] == "worker1"
         assert cluster.rpc_sync("worker1", os.getpid) == cluster.pid("worker1")

@@ -32,7 +32,7 @@ def test_a_waiting_thread_opens_the_answer_itself() -> None:
     later: list[Any] = []
     waiter = threading.Thread(target=future.wait)
     waiter.start()
-    while future._waiters == 0:
+    while not future._bells:
         pass
     assert future.deliver(threading.current_thread, later.append)
     waiter.join(10)
@@ -116,6 +116,7 @@ def test_a_signal_ends_the_wait_and_not_the_future() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     future.deliver(lambda: 7, here)
+    assert future.done(), "who was interrupted is not counted on any more"
     assert future.wait() == 7
 
 

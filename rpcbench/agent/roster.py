@@ -1,0 +1,84 @@
+"""Who is in the world and who has gone from it, in users' words: names, ids, reasons; and whoever wants to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from rpcbench.agent.machine import Machine
+from rpcbench.agent.pool import Job
+from rpcbench.protocol.effects import Gone
+from rpcbench.wire.messages import Member, Report
+from rpcbench.words.errors import RpcError, UnknownWorkerError, WorkerLostError
+
+
+class WorkerInfo(NamedTuple):
+    """Name and id of one worker."""
+
+    name: str
+    id: int
+
+
+MemberHandler = Callable[[str, WorkerInfo, str], object]
+"""("joined" | "left" | "lost", who, reason)"""
+Explain = Callable[[str, str], str]
+"""(name, reason) -> a better reason why that member went; may have to wait a moment for it."""
+
+
+class Roster:
+    def __init__(self, me: str, machine: Machine, spawn: Callable[[Job], None]) -> None:
+        self.explain: Explain = lambda name, reason: reason
+        self._me = me
+        self._machine = machine
+        self._spawn = spawn
+        self._gone: dict[int, tuple[str, str]] = {}  # id → name and reason
+        self._watchers: list[MemberHandler] = []
+
+    def all(self) -> list[WorkerInfo]:
+        members = self._machine.ask(lambda node: list(node.members.members.values()))
+        return [WorkerInfo(member.name, member.id) for member in sorted(members)]
+
+    def find(self, to: int | str | WorkerInfo | Any) -> WorkerInfo:
+        """A member by name, id or WorkerInfo. UnknownWorkerError, WorkerLostError, ValueError."""
+        key = to if isinstance(to, str) else getattr(to, "id", to)
+        if not isinstance(key, int | str) or isinstance(key, bool):
+            raise ValueError(f"a worker is given by name, id or WorkerInfo, not by {to!r}")
+        found = self._machine.ask(lambda node: node.members.find(key))
+        if found is None:
+            raise self._unknown(key)
+        return WorkerInfo(found.name, found.id)
+
+    def _unknown(self, key: int | str) -> RpcError:
+        for id_, (name, reason) in self._gone.items():
+            if key in (id_, name):
+                return WorkerLostError(f"{name} is gone ({reason}); start it again or use another worker")
+        known = ", ".join(info.name for info in self.all())
+        return UnknownWorkerError(f"{self._me} could not find destination {key!r}; this world has: {known}")
+
+    def unreachable(self, worker: int, reason: str) -> WorkerLostError:
+        """What to say of a member that a message could not be sent to."""
+        name, why = self._gone.get(worker, (f"worker {worker}", reason))
+        return WorkerLostError(f"{name} cannot be reached: {why}")
+
+    def explained(self, report: Report) -> Report:
+        """What another member has noticed, with the reason as far as it is known here."""
+        member = self._machine.ask(lambda node: node.members.members.get(report.id))
+        return report._replace(reason=self.explain(member.name, report.reason)) if member else report
+
+    # -- changes
+    def watch(self, handler: MemberHandler) -> None:
+        self._watchers.append(handler)
+
+    def came(self, member: Member) -> None:
+        self._gone.pop(member.id, None)
+        self._tell("joined", member, "")
+
+    def went(self, gone: Gone) -> None:
+        self._gone[gone.member.id] = (gone.member.name, gone.reason)
+        self._tell("lost" if gone.lost else "left", gone.member, gone.reason)
+
+    def _tell(self, kind: str, member: Member, reason: str) -> None:
+        info = WorkerInfo(member.name, member.id)
+        for watcher in self._watchers:
+            self._spawn(partial(watcher, kind, info, reason))

@@ -1,0 +1,65 @@
+"""A driver for Ctrl-C: `once` waits for one in a call that would never end, `often` gets hundreds while it calls."""
+
+from __future__ import annotations
+
+import gc
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+import rpcbench
+from rpcbench.agent import current
+from rpcbench.words.events import Tables
+
+
+def touch_and_wait(path: str) -> None:
+    Path(path).touch()
+    threading.Event().wait()
+
+
+def once(cluster: rpcbench.Cluster, sign: str) -> None:
+    try:
+        cluster.rpc_sync("worker1", touch_and_wait, (sign,))
+    except KeyboardInterrupt:
+        print("interrupted", cluster.rpc_sync("worker1", max, (1, 2)), flush=True)
+
+
+def often(cluster: rpcbench.Cluster, sign: str) -> None:
+    """Small and large calls, RRefs made and dropped, cut by Ctrl-C at any place: nothing may be torn, nothing left."""
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    large, chance, rounds = torch.ones(1 << 18), random.Random(7), 0
+    for _ in range(200):
+        try:
+            # Where the first one falls into a finalizer, Python drops it: the next comes later.
+            signal.setitimer(signal.ITIMER_REAL, 1e-4 + chance.random() * 0.01, 2)
+            while True:
+                cluster.rpc_async("worker1", torch.sum, (large,))
+                assert cluster.remote("worker1", torch.add, (rounds, 1)).to_here() == rounds + 1
+                rounds += 1
+        except KeyboardInterrupt:
+            pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    deadline = time.monotonic() + 10
+    while any(left := [_left(cluster.agent.tables()), *(cluster.rpc_sync(n, _my_tables) for n in cluster.workers)]):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+    print("nothing left after", rounds, "rounds", flush=True)
+
+
+def _left(tables: Tables) -> Tables:
+    gc.collect()
+    return {name: rows for name, rows in tables.items() if rows}
+
+
+def _my_tables() -> Tables:
+    return _left(current.current().tables())
+
+
+if __name__ == "__main__":
+    with rpcbench.Cluster(1) as made:
+        globals()[sys.argv[1]](made, sys.argv[2])
