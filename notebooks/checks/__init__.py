@@ -1,0 +1,40 @@
+"""What the check cells of the lessons call: it tries an answer, and says what is wrong with it, not how to mend it.
+
+A check returns quietly, with a word of praise, or raises. A right answer passes on a slow machine too: a check waits
+for what should happen, and measures no time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class NotYet(Exception):
+    """An answer that is not right yet. A notebook shows the hint alone, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"Not yet. {self}"]
+
+
+def require(true: object, hint: str) -> None:
+    """Raise the hint, unless `true`."""
+    if not true:
+        raise NotYet(hint)
+
+
+def returned(value: T | None) -> T:
+    """The value, unless the answer is still empty."""
+    require(value is not None and value is not ..., "The function returns nothing so far. Replace the three dots.")
+    return value  # type: ignore[return-value]
+
+
+def right(praise: str) -> None:
+    print(f"Right. {praise}")
+
+
+def shown(value: Any) -> str:
+    """A value in a hint."""
+    text = repr(value)
+    return text if len(text) < 100 else f"{text[:97]}..."
