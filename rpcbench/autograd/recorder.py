@@ -117,6 +117,12 @@ class AutogradRecorder:
             count = len(held)
         self._machine.ask(lambda node: node.contexts.gradients_held(context, count))
 
+    def scale(self, context: int, leaves: Sequence[torch.Tensor], factor: float) -> None:
+        """Multiply gradients of a context. Not in place: others may hold the same tensors."""
+        with self._lock:
+            held = self._context(context).gradients
+            held.update((leaf, held[leaf] * factor) for leaf in leaves if leaf in held)
+
     # -- recording
     def sending(self, context: int, tensors: list[torch.Tensor], to: int) -> Scope | None:
         edges = graph.edges(tensors)

@@ -100,13 +100,13 @@ class Codec:
         externals: Externals | None = None,
         adopt: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None,
     ) -> Any:
-        """The value of a body. `adopt` may replace the tensors, if there are any, before anything refers to them.
+        """The value of a body. `adopt` may replace the tensors before anything refers to them.
 
         Raises ProtocolError for a body that no codec has made, MissingCodeError where the value needs code that this
         process cannot import, and whatever the value's own classes raise.
         """
         received, used = tensors.decode(body.tensors, body.buffers) if body.tensors else ([], 0)
-        if adopt is not None and received:
+        if adopt is not None:
             received = adopt(received)
         buffers = body.buffers[used:]
         unpickler = _Unpickler(io.BytesIO(body.payload), buffers=_owned(buffers) if buffers else None)

@@ -1,0 +1,173 @@
+"""One torch optimizer for each worker that owns some of the parameters, stepped together.
+
+    optimizer = DistributedOptimizer(torch.optim.SGD, [rref1, rref2], lr=0.05)
+    with autograd.context() as context_id:
+        autograd.backward(context_id, [loss])
+        optimizer.step(context_id)
+
+Every owner has all the groups, some of them empty, so a group has one number everywhere. Parameters are numbered in the
+order given: a state dict is the one that a local torch optimizer over the same parameters would have.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from rpcbench.autograd import recorder
+from rpcbench.optim import checkpoint
+from rpcbench.optim.local import LocalOptimizer, State, merged
+from rpcbench.rpc import RRef, remote, rpc_async
+from rpcbench.words.futures import wait_all
+
+Params = Sequence[RRef[Any]] | Sequence[Mapping[str, Any]]
+"""RRefs of parameters, or torch's parameter groups: dicts with "params" (RRefs) and options of their own."""
+
+
+class _Share(NamedTuple):
+    """What one owner gets: the groups with its RRefs only, and the numbers of those."""
+
+    groups: list[dict[str, Any]]
+    numbers: list[int]
+
+
+class DistributedOptimizer:
+    """`optimizer_class(params, *args, **kwargs)` over parameters on any number of workers.
+
+    params_rref: RRefs, or parameter groups of RRefs. Any optimizer of torch.optim but LBFGS. Errors of an owner's
+    optimizer are raised here, when it is made and when it steps.
+    """
+
+    def __init__(
+        self, optimizer_class: type[torch.optim.Optimizer], params_rref: Params, *args: Any, **kwargs: Any
+    ) -> None:
+        shares = _shares(params_rref)
+        self.name = f"{optimizer_class.__module__}.{optimizer_class.__qualname__}"
+        self.size = sum(len(share.numbers) for share in shares.values())
+        self.remote_optimizers: list[RRef[Any]] = [
+            remote(owner, _make, (optimizer_class, share, args, kwargs)) for owner, share in shares.items()
+        ]
+        self._on_each(_rates)
+
+    def step(self, context_id: int) -> None:
+        """Step on all owners at once, with the gradients of the context. RuntimeError for an unknown context."""
+        recorder().gradients(context_id)
+        self._on_each(_step, context_id)
+
+    def lr_scheduler(self, scheduler_class: Any, *args: Any, **kwargs: Any) -> DistributedScheduler:
+        """`scheduler_class(optimizer, *args, **kwargs)` on every owner, such as torch.optim.lr_scheduler.StepLR."""
+        self._on_each(_schedule, scheduler_class, args, kwargs)
+        return DistributedScheduler(self)
+
+    # -- state
+    def state_dict(self) -> State:
+        """The state of all owners, copied here: what one torch optimizer over the same parameters would have."""
+        return merged(self._on_each(_state))
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """Give every owner its part of a state. ValueError where it is of other parameters or groups."""
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        if sorted(numbers) != list(range(self.size)):
+            raise ValueError(f"the state is of {len(numbers)} parameters, this optimizer has {self.size}")
+        self._on_each(_load, state_dict)
+
+    def save(self, directory: str | Path) -> None:
+        """Let every owner write its own part into `directory`, as it sees it; the manifest comes last."""
+        checkpoint.save(self.name, self.size, directory, lambda: self._on_each(_save, str(directory)))
+
+    def load(self, directory: str | Path) -> None:
+        """Let every owner read what it needs of a saved state, whoever wrote it. ValueError where it does not fit."""
+        files = checkpoint.files(self.name, self.size, directory)
+        self._on_each(_restore, str(directory), files)
+
+    def _on_each(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        return wait_all([rpc_async(rref.owner(), function, (rref, *args)) for rref in self.remote_optimizers])
+
+
+class DistributedScheduler:
+    """Learning rate schedulers on the owners, advanced together."""
+
+    def __init__(self, optimizer: DistributedOptimizer) -> None:
+        self._optimizer = optimizer
+
+    def step(self, *args: Any) -> None:
+        """Once for each epoch (or batch), after the optimizer's step; `args` as the scheduler's own `step` takes."""
+        self._optimizer._on_each(_advance, args)
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rate of each parameter group."""
+        rates: list[float] = self._optimizer._on_each(_rates)[0]
+        return rates
+
+
+def _shares(params_rref: Params) -> dict[int, _Share]:
+    """What each owner gets, by worker id. ValueError for no parameters, TypeError for what is no RRef."""
+    given: list[Any] = list(params_rref)
+    grouped = given and isinstance(given[0], Mapping)
+    groups: list[dict[str, Any]] = [dict(group) for group in given] if grouped else [{"params": given}]
+    shares: dict[int, _Share] = defaultdict(lambda: _Share([{**group, "params": []} for group in groups], []))
+    for number, (place, rref) in enumerate(_numbered(groups)):
+        share = shares[rref.owner().id]
+        share.groups[place]["params"].append(rref)
+        share.numbers.append(number)
+    if not shares:
+        raise ValueError("optimizer got an empty parameter list")
+    return shares
+
+
+def _numbered(groups: list[dict[str, Any]]) -> Iterator[tuple[int, RRef[Any]]]:
+    """Each parameter with the place of its group, in the order that counts."""
+    for place, group in enumerate(groups):
+        params = group["params"]
+        for rref in [params] if isinstance(params, RRef) else params:
+            if not isinstance(rref, RRef):
+                raise TypeError(f"DistributedOptimizer takes RRefs of parameters, not a {type(rref).__name__}")
+            yield place, rref
+
+
+# -- on the owners
+def _make(
+    optimizer_class: type[torch.optim.Optimizer], share: _Share, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> LocalOptimizer:
+    groups = [{**group, "params": [rref.local_value() for rref in group["params"]]} for group in share.groups]
+    return LocalOptimizer(optimizer_class, groups, *args, numbers=share.numbers, **kwargs)
+
+
+def _step(rref: RRef[LocalOptimizer], context_id: int) -> None:
+    rref.local_value().step(context_id)
+
+
+def _schedule(
+    rref: RRef[LocalOptimizer], scheduler_class: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    rref.local_value().schedule(scheduler_class, args, kwargs)
+
+
+def _advance(rref: RRef[LocalOptimizer], args: tuple[Any, ...]) -> list[float]:
+    return rref.local_value().advance(args)
+
+
+def _rates(rref: RRef[LocalOptimizer]) -> list[float]:
+    return rref.local_value().rates()
+
+
+def _state(rref: RRef[LocalOptimizer]) -> State:
+    return rref.local_value().state()
+
+
+def _load(rref: RRef[LocalOptimizer], state: State) -> None:
+    rref.local_value().load(state)
+
+
+def _save(rref: RRef[LocalOptimizer], directory: str) -> tuple[str, list[int]]:
+    optimizer = rref.local_value()
+    return checkpoint.write(optimizer.state(), directory), optimizer.numbers
+
+
+def _restore(rref: RRef[LocalOptimizer], directory: str, files: dict[str, list[int]]) -> None:
+    optimizer = rref.local_value()
+    optimizer.load(checkpoint.read(directory, files, optimizer.numbers))

@@ -1,0 +1,269 @@
+"""A distributed optimizer does what one local optimizer over the same parameters does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from worlds import nothing_left, world
+
+from rpcbench import autograd
+from rpcbench.agent.core import Agent
+from rpcbench.optim import DistributedOptimizer, clip_grad_norm_
+from rpcbench.rpc import RRef, remote, rpc_sync
+
+SHAPES = [(4, 3), (3, 3), (2, 3)]
+OWNERS = ["notebook", "worker1", "worker2"]
+
+
+@pytest.fixture
+def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Agent]]:
+    with world(tmp_path_factory.mktemp("world"), 3) as made:
+        yield made
+        nothing_left(made)
+
+
+def start(number: int) -> nn.Parameter:
+    generator = torch.Generator().manual_seed(number)
+    return nn.Parameter(torch.rand(SHAPES[number], dtype=torch.double, generator=generator))
+
+
+def spread() -> list[RRef[Any]]:
+    """The same parameters as `local`, one on each worker."""
+    return [remote(owner, start, (number,)) for number, owner in enumerate(OWNERS)]
+
+
+def local() -> list[nn.Parameter]:
+    return [start(number) for number in range(len(SHAPES))]
+
+
+def loss_of(weights: list[torch.Tensor], scale: float) -> torch.Tensor:
+    return torch.stack([(weight * scale).sin().square().sum() for weight in weights]).sum()
+
+
+def part(weight: RRef[Any], scale: float) -> torch.Tensor:
+    return loss_of([weight.local_value()], scale)
+
+
+def backward(context_id: int, rrefs: list[RRef[Any]], scale: float) -> None:
+    parts = [rpc_sync(rref.owner(), part, (rref, scale)) for rref in rrefs]
+    autograd.backward(context_id, [torch.stack(parts).sum()])
+
+
+def train(rrefs: list[RRef[Any]], after: Callable[[int], object], steps: int = 3) -> None:
+    for step in range(steps):
+        with autograd.context() as context_id:
+            backward(context_id, rrefs, 1.0 + step)
+            after(context_id)
+
+
+def train_locally(weights: list[nn.Parameter], after: Callable[[], object], steps: int = 3) -> None:
+    for step in range(steps):
+        for weight in weights:
+            weight.grad = None
+        loss_of(list(weights), 1.0 + step).backward()
+        after()
+
+
+def check(rrefs: list[RRef[Any]], weights: list[nn.Parameter]) -> None:
+    for rref, weight in zip(rrefs, weights, strict=True):
+        torch.testing.assert_close(rref.to_here(), weight, rtol=0, atol=1e-12)
+        assert rpc_sync(rref.owner(), _has_no_grad, (rref,))
+
+
+def _has_no_grad(rref: RRef[Any]) -> bool:
+    return rref.local_value().grad is None
+
+
+EVERY = [
+    (torch.optim.Adadelta, {}),
+    (torch.optim.Adafactor, {}),
+    (torch.optim.Adagrad, {"lr": 0.1}),
+    (torch.optim.Adam, {"lr": 0.1, "amsgrad": True}),
+    (torch.optim.Adam, {"lr": 0.1, "fused": True}),
+    (torch.optim.Adam, {"lr": 0.1, "foreach": True}),
+    (torch.optim.AdamW, {"lr": 0.1}),
+    (torch.optim.Adamax, {"lr": 0.1}),
+    (torch.optim.ASGD, {"lr": 0.1}),
+    (torch.optim.Muon, {"lr": 0.1}),
+    (torch.optim.NAdam, {"lr": 0.1}),
+    (torch.optim.RAdam, {"lr": 0.1}),
+    (torch.optim.RMSprop, {"lr": 0.1, "momentum": 0.5, "centered": True}),
+    (torch.optim.Rprop, {"lr": 0.1}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), EVERY, ids=lambda value: getattr(value, "__name__", None))
+def test_every_optimizer_steps_as_a_local_one(agents: list[Agent], kind: Any, options: dict[str, Any]) -> None:
+    rrefs, weights = spread(), local()
+    train(rrefs, DistributedOptimizer(kind, rrefs, **options).step)
+    train_locally(weights, kind(weights, **options).step)
+    check(rrefs, weights)
+
+
+def test_no_optimizer_of_torch_is_forgotten() -> None:
+    known = {kind for kind, _ in EVERY} | {torch.optim.LBFGS, torch.optim.SparseAdam, torch.optim.Optimizer}
+    there = {kind for kind in vars(torch.optim).values() if isinstance(kind, type)}
+    assert {kind for kind in there if issubclass(kind, torch.optim.Optimizer)} == known
+
+
+def lookup(table: RRef[Any], rows: torch.Tensor) -> torch.Tensor:
+    return nn.functional.embedding(rows, table.local_value(), sparse=True).sum()
+
+
+def test_sparse_gradients(agents: list[Agent]) -> None:
+    table, weight, rows = remote("worker1", start, (0,)), start(0), torch.tensor([0, 2, 2])
+    optimizer = DistributedOptimizer(torch.optim.SparseAdam, [table], lr=0.1)
+    with autograd.context() as context_id:
+        autograd.backward(context_id, [rpc_sync("worker1", lookup, (table, rows))])
+        assert clip_grad_norm_(context_id, [table], 1.0) == pytest.approx(math.sqrt(3 + 3 * 4))
+        optimizer.step(context_id)
+    nn.functional.embedding(rows, weight, sparse=True).sum().backward()
+    assert weight.grad is not None
+    weight.grad = weight.grad * (1 / (math.sqrt(15) + 1e-6))
+    torch.optim.SparseAdam([weight], lr=0.1).step()
+    check([table], [weight])
+
+
+def test_groups_have_options_of_their_own(agents: list[Agent]) -> None:
+    rrefs, weights = spread(), local()
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD, [{"params": rrefs[:2], "lr": 0.5}, {"params": rrefs[2]}], lr=0.01, momentum=0.9
+    )
+    alone = torch.optim.SGD([{"params": weights[:2], "lr": 0.5}, {"params": weights[2]}], lr=0.01, momentum=0.9)
+    train(rrefs, optimizer.step)
+    train_locally(weights, alone.step)
+    check(rrefs, weights)
+    assert optimizer.state_dict()["param_groups"] == alone.state_dict()["param_groups"]
+
+
+def test_schedulers_run_on_the_owners(agents: list[Agent]) -> None:
+    rrefs, weights = spread(), local()
+    optimizer, alone = DistributedOptimizer(torch.optim.SGD, rrefs, lr=0.5), torch.optim.SGD(weights, lr=0.5)
+    schedule = optimizer.lr_scheduler(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+    beside = torch.optim.lr_scheduler.StepLR(alone, step_size=1, gamma=0.5)
+    train(rrefs, lambda context_id: (optimizer.step(context_id), schedule.step()))
+    train_locally(weights, lambda: (alone.step(), beside.step()))
+    check(rrefs, weights)
+    assert schedule.get_last_lr() == beside.get_last_lr() == [0.0625]
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, math.inf])
+@pytest.mark.parametrize("bound", [0.01, 1e6])
+def test_clipping_counts_all_workers(agents: list[Agent], norm_type: float, bound: float) -> None:
+    rrefs, weights = spread(), local()
+    optimizer, alone = DistributedOptimizer(torch.optim.SGD, rrefs, lr=1.0), torch.optim.SGD(weights, lr=1.0)
+    norms: list[float] = []
+
+    def clip_and_step(context_id: int) -> None:
+        norms.append(clip_grad_norm_(context_id, rrefs, bound, norm_type))
+        optimizer.step(context_id)
+
+    train(rrefs, clip_and_step, steps=1)
+    loss_of(list(weights), 1.0).backward()
+    assert norms == [pytest.approx(float(nn.utils.clip_grad_norm_(weights, bound, norm_type)))]
+    alone.step()
+    check(rrefs, weights)
+
+
+def shared(context_id: int, rrefs: list[RRef[Any]]) -> bool:
+    """Both leaves get one and the same tensor as gradient."""
+    first, second = (rref.local_value() for rref in rrefs)
+    autograd.backward(context_id, [(first + second).sum()])
+    return True
+
+
+def test_gradients_that_are_one_tensor_are_scaled_once(agents: list[Agent]) -> None:
+    pair = [remote("worker1", start, (1,)) for _ in range(2)]
+    with autograd.context() as context_id:
+        assert rpc_sync("worker1", shared, (context_id, pair))
+        total = clip_grad_norm_(context_id, pair, 1.0)
+        assert clip_grad_norm_(context_id, pair, 9.0) == pytest.approx(1.0)
+    assert total == pytest.approx(math.sqrt(18))
+
+
+def test_a_norm_that_is_not_finite_is_an_error_when_asked_for(agents: list[Agent]) -> None:
+    rrefs = spread()
+    with autograd.context() as context_id:
+        backward(context_id, rrefs, math.inf)
+        with pytest.raises(RuntimeError, match="the norm of the gradients is nan"):
+            clip_grad_norm_(context_id, rrefs, 1.0, error_if_nonfinite=True)
+
+
+def test_the_state_is_that_of_a_local_optimizer(agents: list[Agent]) -> None:
+    rrefs, weights = spread(), local()
+    optimizer, alone = DistributedOptimizer(torch.optim.Adam, rrefs, lr=0.1), torch.optim.Adam(weights, lr=0.1)
+    train(rrefs, optimizer.step)
+    train_locally(weights, alone.step)
+    state = optimizer.state_dict()
+    torch.testing.assert_close(state["state"], alone.state_dict()["state"], rtol=0, atol=1e-12)
+    assert state["param_groups"] == alone.state_dict()["param_groups"]
+
+    anew = DistributedOptimizer(torch.optim.Adam, rrefs, lr=9.0)
+    anew.load_state_dict(alone.state_dict())
+    train(rrefs, anew.step)
+    train_locally(weights, alone.step)
+    check(rrefs, weights)
+
+
+def test_what_was_saved_can_be_loaded_by_other_owners(agents: list[Agent], tmp_path: Path) -> None:
+    rrefs, weights = spread(), local()
+    optimizer, alone = DistributedOptimizer(torch.optim.Adam, rrefs, lr=0.1), torch.optim.Adam(weights, lr=0.1)
+    train(rrefs, optimizer.step)
+    train_locally(weights, alone.step)
+    optimizer.save(tmp_path / "state")
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == [
+        "notebook.pt",
+        "optimizer.json",
+        "worker1.pt",
+        "worker2.pt",
+    ]
+    pairs = zip(OWNERS[::-1], rrefs, strict=True)
+    moved = [remote(owner, nn.Parameter, (rref.to_here().detach(),)) for owner, rref in pairs]
+    anew = DistributedOptimizer(torch.optim.Adam, moved, lr=9.0)
+    anew.load(tmp_path / "state")
+    train(moved, anew.step)
+    train_locally(weights, alone.step)
+    check(moved, weights)
+
+
+def test_what_does_not_fit_is_refused(agents: list[Agent], tmp_path: Path) -> None:
+    rrefs = spread()
+    two = DistributedOptimizer(torch.optim.SGD, rrefs[:2], lr=0.1)
+    two.save(tmp_path / "two")
+    three = DistributedOptimizer(torch.optim.SGD, rrefs, lr=0.1)
+    with pytest.raises(ValueError, match=r"over 2 parameters; wanted: .*SGD over 3"):
+        three.load(tmp_path / "two")
+    with pytest.raises(ValueError, match="no complete optimizer state"):
+        three.load(tmp_path)
+    with pytest.raises(ValueError, match="of 2 parameters, this optimizer has 3"):
+        three.load_state_dict(two.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "options", "error", "words"),
+    [
+        (torch.optim.SGD, list, {"lr": 0.1}, ValueError, "empty parameter list"),
+        (torch.optim.SGD, lambda: [torch.ones(1)], {"lr": 0.1}, TypeError, "RRefs of parameters, not a Tensor"),
+        (torch.optim.SGD, spread, {"speed": 1}, TypeError, "speed"),
+        (torch.optim.SGD, spread, {"lr": -1}, ValueError, "Invalid learning rate"),
+        (torch.optim.LBFGS, spread, {}, ValueError, "LBFGS evaluates the loss itself"),
+    ],
+)
+def test_bad_arguments(
+    agents: list[Agent], kind: Any, params: Any, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        DistributedOptimizer(kind, params(), **options)
+
+
+def test_an_unknown_context(agents: list[Agent]) -> None:
+    optimizer = DistributedOptimizer(torch.optim.SGD, spread(), lr=0.1)
+    with pytest.raises(RuntimeError, match="context"):
+        optimizer.step(123)
