@@ -24,6 +24,7 @@ from rpcbench.agent.channels import Channels, NoticeHandler
 from rpcbench.agent.handles import Handle, Hold
 from rpcbench.agent.hooks import Recorder
 from rpcbench.agent.interrupts import on_main_thread, uninterrupted
+from rpcbench.agent.leaks import Leak, leaks
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.pool import Job, Pool
@@ -256,6 +257,14 @@ class Agent:
 
         self.machine.feed(answering, may_wait=True)
 
+    def release(self, fork: Id) -> None:
+        """Give up a reference held here."""
+        self.machine.feed(lambda node: node.outcome(([], node.rrefs.release(fork))))
+
+    def leaks(self) -> list[Leak]:
+        """RRefs that are alive here and that another member is part of, each with where it was made."""
+        return leaks(self)
+
     # -- members
     def members(self) -> list[WorkerInfo]:
         return self.roster.all()
@@ -402,7 +411,7 @@ class Agent:
             self._waiting.finish(result.call, lambda: self._open(source, result))
         else:
             failure = answer
-            self._waiting.finish(failure.call, lambda: serve.reraise(self, self.member(source).name, failure))
+            self._waiting.finish(failure.call, lambda: serve.reraise(self, self.roster.name(source), failure))
 
     def _open(self, source: int, answer: m.Result) -> Any:
         if not answer.body.payload:
@@ -446,14 +455,11 @@ class Agent:
                 item = None
             if isinstance(item, Hold):
                 self.holds.remove(item)
-                self._release(item.fork)
+                self.release(item.fork)
             del item
             due, pause = self._waiting.deadlines.pop_due(self._link.clock())
             for call in due:
                 self._expire(call)
-
-    def _release(self, fork: Id) -> None:
-        self.machine.feed(lambda node: node.outcome(([], node.rrefs.release(fork))))
 
     def _expire(self, call: int) -> None:
         self.machine.feed(lambda node: node.expired(call))

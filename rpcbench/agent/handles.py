@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from rpcbench.agent import sites
 from rpcbench.wire.messages import Fork
 from rpcbench.words.errors import ProtocolError, RpcError
 from rpcbench.words.futures import Future
@@ -52,6 +53,7 @@ class Handle:
         self._fork = fork
         self._value = value
         self._type = type_
+        self._site = sites.here()
         self._creation: Future[Any] | None = None  # on the user that called remote(): done when the value is there
         if fork is not None:
             hold = Hold(self, agent.released.put)

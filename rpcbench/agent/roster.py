@@ -39,6 +39,12 @@ class Roster:
         members = self._machine.ask(lambda node: list(node.members.members.values()))
         return [WorkerInfo(member.name, member.id) for member in sorted(members)]
 
+    def name(self, worker: int) -> str:
+        """The name of a member, also of one that is gone."""
+        if worker in self._gone:
+            return self._gone[worker][0]
+        return self._machine.ask(lambda node: node.name(worker))
+
     def find(self, to: int | str | WorkerInfo | Any) -> WorkerInfo:
         """A member by name, id or WorkerInfo. UnknownWorkerError, WorkerLostError, ValueError."""
         key = to if isinstance(to, str) else getattr(to, "id", to)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rpcbench.agent.handles import Handle, Home, Incoming, Outgoing
 from rpcbench.agent.hooks import Recorder
 from rpcbench.agent.machine import Machine
+from rpcbench.agent.sites import Site
 from rpcbench.protocol.node import Node
 from rpcbench.wire.body import Body
 from rpcbench.wire.messages import Fork, Scope
@@ -40,7 +41,9 @@ class Values:
         self._clock = clock
         # Taken before the machine's lock, so that what is kept is what the machine says is owned.
         self._lock = threading.Lock()
+        self._settled = threading.Condition(threading.Lock())
         self._kept: dict[Id, Future[Any]] = {}
+        self._sites: dict[Id, Site] = {}  # where the kept values came from that were made here
         self._known: weakref.WeakValueDictionary[Id, Future[Any]] = weakref.WeakValueDictionary()
 
     # -- messages
@@ -71,6 +74,8 @@ class Values:
                 for handle in handles:
                     if handle._value is not None:
                         self._known[handle._rref] = self._kept[handle._rref] = handle._value
+                        if handle._site is not None:
+                            self._sites.setdefault(handle._rref, handle._site)
                 self._machine.ask(share)
         except RpcError:  # one of them is dead; the others are not sent
             self._machine.feed(lambda node: node.unshared(forks))
@@ -158,4 +163,20 @@ class Values:
         with self._lock:
             if self._machine.ask(lambda node: rref in node.rrefs.owned):
                 return None  # used again meanwhile
-            return self._kept.pop(rref, None)
+            self._sites.pop(rref, None)
+            future = self._kept.pop(rref, None)
+        if not self._kept:
+            with self._settled:
+                self._settled.notify_all()
+        return future
+
+    def settle(self, timeout: float | None) -> int:
+        """Wait until no value of this member is used, `timeout` seconds at most; how many still are."""
+        with self._settled:
+            self._settled.wait_for(lambda: not self._kept, timeout)
+            return len(self._kept)
+
+    def site(self, rref: Id) -> Site | None:
+        """Where a value was made that is used elsewhere; None if that was not here."""
+        with self._lock:
+            return self._sites.get(rref)
