@@ -7,14 +7,34 @@ leaves the world in good order lets go of the second kind itself; what is left o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
+from rpcbench.agent.handles import Home
+from rpcbench.agent.machine import Machine
+from rpcbench.agent.roster import Roster
+from rpcbench.agent.values import Values
 from rpcbench.protocol.node import Node
 from rpcbench.protocol.rrefs import Owned
 from rpcbench.words.ids import Id
 
-if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent
+
+class Member(Home, Protocol):
+    """What this needs of an agent."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def machine(self) -> Machine: ...
+
+    @property
+    def roster(self) -> Roster: ...
+
+    @property
+    def values(self) -> Values: ...
+
+    def release(self, fork: Id) -> None:
+        """Give up a reference held here."""
 
 
 class Leak(NamedTuple):
@@ -39,12 +59,12 @@ class Leak(NamedTuple):
         return f"RRef {self.rref} of {self.type or 'a value'}, owned by {self.owner}, used by {users}, {made}"
 
 
-def leaks(agent: Agent) -> list[Leak]:
+def leaks(agent: Member) -> list[Leak]:
     """All RRefs alive here that another member is part of, values owned here first."""
     return _owned(agent) + _held(agent)
 
 
-def _owned(agent: Agent) -> list[Leak]:
+def _owned(agent: Member) -> list[Leak]:
     names = agent.roster.name
 
     def rows(node: Node) -> list[tuple[Id, Owned, dict[Id, int]]]:
@@ -58,19 +78,19 @@ def _owned(agent: Agent) -> list[Leak]:
     return found
 
 
-def _held(agent: Agent) -> list[Leak]:
+def _held(agent: Member) -> list[Leak]:
     users = agent.machine.ask(lambda node: {f: u for f, u in node.rrefs.users.items() if u.owner != agent.id})
     found = []
     for handle in filter(None, [hold() for hold in list(agent.holds)]):
         fork = handle._fork
         user = users.get(fork) if fork is not None else None
-        if fork is not None and user is not None and not user.released:
+        if fork is not None and user is not None:
             owner, site = agent.roster.name(user.owner), str(handle._site or "")
             found.append(Leak(handle._rref, (fork,), owner, (agent.name,), user.type, site, True))
     return found
 
 
-def let_go(agent: Agent, timeout: float | None) -> list[Leak]:
+def let_go(agent: Member, timeout: float | None) -> list[Leak]:
     """Give up every reference held here, then wait until no other member uses a value of this one.
 
     For the end of a world, after all members have said that they are done. Returns the values that others still use

@@ -103,7 +103,7 @@ def test_letting_go_ends_what_is_held_and_tells_what_others_keep(agents: list[Ag
     until(lambda: not agents[1].tables()["owned"], "worker1 to hear that its value is not used any more")
     freeing = threading.Timer(0.1, lambda: let_go(agents[1], None))
     freeing.start()
-    assert let_go(agents[0], 20) == []
+    assert let_go(agents[0], None) == []
     freeing.join()
     _kept.clear()
     del held, own
