@@ -34,6 +34,7 @@ from rpcbench.agent.waiting import Waiting, label_of, seconds_of
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
 from rpcbench.transport.base import Link
+from rpcbench.transport.ends import leader_address
 from rpcbench.transport.handshake import Identity
 from rpcbench.transport.memory import MemoryConnection
 from rpcbench.wire import messages as m
@@ -76,7 +77,7 @@ class Agent:
         identity = Identity(config.cluster, self.id, self.name, self.incarnation)
         self._peers = Peers(identity, config.secret, Path(config.directory), self._pool, self._arrived, self._ended)
         self._myself = MemoryConnection(lambda frame: self._arrived(identity, frame), self._pool.spawn)
-        me = m.Member(self.id, self.name, self.incarnation, self._peers.address)
+        me = m.Member(self.id, self.name, self.incarnation, "")
         self.machine = Machine(Node(me, config.world_size), self._perform)
         self.roster = Roster(self.name, self.machine, self._pool.spawn)
         self.values = Values(self, self.machine, make, self._link.clock)
@@ -100,6 +101,8 @@ class Agent:
             raise
 
     def _join(self, deadline: float) -> None:
+        address = self._peers.bind()
+        self.machine.ask(lambda node: node.members.found_at(address))
         if self.id == 0:
             self.machine.feed(lambda node: node.start())
             self._peers.listen()  # not before there is a world to let them into
@@ -117,7 +120,7 @@ class Agent:
             raise RpcError(f"{self.name} may not join: {self._refusal}")
 
     def _dial_leader(self, deadline: float) -> None:
-        address = str(Path(self.config.directory) / "0.sock")
+        address = leader_address(Path(self.config.directory))
         pause = threading.Event()
         while True:
             try:

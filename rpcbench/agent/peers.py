@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from rpcbench.agent.pool import Pool
-from rpcbench.transport import local
-from rpcbench.transport.base import Connection
+from rpcbench.transport import ends
+from rpcbench.transport.base import Connection, Stream
 from rpcbench.transport.handshake import Identity
+from rpcbench.transport.stream import StreamConnection
 from rpcbench.wire.frames import Frame, Limits
 from rpcbench.words.errors import AuthenticationError, NotConnectedError, ProtocolError
 
@@ -29,18 +30,20 @@ class Peers:
         self, me: Identity, secret: bytes, directory: Path, pool: Pool, receive: Receive, ended: Ended
     ) -> None:
         self.me = me
-        self.address = str(directory / f"{me.id}.{me.incarnation}.sock" if me.id else directory / "0.sock")
+        self.address = ""  # where others find this member, once it is bound
         self.refused = 0  # connections closed in the handshake: strangers, wrong secrets
         self._secret = secret
+        self._directory = directory
         self._pool = pool
         self._receive = receive
         self._ended = ended
         self._limits = Limits()
         self._lock = threading.Lock()
-        self._connections: dict[int, list[tuple[int, local.LocalConnection]]] = {}
+        self._connections: dict[int, list[tuple[int, StreamConnection]]] = {}
         self._dialling: dict[int, threading.Event] = {}
         self._closed = False
-        self._listener: local.LocalListener | None = None
+        self._listener: ends.Listener | None = None
+        self._posted: ends.AddressFile | None = None
         self._threads: list[threading.Thread] = []
 
     # -- using
@@ -74,11 +77,11 @@ class Peers:
 
     def _dial(self, to: int, address: str, dialled: threading.Event) -> None:
         try:
-            sock, identity = local.connect(Path(address), self.me, self._secret)
+            stream, identity = ends.dial(address, self.me, self._secret)
             if identity.id != to:
-                sock.close()
+                stream.release()
                 raise ProtocolError(f"{identity.name} answers at the address of worker {to}")
-            self._add(sock, identity, self.me.id)
+            self._add(stream, identity, self.me.id)
         except OSError as error:
             raise NotConnectedError(f"nobody answers at {address}: {error.strerror or error}") from error
         finally:
@@ -87,41 +90,54 @@ class Peers:
             dialled.set()
 
     # -- letting in
+    def bind(self) -> str:
+        """Take an address and return it; who dials it waits for `listen`.
+
+        NotConnectedError where another process listens there.
+        """
+        wanted = ends.own_address(self._directory, self.me.id, self.me.incarnation)
+        self._listener, self.address = ends.listen(wanted)
+        meeting = ends.leader_address(self._directory)
+        if self.me.id == 0 and meeting.startswith("file:"):
+            self._posted = ends.AddressFile(Path(meeting.removeprefix("file:")), self.address)
+        return self.address
+
     def listen(self) -> None:
-        """Let peers in from now on. NotConnectedError where another process listens at this address."""
-        listener = self._listener = local.LocalListener(Path(self.address))
+        """Let peers in from now on."""
+        listener = self._listener
+        assert listener is not None, "bind comes first"
         self._start(lambda: self._accept_forever(listener), "accept")
 
-    def _accept_forever(self, listener: local.LocalListener) -> None:
+    def _accept_forever(self, listener: ends.Listener) -> None:
         while (sock := listener.accept()) is not None:
-            self._pool.spawn(partial(self._let_in, sock))
+            self._pool.spawn(partial(self._let_in, listener, sock))
 
-    def _let_in(self, sock: socket.socket) -> None:
+    def _let_in(self, listener: ends.Listener, sock: socket.socket) -> None:
         try:
-            identity = local.authenticate(sock, self.me, self._secret)
+            stream, identity = ends.let_in(listener, sock, self.me, self._secret)
         except (AuthenticationError, ProtocolError, OSError):
             self.refused += 1  # no word to a stranger
             return
         with contextlib.suppress(NotConnectedError):  # this agent has stopped meanwhile
-            self._add(sock, identity, identity.id)
+            self._add(stream, identity, identity.id)
 
-    def _add(self, sock: socket.socket, identity: Identity, dialler: int) -> None:
-        connection = local.LocalConnection(sock, self._limits, self._pool.spawn)
+    def _add(self, stream: Stream, identity: Identity, dialler: int) -> None:
+        connection = StreamConnection(stream, self._limits, self._pool.spawn)
         with self._lock:
             if self._closed:
-                sock.close()
+                stream.release()
                 raise NotConnectedError("this agent has stopped")
             self._connections.setdefault(identity.id, []).append((dialler, connection))
         self._start(lambda: self._read(identity, connection), f"read-{identity.name}")
 
-    def _read(self, identity: Identity, connection: local.LocalConnection) -> None:
+    def _read(self, identity: Identity, connection: StreamConnection) -> None:
         reason = "what it sent could not be handled"
         try:
             reason = connection.read_forever(lambda frame: self._receive(identity, frame))
         finally:
             self._forget(identity, connection, reason)
 
-    def _forget(self, identity: Identity, connection: local.LocalConnection, reason: str) -> None:
+    def _forget(self, identity: Identity, connection: StreamConnection, reason: str) -> None:
         """A connection has ended; if it was the last one to a member, and nobody here closed it, that is told."""
         with self._lock:
             left = [entry for entry in self._connections.get(identity.id, []) if entry[1] is not connection]
@@ -149,14 +165,17 @@ class Peers:
             self._pool.spawn(connection.close)
 
     def stop_listening(self) -> None:
-        """Let nobody in any more, and remove the socket file. May be called again."""
+        """Let nobody in any more, and leave no file behind. May be called again."""
         with self._lock:
             listener, self._listener = self._listener, None
+            posted, self._posted = self._posted, None
+        if posted is not None:
+            posted.remove()
         if listener is not None:
             listener.close()
 
     def close(self) -> None:
-        """Write out what is queued, end all connections, remove the socket file."""
+        """Write out what is queued, end all connections, stop listening."""
         with self._lock:
             if self._closed:
                 return

@@ -35,6 +35,10 @@ class Membership:
     def leads(self) -> bool:
         return self.me.id == LEADER
 
+    def found_at(self, address: str) -> None:
+        """Where others find this member; known only when it listens."""
+        self.me = self.me._replace(address=address)
+
     def find(self, key: int | str) -> Member | None:
         """A member by id or name."""
         if isinstance(key, int):

@@ -15,6 +15,34 @@ from rpcbench.wire.body import Body
 from rpcbench.wire.messages import Message
 
 
+class Stream(Protocol):
+    """Bytes to and from one peer. One thread reads and one writes at a time, which may be different ones."""
+
+    def read_into(self, target: memoryview, /) -> int:
+        """Put the next bytes into `target`; how many, 0 at the end of the stream. Waits for at least one."""
+        ...
+
+    def write(self, views: list[memoryview], may_wait: bool) -> None:
+        """Write all of `views`, in order, and empty the list.
+
+        BlockingIOError where that would have to wait and `may_wait` is False; another call, with what is left in
+        `views`, goes on from there.
+        """
+        ...
+
+    def limit(self, seconds: float | None) -> None:
+        """From now on a single read or write takes so long at most, then TimeoutError; None: as long as it takes."""
+        ...
+
+    def shut(self) -> None:
+        """End both directions: whoever reads or writes comes back. May be called again."""
+        ...
+
+    def release(self) -> None:
+        """Give the descriptor back, once nobody reads or writes."""
+        ...
+
+
 class Connection(Protocol):
     """One authenticated peer. `send` may be called from any thread."""
 

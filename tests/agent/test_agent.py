@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.rpc.start import start_agent
+from rpcbench.transport.ends import connect
 from rpcbench.words.errors import (
     CallCancelled,
     RemoteError,
@@ -250,11 +250,11 @@ def test_nonsense_on_the_socket_is_refused_before_anything_is_unpickled(
 ) -> None:
     canary = tmp_path / "canary"
     before = agents[0]._peers.refused
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.connect(agents[0]._peers.address)
-        stranger.sendall(data + pickle.dumps(Canary(str(canary))))
-        stranger.shutdown(socket.SHUT_WR)
-        until(lambda: agents[0]._peers.refused == before + 1, "the stranger to be refused")
+    stranger = connect(agents[0]._peers.address, 5.0)
+    stranger.write([memoryview(data + pickle.dumps(Canary(str(canary))))], True)
+    stranger.shut()
+    until(lambda: agents[0]._peers.refused == before + 1, "the stranger to be refused")
+    stranger.release()
     assert not canary.exists()
     assert agents[0].call("worker1", add, (1,)).wait() == 2
 

@@ -15,7 +15,7 @@ from rpcbench.agent.handles import Handle
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.base import Link
-from rpcbench.transport.local import LocalListener
+from rpcbench.transport.ends import leader_address
 from rpcbench.wire.messages import Message, Notice, View
 from rpcbench.words.errors import WorkerLostError
 
@@ -77,13 +77,20 @@ def test_member_0_lets_nobody_in_before_there_is_a_world(tmp_path: Path, monkeyp
 
 def test_the_socket_of_the_next_world_is_left_alone(agents: list[Agent]) -> None:
     """Member 0 stops listening when its world closes; the next may meet at the address before it has stopped."""
-    path = Path(agents[0]._peers.address)
+    path = meeting_file(agents[0])
     agents[0]._peers.stop_listening()
     assert not path.exists()
-    following = LocalListener(path)
+    following = Agent(config(path.parent, 0), Handle)
+    following._peers.bind()
     agents[0].stop()
     assert path.exists()
-    following.close()
+    following._peers.close()
+    assert not path.exists()
+
+
+def meeting_file(agent: Agent) -> Path:
+    """What the others look for when they look for member 0: a socket, or the file with its address."""
+    return Path(leader_address(Path(agent.config.directory)).partition(":")[2])
 
 
 def test_a_closed_world_gives_up_its_address_before_its_members_may_go(tmp_path: Path) -> None:
@@ -96,7 +103,7 @@ def test_a_closed_world_gives_up_its_address_before_its_members_may_go(tmp_path:
 
     class Looks(threading.Event):
         def set(self) -> None:
-            there.append(Path(first._peers.address).exists())
+            there.append(meeting_file(first).exists())
             super().set()
 
     class Dawdles(threading.Event):

@@ -21,7 +21,7 @@ from worlds import until
 import rpcbench
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.rpc import RRef, remote, rpc_sync
-from rpcbench.transport import local
+from rpcbench.transport import stream
 from rpcbench.words.errors import RpcError, SerializationError, ShutdownError, UnknownWorkerError, WorkerLostError
 
 pytestmark = pytest.mark.process
@@ -225,7 +225,7 @@ def test_shutdown_leaves_nothing(no_leaks: None) -> None:
 def test_shutdown_ends_calls_in_flight_and_workers_that_do_not_answer(
     no_leaks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(stream, "_CLOSE_SECONDS", 0.2)
     made = rpcbench.Cluster(2)
     busy = made.rpc_async("worker1", _forever)
     os.kill(made.pid("worker2"), signal.SIGSTOP)

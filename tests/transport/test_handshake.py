@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import msgpack
 import pytest
+from streams import AnySocket
 
-from rpcbench.transport import handshake, local
+from rpcbench.transport import ends, handshake
 from rpcbench.transport.handshake import RECORD, Handshake, Identity, dial, listen
 from rpcbench.words.errors import AuthenticationError, ProtocolError
 
@@ -175,7 +176,7 @@ def test_a_name_that_does_not_fit_is_refused_at_home() -> None:
 
 # -- on a socket
 def test_a_dialler_who_sends_byte_by_byte_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(ends, "HANDSHAKE_SECONDS", 0.3)
     mine, theirs = socket.socketpair()
     over = threading.Event()
 
@@ -191,7 +192,7 @@ def test_a_dialler_who_sends_byte_by_byte_is_cut_off_in_time(monkeypatch: pytest
     begin = time.monotonic()
     try:
         with pytest.raises(TimeoutError):
-            local.authenticate(theirs, BOB, SECRET)
+            ends.let_in(AnySocket(), theirs, BOB, SECRET)
         assert time.monotonic() - begin < 5, "25 s would be the whole hello"
     finally:
         over.set()
@@ -206,5 +207,5 @@ def test_a_dialler_who_hangs_up_is_no_peer(sent: bytes) -> None:
     mine.sendall(sent)
     mine.shutdown(socket.SHUT_WR)
     with mine, pytest.raises(AuthenticationError, match="hung up"):
-        local.authenticate(theirs, BOB, SECRET)
+        ends.let_in(AnySocket(), theirs, BOB, SECRET)
     assert theirs.fileno() == -1

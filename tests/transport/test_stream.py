@@ -1,41 +1,34 @@
-"""Connections over real sockets: who may wait for whom, in what order bytes go, and how each end is told."""
+"""Connections over streams of every kind: who may wait for whom, in what order bytes go, how each end is told."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
+from streams import KINDS, pair, spawn
 from worlds import PATIENCE, until
 
-from rpcbench.transport import local
-from rpcbench.transport.handshake import Identity
-from rpcbench.transport.local import LocalConnection, LocalListener
+from rpcbench.transport import stream
+from rpcbench.transport.base import Stream
+from rpcbench.transport.sockets import SocketStream
+from rpcbench.transport.stream import StreamConnection
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import Frame, Limits
-from rpcbench.words.errors import AuthenticationError, NotConnectedError
+from rpcbench.words.errors import NotConnectedError
 
-LARGE = bytes(range(256)) * (4 << 12)  # 4 MB: many times what a socket holds
-SECRET = b"s" * 32
-
-
-def spawn(job: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=job, daemon=True)
-    thread.start()
-    return thread
+LARGE = bytes(range(256)) * (1 << 16)  # 16 MB: many times what a stream holds
 
 
 class End:
     """One end of a connection, and the frames that came out of it."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.connection = LocalConnection(sock, Limits(), spawn)
+    def __init__(self, stream: Stream) -> None:
+        self.connection = StreamConnection(stream, Limits(), spawn)
         self.frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self.reason = ""
         self.reader: threading.Thread | None = None
@@ -63,9 +56,9 @@ class End:
         return self.reason
 
 
-@pytest.fixture
-def ends(no_leaks: None) -> Iterator[tuple[End, End]]:
-    one, other = (End(sock) for sock in socket.socketpair())
+@pytest.fixture(params=KINDS)
+def ends(request: pytest.FixtureRequest, no_leaks: None) -> Iterator[tuple[End, End]]:
+    one, other = (End(end) for end in pair(request.param))
     yield one, other
     for end in (one, other):
         end.connection._end()
@@ -122,7 +115,7 @@ def test_large_messages_take_turns(ends: tuple[End, End]) -> None:
 def test_who_is_far_ahead_is_held_back_if_it_may_wait(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(local, "_HELD_BACK", 8 << 20)
+    monkeypatch.setattr(stream, "_HELD_BACK", 8 << 20)
     one, other = ends
     count = 3 * (8 << 20) // size
     for _ in range(count):
@@ -151,7 +144,7 @@ def test_close_writes_out_what_is_queued(ends: tuple[End, End]) -> None:
 def test_close_does_not_wait_for_ever_for_a_peer_that_does_not_read(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(stream, "_CLOSE_SECONDS", 0.1)
     one, other = ends
     one.send(b"", LARGE)
     closing = spawn(one.connection.close)
@@ -175,7 +168,7 @@ ENDS: dict[str, tuple[bytes, str]] = {
 def test_how_a_peer_ended_is_told(what: str) -> None:
     data, reason = ENDS[what]
     raw, sock = socket.socketpair()
-    end = End(sock)
+    end = End(SocketStream(sock))
     end.read()
     with raw:
         raw.sendall(data)
@@ -185,7 +178,7 @@ def test_how_a_peer_ended_is_told(what: str) -> None:
 
 def test_a_peer_that_dies_with_unread_words_is_told_as_broken() -> None:
     raw, sock = socket.socketpair()
-    end = End(sock)
+    end = End(SocketStream(sock))
     end.send(b"never read")
     raw.close()
     end.read()
@@ -193,7 +186,7 @@ def test_a_peer_that_dies_with_unread_words_is_told_as_broken() -> None:
 
 
 def test_the_death_of_a_peer_ends_every_wait_for_it(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_HELD_BACK", 1 << 20)
+    monkeypatch.setattr(stream, "_HELD_BACK", 1 << 20)
     one, other = ends
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -204,9 +197,9 @@ def test_the_death_of_a_peer_ends_every_wait_for_it(ends: tuple[End, End], monke
         told.put("told")
 
     threads = [spawn(patient) for _ in range(3)]
-    until(lambda: one.connection._queued > local._HELD_BACK, "the senders to be held back")
+    until(lambda: one.connection._queued > stream._HELD_BACK, "the senders to be held back")
     one.read()
-    other.connection._sock.shutdown(socket.SHUT_RDWR)
+    other.connection._stream.shut()
     assert [told.get(timeout=PATIENCE) for _ in threads] == ["told"] * 3
 
 
@@ -215,7 +208,7 @@ def test_the_descriptor_is_kept_as_long_as_somebody_writes() -> None:
     sock, raw = socket.socketpair()
     written = threading.Event()
     jobs: list[Callable[[], None]] = []
-    connection = LocalConnection(sock, Limits(), jobs.append)
+    connection = StreamConnection(SocketStream(sock), Limits(), jobs.append)
     connection.send(b"", Body(b"", b"", [LARGE]), False)
     assert len(jobs) == 1, "the rest is the helper's"
     raw.close()
@@ -233,82 +226,12 @@ def test_the_descriptor_is_kept_as_long_as_somebody_writes() -> None:
     reader.join(PATIENCE)
 
 
-# -- listening and dialling
-def test_a_socket_file_that_a_dead_process_left_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "0.sock"
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(path))
-        dead.listen()
-    listener = LocalListener(path)
-    with socket.socket(socket.AF_UNIX) as dialler:
-        dialler.connect(str(path))
-    assert path.stat().st_mode & 0o777 == 0o600
-    listener.close()
-    assert not path.exists()
-
-
-def test_a_socket_where_somebody_listens_is_left_to_him(tmp_path: Path) -> None:
-    path = tmp_path / "0.sock"
-    listener = LocalListener(path)
-    with pytest.raises(NotConnectedError, match="another process already listens"):
-        LocalListener(path)
-    with socket.socket(socket.AF_UNIX) as dialler:
-        dialler.connect(str(path))
-    listener.close()
-
-
-def test_closing_a_listener_ends_the_wait_for_peers(tmp_path: Path) -> None:
-    listener = LocalListener(tmp_path / "0.sock")
-    accepted: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
-    waiting = spawn(lambda: accepted.put(listener.accept()))
-    listener.close()
-    assert accepted.get(timeout=PATIENCE) is None
-    waiting.join(PATIENCE)
-
-
-def test_dialling_and_letting_in(tmp_path: Path) -> None:
-    listener = LocalListener(tmp_path / "0.sock")
-    here, there = Identity("c", 1, "worker1", 0), Identity("c", 0, "notebook", 0)
-    let_in: queue.SimpleQueue[object] = queue.SimpleQueue()
-
-    def accept(secret: bytes) -> None:
-        sock = listener.accept()
-        assert sock is not None
-        try:
-            let_in.put(local.authenticate(sock, there, secret))
-            sock.close()
-        except AuthenticationError as error:
-            let_in.put(error)
-
-    for secret in (SECRET, b"another" * 4):
-        thread = spawn(lambda secret=secret: accept(secret))  # type: ignore[misc]
-        if secret == SECRET:
-            sock, identity = local.connect(listener.path, here, SECRET)
-            sock.close()
-            assert (identity, let_in.get(timeout=PATIENCE)) == (there, here)
-        else:
-            with pytest.raises(AuthenticationError, match="hung up"):
-                local.connect(listener.path, here, SECRET)
-            assert isinstance(let_in.get(timeout=PATIENCE), AuthenticationError)
-        thread.join(PATIENCE)
-    listener.close()
-    with pytest.raises(FileNotFoundError):
-        local.connect(listener.path, here, SECRET)
-
-
-def test_only_processes_of_the_same_user_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, theirs = socket.socketpair()
-    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
-    with mine, pytest.raises(AuthenticationError, match=f"a process of user {os.geteuid()} tried"):
-        local.authenticate(theirs, Identity("c", 0, "notebook", 0), SECRET)
-    assert theirs.fileno() == -1
-
-
 def test_a_forked_child_lets_go_of_what_its_parent_goes_on_using() -> None:
     raw, sock = socket.socketpair()
-    inherited = LocalConnection(sock.dup(), Limits(), spawn)
+    copy = sock.dup()
+    inherited = StreamConnection(SocketStream(copy), Limits(), spawn)
     inherited.forked()
-    assert inherited._sock.fileno() == -1
+    assert copy.fileno() == -1
     with raw, sock:
         raw.sendall(b"still here")
         assert sock.recv(100) == b"still here"

@@ -1,0 +1,174 @@
+"""Addresses, and connections opened by them: nothing above here knows what kind of socket it uses.
+
+    unix:PATH         a unix socket
+    tcp://HOST:PORT   plain TCP, for loopback
+    file:PATH         the address stands in that file, and the file in a directory of its owner alone
+
+An opening takes HANDSHAKE_SECONDS at most, however the peer behaves, and leaves nothing behind where it fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+from typing import Protocol
+
+from rpcbench.transport import local, tcp
+from rpcbench.transport.base import Stream
+from rpcbench.transport.handshake import Handshake, Identity
+from rpcbench.transport.handshake import dial as dialler_steps
+from rpcbench.transport.handshake import listen as listener_steps
+from rpcbench.words.config import HANDSHAKE_SECONDS
+from rpcbench.words.errors import AuthenticationError, NotConnectedError
+
+_TRANSPORTS = ("unix", "tcp")
+
+
+class Listener(Protocol):
+    """Takes connections at one address."""
+
+    def accept(self) -> socket.socket | None:
+        """The next peer's socket, not yet looked at; None once the listener is closed."""
+
+    def open(self, sock: socket.socket) -> Stream:
+        """The stream of an accepted socket."""
+
+    def close(self) -> None:
+        """Stop listening, and leave no file behind."""
+
+    def forked(self) -> None:
+        """In a forked child: the socket is the parent's."""
+
+
+# -- addresses
+def transport() -> str:
+    """What RPCBENCH_TRANSPORT says, or the best this system has: "unix" or "tcp"."""
+    kind = os.environ.get("RPCBENCH_TRANSPORT") or ("unix" if hasattr(socket, "AF_UNIX") else "tcp")
+    if kind not in _TRANSPORTS:
+        raise ValueError(f"RPCBENCH_TRANSPORT={kind!r} is no transport; use one of {_TRANSPORTS}")
+    return kind
+
+
+def leader_address(directory: Path) -> str:
+    """Where the members of a world on one host find member 0."""
+    return f"unix:{directory / '0.sock'}" if transport() == "unix" else f"file:{directory / '0.address'}"
+
+
+def own_address(directory: Path, member: int, incarnation: int) -> str:
+    """Where a member of a world on one host listens."""
+    if transport() == "tcp":
+        return "tcp://127.0.0.1:0"
+    return f"unix:{directory / (f'{member}.{incarnation}.sock' if member else '0.sock')}"
+
+
+def look_up(address: str) -> str:
+    """The address itself, or what stands in the file that it names. FileNotFoundError where there is none (yet)."""
+    kind, _, rest = address.partition(":")
+    return Path(rest).read_text() if kind == "file" else address
+
+
+class AddressFile:
+    """A file in which one process tells the others its address, as long as it listens there."""
+
+    def __init__(self, path: Path, address: str) -> None:
+        self._path = path
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        draft.write_text(address)
+        try:
+            self._place(draft)
+        finally:
+            draft.unlink()
+
+    def _place(self, draft: Path) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, self._path)
+            return
+        with contextlib.suppress(OSError):
+            connect(look_up(f"file:{self._path}"), HANDSHAKE_SECONDS).release()
+            raise NotConnectedError(f"another process already listens at the address in {self._path}")
+        self._path.unlink(missing_ok=True)  # of a process that died
+        os.link(draft, self._path)
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+# -- opening
+def listen(address: str) -> tuple[Listener, str]:
+    """A listener, and the address it has got. NotConnectedError where another process listens there."""
+    kind, _, rest = address.partition(":")
+    if kind == "unix":
+        return local.LocalListener(Path(rest)), address
+    listener = tcp.TcpListener(rest.removeprefix("//"))
+    return listener, f"{kind}://{listener.place}"
+
+
+def dial(address: str, me: Identity, secret: bytes) -> tuple[Stream, Identity]:
+    """Connect, and find out who listens. OSError where nobody does (yet)."""
+    deadline = time.monotonic() + HANDSHAKE_SECONDS
+    stream = connect(look_up(address), HANDSHAKE_SECONDS)
+    try:
+        return stream, _run(stream, dialler_steps(me, secret), deadline)
+    except BaseException:
+        stream.release()
+        raise
+
+
+def let_in(listener: Listener, sock: socket.socket, me: Identity, secret: bytes) -> tuple[Stream, Identity]:
+    """The listener's side of an accepted connection: who is it? Closes the socket where that stays open."""
+    deadline = time.monotonic() + HANDSHAKE_SECONDS
+    try:
+        stream = listener.open(sock)
+        return stream, _run(stream, listener_steps(me, secret), deadline)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def connect(address: str, seconds: float) -> Stream:
+    """A stream to whoever listens at `address`: nobody has proved anything yet. OSError where nobody does."""
+    kind, _, rest = address.partition(":")
+    if kind == "unix":
+        return local.connect(rest, seconds)
+    if kind == "tcp":
+        return tcp.connect(rest.removeprefix("//"), seconds)
+    raise NotConnectedError(f"{address!r} is no address")
+
+
+def _run(stream: Stream, handshake: Handshake, deadline: float) -> Identity:
+    """Drive a handshake over a stream; TimeoutError at the deadline."""
+    data, count = next(handshake)
+    while True:
+        _limit(stream, deadline)
+        stream.write([memoryview(data)], True)
+        answer = _exactly(stream, count, deadline)
+        try:
+            data, count = handshake.send(answer)
+        except StopIteration as done:
+            stream.limit(None)
+            identity: Identity = done.value
+            return identity
+
+
+def _exactly(stream: Stream, count: int, deadline: float) -> bytes:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        _limit(stream, deadline)
+        got = stream.read_into(view)
+        if not got:
+            raise AuthenticationError("the peer hung up during the handshake: has it another secret or cluster?")
+        view = view[got:]
+    return bytes(data)
+
+
+def _limit(stream: Stream, deadline: float) -> None:
+    """The next operation ends at the deadline of the whole handshake: a peer may send it byte by byte."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError(f"the handshake took more than {HANDSHAKE_SECONDS:g} s")
+    stream.limit(left)

@@ -1,0 +1,64 @@
+"""Bytes as they are, on a connected stream socket: what unix sockets and TCP have in common.
+
+A stream has one reader and one writer at a time, which may be different threads. Waits end by `shut`, by the peer, or
+by the limit set for the opening of a connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+
+_MOST_PARTS = 512
+_FLAGS = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+class SocketStream:
+    """A connected socket, and from now on its only owner."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.read_into = sock.recv_into  # no step between: every byte comes this way
+
+    def write(self, views: list[memoryview], may_wait: bool) -> None:
+        """All of `views`, in order. BlockingIOError, with what is left in `views`, where it would have to wait."""
+        while views:
+            try:
+                sent = self._sock.sendmsg(views[:_MOST_PARTS], [], _FLAGS)
+            except BlockingIOError:
+                if not may_wait:
+                    raise
+                self._await_room()
+                continue
+            while views and sent >= len(views[0]):
+                sent -= len(views.pop(0))
+            if sent:
+                views[0] = views[0][sent:]
+
+    def _await_room(self) -> None:
+        limit = self._sock.gettimeout()
+        poller = select.poll()
+        poller.register(self._sock, select.POLLOUT)
+        if not poller.poll(None if limit is None else limit * 1000):
+            raise TimeoutError("timed out")
+
+    def limit(self, seconds: float | None) -> None:
+        """From now on a single read or write takes so long at most, then TimeoutError; None: as long as it takes."""
+        self._sock.settimeout(seconds)
+
+    def shut(self) -> None:
+        """End both directions: whoever reads or writes comes back. May be called again."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Give the descriptor back, once nobody reads or writes."""
+        self._sock.close()
+
+
+def shut_listener(sock: socket.socket) -> None:
+    """End whoever waits in `accept`, and give the descriptor back."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()

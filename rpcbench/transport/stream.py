@@ -1,0 +1,162 @@
+"""A connection over any stream of bytes: whole messages, from any thread, in both directions at once.
+
+Rules
+- One thread reads a connection (`read_forever`); it never writes, and nothing it does may wait for a write.
+- Any thread may send. Who finds the line free writes, and then writes what others have queued meanwhile; a thread
+  that must not wait passes an unfinished write to a helper thread. So two peers that send each other more than the
+  stream holds always have a reader.
+- Small messages go between the chunks of large ones.
+- A descriptor is given back when nobody reads or writes it any more: its number may stand for another file then.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Iterator
+
+from rpcbench.transport.base import Stream
+from rpcbench.wire.body import Body
+from rpcbench.wire.frames import Decoder, Frame, Limits, Parts, encode
+from rpcbench.words.errors import NotConnectedError, ProtocolError
+
+_HELD_BACK = 64 << 20
+_MOST_PARTS = 512
+_CLOSE_SECONDS = 5.0
+
+
+class StreamConnection:
+    """One authenticated peer at the other end of a stream. `helper` runs a job on another thread."""
+
+    def __init__(self, stream: Stream, limits: Limits, helper: Callable[[Callable[[], None]], object]) -> None:
+        self._stream = stream
+        self._limits = limits
+        self._helper = helper
+        self._state = threading.Lock()
+        self._drained = threading.Condition(self._state)
+        self._small: collections.deque[Parts] = collections.deque()
+        self._large: collections.deque[Iterator[Parts]] = collections.deque()
+        self._queued = 0
+        self._writing = False
+        self._ended = False
+        self._numbers = 0
+
+    # -- writing
+    def send(self, control: bytes, body: Body, may_wait: bool) -> None:
+        with self._state:
+            self._numbers = (self._numbers + 1) & 0xFFFFFFFF
+            number = self._numbers
+        first, chunks = encode(number, control, body, self._limits)
+        large = len(first) == 1 and bool(body.buffers)
+        with self._state:
+            if may_wait:
+                self._drained.wait_for(self._has_room)
+            if self._ended:
+                raise NotConnectedError("the connection has ended")
+            self._small.append(first)
+            self._queued += _size(first)
+            if large:
+                self._large.append(chunks)
+                self._queued += sum(memoryview(buffer).nbytes for buffer in body.buffers)
+            if self._writing:
+                return
+            self._writing = True
+        self._write([], may_wait)
+
+    def await_room(self) -> None:
+        """Wait while the peer is far behind, as `send` with `may_wait` does. Ctrl-C ends the wait and nothing else."""
+        with self._state:
+            self._drained.wait_for(self._has_room)
+
+    def _has_room(self) -> bool:
+        return self._ended or self._queued <= _HELD_BACK
+
+    def _write(self, views: list[memoryview], may_wait: bool) -> None:
+        """Write `views`, then all that is queued. Only for the thread that set `_writing`, and the helper it names."""
+        try:
+            self._stream.write(views, may_wait)
+            while parts := self._next():
+                views = [memoryview(part) for part in parts]
+                self._stream.write(views, may_wait)
+        except BlockingIOError:
+            self._helper(lambda: self._write(views, True))
+        except OSError:
+            self._end()
+            self._stop_writing()
+
+    def _next(self) -> Parts:
+        """What to write next: all small messages, else a chunk of a large one, in turn. Nothing: writing ends."""
+        with self._state:
+            parts = self._few_small() if self._small else self._chunk()
+            if not parts:
+                self._writing = False
+            self._drained.notify_all()
+            return parts
+
+    def _few_small(self) -> Parts:
+        parts = self._small.popleft()
+        while self._small and len(parts) + len(self._small[0]) <= _MOST_PARTS:
+            parts += self._small.popleft()
+        self._queued -= _size(parts)
+        return parts
+
+    def _chunk(self) -> Parts:
+        while self._large:
+            source = self._large.popleft()
+            chunk = next(source, None)
+            if chunk is not None:
+                self._large.append(source)
+                self._queued -= len(chunk[1])
+                return chunk
+        return []
+
+    # -- reading
+    def read_forever(self, receive: Callable[[Frame], None]) -> str:
+        """Hand every frame to `receive` until the stream ends; say how it ended."""
+        decoder, read_into = Decoder(self._limits), self._stream.read_into
+        try:
+            while True:
+                count = read_into(decoder.target())
+                if count == 0:
+                    return "its connection closed" if decoder.idle else "its connection closed in mid-message"
+                for frame in decoder.received(count):
+                    receive(frame)
+        except OSError as error:
+            return f"its connection broke ({error.strerror or error})"
+        except ProtocolError as error:
+            return f"it sent nonsense ({error})"
+        finally:
+            self._end()
+
+    # -- ends
+    def close(self) -> None:
+        with self._state:
+            self._drained.wait_for(lambda: self._ended or not self._writing, _CLOSE_SECONDS)
+        self._end()
+
+    def _end(self) -> None:
+        with self._state:
+            self._ended = True
+            self._small.clear()
+            self._large.clear()
+            self._drained.notify_all()
+        self._stream.shut()
+
+    def _stop_writing(self) -> None:
+        with self._state:
+            self._writing = False
+            self._drained.notify_all()
+
+    def release(self) -> None:
+        """Give the descriptor back; only after `read_forever` has returned."""
+        with self._state:
+            self._drained.wait_for(lambda: not self._writing, _CLOSE_SECONDS)
+        self._stream.release()
+
+    def forked(self) -> None:
+        """In a forked child: the parent's connection is not ours; do not keep it open."""
+        self._stream.release()
+
+
+def _size(parts: Parts) -> int:
+    return sum(len(part) for part in parts)

@@ -1,0 +1,132 @@
+"""Listening and dialling by address: who is let in, what is left behind, what is said where an address is taken."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+from pathlib import Path
+
+import pytest
+from streams import spawn
+from worlds import PATIENCE
+
+from rpcbench.transport import ends, local
+from rpcbench.transport.handshake import Identity
+from rpcbench.transport.local import LocalListener
+from rpcbench.words.errors import AuthenticationError, NotConnectedError
+
+SECRET = b"s" * 32
+HERE, THERE = Identity("c", 1, "worker1", 0), Identity("c", 0, "notebook", 0)
+
+
+@pytest.fixture(params=["unix", "tcp", "file"])
+def wanted(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An address to listen at."""
+    return f"unix:{tmp_path}/0.sock" if request.param == "unix" else "tcp://127.0.0.1:0"
+
+
+@pytest.fixture
+def listening(wanted: str, request: pytest.FixtureRequest, tmp_path: Path):
+    """A listener, and the address by which to dial it."""
+    listener, address = ends.listen(wanted)
+    posted = None
+    if "file" in request.node.name:
+        posted = ends.AddressFile(tmp_path / "0.address", address)
+        address = f"file:{tmp_path}/0.address"
+    yield listener, address
+    listener.close()
+    if posted is not None:
+        posted.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dialling_and_letting_in(listening: tuple[ends.Listener, str], no_leaks: None) -> None:
+    listener, address = listening
+    told: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+    def accept() -> None:
+        sock = listener.accept()
+        assert sock is not None
+        try:
+            stream, identity = ends.let_in(listener, sock, THERE, SECRET)
+            stream.release()
+            told.put(identity)
+        except AuthenticationError as error:
+            told.put(error)
+
+    accepting = spawn(accept)
+    stream, identity = ends.dial(address, HERE, SECRET)
+    stream.release()
+    assert (identity, told.get(timeout=PATIENCE)) == (THERE, HERE)
+    accepting.join(PATIENCE)
+    accepting = spawn(accept)
+    with pytest.raises(AuthenticationError, match="hung up"):
+        ends.dial(address, HERE, b"another" * 4)
+    assert isinstance(told.get(timeout=PATIENCE), AuthenticationError)
+    accepting.join(PATIENCE)
+    listener.close()
+    with pytest.raises(OSError, match=r"No such file|refused"):
+        ends.dial(address, HERE, SECRET)
+
+
+def test_closing_a_listener_ends_the_wait_for_peers(listening: tuple[ends.Listener, str]) -> None:
+    listener, _ = listening
+    accepted: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
+    waiting = spawn(lambda: accepted.put(listener.accept()))
+    listener.close()
+    assert accepted.get(timeout=PATIENCE) is None
+    waiting.join(PATIENCE)
+
+
+def test_where_somebody_listens_nobody_else_does(listening: tuple[ends.Listener, str], tmp_path: Path) -> None:
+    _, address = listening
+    with pytest.raises(NotConnectedError, match="another process already listens"):
+        if address.startswith("file:"):
+            ends.AddressFile(tmp_path / "0.address", "tcp://127.0.0.1:1")
+        else:
+            ends.listen(address)
+    ends.connect(ends.look_up(address), 5.0).release()
+
+
+def test_a_socket_file_that_a_dead_process_left_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "0.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+        dead.listen()
+    listener = LocalListener(path)
+    local.connect(str(path), 5.0).release()
+    assert path.stat().st_mode & 0o777 == 0o600
+    listener.close()
+    assert not path.exists()
+
+
+def test_the_address_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
+    dead = ends.AddressFile(tmp_path / "0.address", "tcp://127.0.0.1:1")
+    living = ends.AddressFile(tmp_path / "0.address", "tcp://127.0.0.1:2")
+    assert ends.look_up(f"file:{tmp_path}/0.address") == "tcp://127.0.0.1:2"
+    living.remove()
+    dead.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_processes_of_the_same_user_are_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = LocalListener(tmp_path / "0.sock")
+    mine, theirs = socket.socketpair()
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    with mine, pytest.raises(AuthenticationError, match=f"a process of user {os.geteuid()} tried"):
+        ends.let_in(listener, theirs, THERE, SECRET)
+    assert theirs.fileno() == -1
+    listener.close()
+
+
+@pytest.mark.parametrize("address", ["host:1", "tcp:/", "", "tls:", "tcp://host"])
+def test_what_is_no_address_is_said_to_be_none(address: str) -> None:
+    with pytest.raises((NotConnectedError, ValueError), match="is no"):
+        ends.dial(address, HERE, SECRET)
+
+
+def test_a_transport_that_there_is_not_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPCBENCH_TRANSPORT", "pigeon")
+    with pytest.raises(ValueError, match="'pigeon' is no transport"):
+        ends.transport()
