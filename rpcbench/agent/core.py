@@ -10,6 +10,7 @@ Rules
 from __future__ import annotations
 
 import queue
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -35,7 +36,8 @@ from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
 from rpcbench.transport.base import Link
 from rpcbench.transport.ends import leader_address
-from rpcbench.transport.handshake import Identity
+from rpcbench.transport.handshake import NEWCOMER, Identity
+from rpcbench.transport.host import host_id
 from rpcbench.transport.memory import MemoryConnection
 from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
@@ -74,7 +76,8 @@ class Agent:
         self._pool = Pool(f"rpcbench-{self.name}", config.threads, lambda: self.on_thread())
         self._link = link or Link()
         self._link.attach(self._transmit, self._deliver)
-        identity = Identity(config.cluster, self.id, self.name, self.incarnation)
+        epoch = NEWCOMER if self.id else 1 + secrets.randbits(60)
+        identity = Identity(config.cluster, self.id, self.name, self.incarnation, host_id(), epoch)
         self._peers = Peers(identity, config.secret, Path(config.directory), self._pool, self._arrived, self._ended)
         self._myself = MemoryConnection(lambda frame: self._arrived(identity, frame), self._pool.spawn)
         me = m.Member(self.id, self.name, self.incarnation, "")

@@ -10,16 +10,17 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rpcbench.agent.pool import Pool
-from rpcbench.transport import ends
+from rpcbench.transport import ends, versions
 from rpcbench.transport.base import Connection, Stream
-from rpcbench.transport.handshake import Identity
+from rpcbench.transport.handshake import NEWCOMER, Identity, Objection
 from rpcbench.transport.stream import StreamConnection
 from rpcbench.wire.frames import Frame, Limits
-from rpcbench.words.errors import AuthenticationError, NotConnectedError, ProtocolError
+from rpcbench.words.errors import NotConnectedError, ProtocolError
 
 Receive = Callable[[Identity, Frame], None]
 Ended = Callable[[Identity, str], None]
@@ -42,6 +43,7 @@ class Peers:
         self._connections: dict[int, list[tuple[int, StreamConnection]]] = {}
         self._dialling: dict[int, threading.Event] = {}
         self._closed = False
+        self._objection: Objection = lambda peer: None
         self._listener: ends.Listener | None = None
         self._posted: ends.AddressFile | None = None
         self._threads: list[threading.Thread] = []
@@ -81,6 +83,7 @@ class Peers:
             if identity.id != to:
                 stream.release()
                 raise ProtocolError(f"{identity.name} answers at the address of worker {to}")
+            self._met(identity)
             self._add(stream, identity, self.me.id)
         except OSError as error:
             raise NotConnectedError(f"nobody answers at {address}: {error.strerror or error}") from error
@@ -114,12 +117,17 @@ class Peers:
 
     def _let_in(self, listener: ends.Listener, sock: socket.socket) -> None:
         try:
-            stream, identity = ends.let_in(listener, sock, self.me, self._secret)
-        except (AuthenticationError, ProtocolError, OSError):
+            stream, identity = ends.let_in(listener, sock, self.me, self._secret, self._objection)
+        except (ProtocolError, OSError):
             self.refused += 1  # no word to a stranger
             return
         with contextlib.suppress(NotConnectedError):  # this agent has stopped meanwhile
             self._add(stream, identity, identity.id)
+
+    def _met(self, leader: Identity) -> None:
+        """The world that this process asks to join is the one it has found."""
+        if self.me.epoch == NEWCOMER:
+            self.me = replace(self.me, epoch=leader.epoch)
 
     def _add(self, stream: Stream, identity: Identity, dialler: int) -> None:
         connection = StreamConnection(stream, self._limits, self._pool.spawn)
@@ -129,6 +137,7 @@ class Peers:
                 raise NotConnectedError("this agent has stopped")
             self._connections.setdefault(identity.id, []).append((dialler, connection))
         self._start(lambda: self._read(identity, connection), f"read-{identity.name}")
+        versions.warn(self.me.versions, identity.versions, identity.name)
 
     def _read(self, identity: Identity, connection: StreamConnection) -> None:
         reason = "what it sent could not be handled"

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from rpcbench.transport import local, tcp
 from rpcbench.transport.base import Stream
-from rpcbench.transport.handshake import Handshake, Identity
+from rpcbench.transport.handshake import Handshake, Identity, Objection
 from rpcbench.transport.handshake import dial as dialler_steps
 from rpcbench.transport.handshake import listen as listener_steps
 from rpcbench.words.config import HANDSHAKE_SECONDS
@@ -118,12 +118,14 @@ def dial(address: str, me: Identity, secret: bytes) -> tuple[Stream, Identity]:
         raise
 
 
-def let_in(listener: Listener, sock: socket.socket, me: Identity, secret: bytes) -> tuple[Stream, Identity]:
-    """The listener's side of an accepted connection: who is it? Closes the socket where that stays open."""
+def let_in(
+    listener: Listener, sock: socket.socket, me: Identity, secret: bytes, objection: Objection = lambda peer: None
+) -> tuple[Stream, Identity]:
+    """The listener's side of an accepted connection: who is it? Closes the socket where nobody is let in."""
     deadline = time.monotonic() + HANDSHAKE_SECONDS
     try:
         stream = listener.open(sock)
-        return stream, _run(stream, listener_steps(me, secret), deadline)
+        return stream, _run(stream, listener_steps(me, secret, objection), deadline)
     except BaseException:
         sock.close()
         raise

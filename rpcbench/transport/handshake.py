@@ -4,11 +4,13 @@
     hello: who I am, fresh nonce  ───────>
                                   <─────── hello: who I am, fresh nonce
     proof over both hellos        ───────>
-                                  <─────── proof over both hellos
+                                  <─────── proof over both hellos and the verdict; the verdict
 
 A proof is an HMAC-SHA256 of the role and both hellos under the secret, so it is worth nothing on another connection
-or in the other direction. Records are at most 256 bytes; the listener shows its proof only after it has seen one; a
-failure closes the connection without a word. Sans-I/O: a generator yields bytes to send and the count to read.
+or in the other direction. Records have a fixed size; the listener shows its proof only after it has seen one; a
+stranger gets no word. The verdict of the listener is empty, or says why this process, which is no stranger, does not
+get in: it is left from an earlier world, say, or was given up. Processes whose versions do not fit both learn of it
+from the hellos. Sans-I/O: a generator yields bytes to send and the count to read.
 """
 
 from __future__ import annotations
@@ -16,86 +18,132 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import msgpack
 
-from rpcbench.words.errors import AuthenticationError, ProtocolError
+from rpcbench.transport import versions
+from rpcbench.transport.versions import HERE, Versions
+from rpcbench.words.errors import AuthenticationError, ProtocolError, RefusedError, VersionMismatch
 
 MAGIC = b"rpcbench"
-VERSION = 1
-RECORD = 256
+RECORD = 512
+VERDICT = 256
+NEWCOMER = 0
+"""The epoch of who is in no world yet."""
 _NONCE = 32
 _PROOF = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who stands at one end: a member of one cluster, in one incarnation."""
+    """Who stands at one end: a member of one cluster, in one incarnation, on one host.
+
+    `epoch` is drawn by member 0 when it founds the world: what is left of an earlier one has another.
+    """
 
     cluster: str
     id: int
     name: str
     incarnation: int
+    host: str = ""
+    epoch: int = NEWCOMER
+    versions: Versions = HERE
 
 
 Step = tuple[bytes, int]
 """(bytes to send, bytes to read after that)"""
 Handshake = Generator[Step, bytes, Identity]
+Objection = Callable[[Identity], str | None]
+"""Why a process that knows the secret is not let in; None: it is."""
 
 
 def _hello(me: Identity) -> bytes:
-    fields = (MAGIC, VERSION, me.cluster, me.id, me.name, me.incarnation, secrets.token_bytes(_NONCE))
+    nonce = secrets.token_bytes(_NONCE)
+    fields = (MAGIC, *me.versions, me.cluster, me.epoch, me.id, me.name, me.incarnation, me.host, nonce)
     packed: bytes = msgpack.packb(fields)
-    if len(packed) > RECORD - 1:
-        raise ProtocolError(f"name {me.name!r} is too long for a handshake")
-    return bytes([len(packed)]) + packed.ljust(RECORD - 1, b"\0")
+    if len(packed) > RECORD - 2:
+        raise ProtocolError(f"the name {me.name!r} or host id {me.host!r} is too long for a handshake")
+    return len(packed).to_bytes(2, "little") + packed.ljust(RECORD - 2, b"\0")
 
 
 def _peer(record: bytes, me: Identity) -> Identity:
+    """Who sent this hello. VersionMismatch for one that another version made: its first fields stay what they are."""
     try:
-        fields = msgpack.unpackb(record[1 : 1 + record[0]], use_list=False)
-        magic, version, cluster, id_, name, incarnation, nonce = fields
-        peer = Identity(cluster, id_, name, incarnation)
-        if magic != MAGIC or len(nonce) != _NONCE:
+        length = int.from_bytes(record[:2], "little")
+        magic, *fields = msgpack.unpackb(record[2 : 2 + length], use_list=False)
+        theirs = Versions(*fields[:4])
+        _check_types(theirs, (int, str, str, str))
+        if magic != MAGIC:
             raise ValueError("no rpcbench hello")
+        versions.check(me.versions, theirs, "the peer")
+        cluster, epoch, id_, name, incarnation, host, nonce = fields[4:]
+        if len(nonce) != _NONCE:
+            raise ValueError("no rpcbench hello")
+    except VersionMismatch:
+        raise
     except Exception as error:
         raise ProtocolError(f"the peer does not speak rpcbench: {error}") from error
-    if version != VERSION:
-        raise ProtocolError(f"the peer speaks version {version} of the protocol, this process version {VERSION}")
+    peer = Identity(cluster, id_, name, incarnation, host, epoch, theirs)
+    _check_types((cluster, id_, name, incarnation, host, epoch), (str, int, str, int, str, int))
     if cluster != me.cluster:
         raise AuthenticationError("the peer belongs to another cluster")
-    if not (isinstance(id_, int) and isinstance(name, str) and isinstance(incarnation, int)):
-        raise ProtocolError("the peer's hello makes no sense")
     return peer
 
 
-def _proof(secret: bytes, role: bytes, dialler: bytes, listener: bytes) -> bytes:
-    return hmac.new(secret, role + dialler + listener, hashlib.sha256).digest()
+def _check_types(fields: tuple[object, ...], kinds: tuple[type, ...]) -> None:
+    if tuple(map(type, fields)) != kinds:
+        raise ProtocolError("the peer's hello makes no sense")
 
 
-def _verify(given: bytes, secret: bytes, role: bytes, dialler: bytes, listener: bytes) -> None:
-    if not hmac.compare_digest(given, _proof(secret, role, dialler, listener)):
+def _proof(secret: bytes, role: bytes, *said: bytes) -> bytes:
+    return hmac.new(secret, role + b"".join(said), hashlib.sha256).digest()
+
+
+def _verify(given: bytes, expected: bytes) -> None:
+    if not hmac.compare_digest(given, expected):
         raise AuthenticationError("the peer does not know this cluster's secret")
 
 
 def dial(me: Identity, secret: bytes) -> Handshake:
-    """The dialler's side; returns who listens."""
+    """The dialler's side; returns who listens. RefusedError with the reason where that does not let us in."""
     mine = _hello(me)
     theirs = yield mine, RECORD
     peer = _peer(theirs, me)
-    proof = yield _proof(secret, b"dialler", mine, theirs), _PROOF
-    _verify(proof, secret, b"listener", mine, theirs)
+    answer = yield _proof(secret, b"dialler", mine, theirs), _PROOF + VERDICT
+    verdict = answer[_PROOF:]
+    _verify(answer[:_PROOF], _proof(secret, b"listener", mine, theirs, verdict))
+    if reason := verdict.rstrip(b"\0").decode(errors="replace"):
+        raise RefusedError(f"{peer.name} does not let this process in: {reason}")
     return peer
 
 
-def listen(me: Identity, secret: bytes) -> Handshake:
-    """The listener's side; returns who dialled. The last yield sends and reads nothing more."""
+def listen(me: Identity, secret: bytes, objection: Objection = lambda peer: None) -> Handshake:
+    """The listener's side; returns who dialled. RefusedError where that is told not to come in."""
     theirs = yield b"", RECORD
-    peer = _peer(theirs, me)
     mine = _hello(me)
+    try:
+        peer = _peer(theirs, me)
+    except VersionMismatch:
+        yield mine, 0  # so that the other side finds out, too
+        raise
     proof = yield mine, _PROOF
-    _verify(proof, secret, b"dialler", theirs, mine)
-    yield _proof(secret, b"listener", theirs, mine), 0
+    _verify(proof, _proof(secret, b"dialler", theirs, mine))
+    reason = _stray(me, peer) or objection(peer) or ""
+    verdict = reason.encode()[:VERDICT].ljust(VERDICT, b"\0")
+    yield _proof(secret, b"listener", theirs, mine, verdict) + verdict, 0
+    if reason:
+        raise RefusedError(f"{peer.name} was not let in: {reason}")
     return peer
+
+
+def _stray(me: Identity, peer: Identity) -> str | None:
+    """Why a process of another world, or of none, has no business here."""
+    if me.epoch == NEWCOMER:
+        return f"{me.name} is in no world yet"
+    if peer.epoch not in (me.epoch, NEWCOMER):
+        return f"{peer.name} belongs to an earlier world at this address, which is over"
+    if peer.epoch == NEWCOMER and me.id != 0:
+        return "only worker 0 lets newcomers in"
+    return None

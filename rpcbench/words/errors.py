@@ -12,7 +12,9 @@
         ├── NotConnectedError         the peer cannot be reached (yet)
         ├── ShutdownError             this side has stopped, or is stopping
         └── ProtocolError             a peer broke the rules: nonsense bytes, an unknown message, a wrong size
-            └── AuthenticationError   a peer that does not know the secret
+            ├── AuthenticationError   a peer that does not know the secret
+            ├── VersionMismatch       a peer whose Python or rpcbench cannot work with ours
+            └── RefusedError          a peer that knows us, and does not let us in; it says why
     ValueError
     └── PipelineError                 a split or a schedule that cannot run; raised before anything is sent
 
@@ -87,6 +89,24 @@ class ProtocolError(RpcError):
 
 class AuthenticationError(ProtocolError):
     """The peer does not know this cluster's secret, or belongs to another cluster."""
+
+
+class VersionMismatch(ProtocolError):
+    """Two processes that cannot work together; raised on both. `mine` and `theirs` name the versions."""
+
+    def __init__(self, mine: str, theirs: str, who: str = "the peer") -> None:
+        super().__init__(mine, theirs, who)
+        self.mine, self.theirs, self.who = mine, theirs, who
+
+    def __str__(self) -> str:
+        return (
+            f"this process has {self.mine}; {self.who} has {self.theirs}. "
+            "Use the same rpcbench and the same minor version of Python for all workers of a world"
+        )
+
+
+class RefusedError(ProtocolError):
+    """Another member knows who this process is, and does not let it in. The text has its reason."""
 
 
 class PipelineError(ValueError):

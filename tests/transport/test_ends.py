@@ -17,7 +17,7 @@ from rpcbench.transport.local import LocalListener
 from rpcbench.words.errors import AuthenticationError, NotConnectedError
 
 SECRET = b"s" * 32
-HERE, THERE = Identity("c", 1, "worker1", 0), Identity("c", 0, "notebook", 0)
+HERE, THERE = Identity("c", 1, "worker1", 0), Identity("c", 0, "notebook", 0, epoch=5)
 
 
 @pytest.fixture(params=["unix", "tcp", "file"])

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
+import re
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgpack
 import pytest
 from streams import AnySocket
 
-from rpcbench.transport import ends, handshake
-from rpcbench.transport.handshake import RECORD, Handshake, Identity, dial, listen
-from rpcbench.words.errors import AuthenticationError, ProtocolError
+from rpcbench.transport import ends, handshake, versions
+from rpcbench.transport.handshake import RECORD, VERDICT, Handshake, Identity, dial, listen
+from rpcbench.transport.versions import HERE
+from rpcbench.words.errors import AuthenticationError, ProtocolError, RefusedError, VersionMismatch
 
 SECRET = b"s" * 32
-ALICE = Identity("digits", 1, "worker1", 3)
-BOB = Identity("digits", 0, "notebook", 0)
+ALICE = Identity("digits", 1, "worker1", 3, "here")
+BOB = Identity("digits", 0, "notebook", 0, "there", epoch=77)
 Meddle = Callable[[str, bytes], bytes]
 """(step, data) -> what arrives instead. Steps: "hello", "answer", "proof", "welcome"."""
 
@@ -39,7 +44,7 @@ def meet(
         return ConnectionError(), answer
     proof = _step(dialler, meddle("answer", answer[0]))
     if not isinstance(proof, tuple):
-        return proof, None
+        return proof, _step(listener, b"") if answer[1] == 0 else None
     welcome = _step(listener, meddle("proof", proof[0]))
     if not isinstance(welcome, tuple):
         return ConnectionError(), welcome
@@ -59,11 +64,11 @@ def _step(side: Handshake, data: bytes):
 def forged(**changes: object) -> bytes:
     """A hello of worker1 with some fields changed."""
     fields = {
-        "magic": handshake.MAGIC, "version": handshake.VERSION, "cluster": "digits", "id": 1, "name": "worker1",
-        "incarnation": 3, "nonce": bytes(32),
+        "magic": handshake.MAGIC, **HERE._asdict(), "cluster": "digits", "epoch": 0, "id": 1, "name": "worker1",
+        "incarnation": 3, "host": "here", "nonce": bytes(32),
     }  # fmt: skip
     packed = msgpack.packb(list({**fields, **changes}.values()))
-    return bytes([len(packed)]) + packed.ljust(RECORD - 1, b"\0")
+    return len(packed).to_bytes(2, "little") + packed.ljust(RECORD - 2, b"\0")
 
 
 def test_each_learns_who_the_other_is() -> None:
@@ -97,13 +102,17 @@ HELLOS = {
     "magic": (forged(magic=b"rpcbrunch"), "does not speak rpcbench"),
     "short nonce": (forged(nonce=b"1"), "does not speak rpcbench"),
     "no nonce": (forged(nonce=None), "does not speak rpcbench"),
-    "length beyond": (b"\xff" + forged()[1:], "does not speak rpcbench"),
-    "cut off": (bytes([40]) + forged()[1:], "does not speak rpcbench"),
-    "version": (forged(version=handshake.VERSION + 1), "speaks version 2 of the protocol, this process version 1"),
+    "length beyond": (b"\xff\xff" + forged()[2:], "does not speak rpcbench"),
+    "cut off": (bytes([40, 0]) + forged()[2:], "does not speak rpcbench"),
+    "version": (forged(protocol=HERE.protocol + 1), "this process has protocol 1, .*the peer has protocol 2, "),
+    "python": (forged(python="3.7.1"), r"the peer has protocol 1, Python 3\.7\.1, .*Use the same"),
+    "versions": (forged(torch=2), "makes no sense"),
     "cluster": (forged(cluster="letters"), "another cluster"),
     "id": (forged(id="1"), "makes no sense"),
     "name": (forged(name=["worker1"]), "makes no sense"),
     "incarnation": (forged(incarnation=None), "makes no sense"),
+    "epoch": (forged(epoch=True), "makes no sense"),
+    "host": (forged(host=b"here"), "makes no sense"),
 }
 
 
@@ -113,12 +122,13 @@ def test_a_hello_that_is_none_ends_it_on_either_side(what: str, side: str) -> No
     record, reason = HELLOS[what]
     dialler, listener = meet(dial(ALICE, SECRET), listen(BOB, SECRET), lambda step, d: record if step == side else d)
     error = listener if side == "hello" else dialler
-    assert isinstance(error, ProtocolError) and reason in str(error)
+    assert isinstance(error, ProtocolError) and re.search(reason, str(error))
 
 
 @pytest.mark.parametrize("step", ["hello", "answer", "proof", "welcome"])
 def test_one_changed_bit_anywhere_is_noticed(step: str) -> None:
-    for position in range(RECORD if step in ("hello", "answer") else 32):
+    size = {"proof": 32, "welcome": 32 + VERDICT}.get(step, RECORD)
+    for position in range(size):
 
         def flip(at: str, data: bytes, position: int = position) -> bytes:
             return data if at != step else data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
@@ -171,7 +181,69 @@ def test_a_proof_asked_of_one_member_does_not_serve_another() -> None:
 
 def test_a_name_that_does_not_fit_is_refused_at_home() -> None:
     with pytest.raises(ProtocolError, match="too long"):
-        next(dial(Identity("digits", 1, "w" * 250, 0), SECRET))
+        next(dial(Identity("digits", 1, "w" * RECORD, 0), SECRET))
+    next(dial(Identity("d" * 64, 1 << 40, "w" * 127, 1 << 40, "h" * 64, 1 << 60), SECRET))
+
+
+# -- who is no stranger, and still does not get in
+MEMBER = replace(ALICE, epoch=BOB.epoch)
+OTHER = Identity("digits", 2, "worker2", 0, "here", epoch=BOB.epoch)
+REFUSED = {
+    "of an earlier world": (replace(ALICE, epoch=5), BOB, "worker1 belongs to an earlier world"),
+    "a newcomer who asks the wrong one": (ALICE, OTHER, "only worker 0 lets newcomers in"),
+    "met by one in no world": (MEMBER, replace(OTHER, epoch=handshake.NEWCOMER), "worker2 is in no world yet"),
+}
+
+
+@pytest.mark.parametrize("who", REFUSED)
+def test_who_has_no_business_here_is_told_why(who: str) -> None:
+    here, there, reason = REFUSED[who]
+    dialler, listener = meet(dial(here, SECRET), listen(there, SECRET))
+    for error in (dialler, listener):
+        assert isinstance(error, RefusedError) and reason in str(error)
+
+
+def test_members_of_one_world_meet() -> None:
+    assert meet(dial(MEMBER, SECRET), listen(OTHER, SECRET)) == (OTHER, MEMBER)
+    assert meet(dial(MEMBER, SECRET), listen(BOB, SECRET, lambda peer: None)) == (BOB, MEMBER)
+
+
+def test_a_listener_may_object_and_its_reason_is_told_in_any_length() -> None:
+    long = "it was given up " * 100
+    dialler, listener = meet(dial(MEMBER, SECRET), listen(BOB, SECRET, lambda peer: f"{peer.name}: {long}"))
+    assert isinstance(listener, RefusedError) and long in str(listener)
+    assert isinstance(dialler, RefusedError) and "worker1: it was given up" in str(dialler)
+
+
+def test_a_stranger_is_not_told_why() -> None:
+    seen: list[str] = []
+
+    def watch(step: str, data: bytes) -> bytes:
+        seen.append(step)
+        return data
+
+    _, listener = meet(dial(MEMBER, b"w" * 32), listen(BOB, SECRET, lambda peer: "no"), watch)
+    assert isinstance(listener, AuthenticationError) and "welcome" not in seen
+
+
+# -- versions
+def test_versions_that_do_not_fit_are_named_on_both_sides() -> None:
+    old = replace(ALICE, versions=HERE._replace(python="3.7.1"))
+    dialler, listener = meet(dial(old, SECRET), listen(BOB, SECRET))
+    assert isinstance(dialler, VersionMismatch) and isinstance(listener, VersionMismatch)
+    assert (dialler.mine, dialler.theirs) == (listener.theirs, listener.mine) == (str(old.versions), str(HERE))
+    assert pickle.loads(pickle.dumps(dialler)).args == dialler.args
+
+
+@pytest.mark.parametrize("field", ["torch", "cloudpickle"])
+def test_versions_that_may_do_harm_are_warned_of_by_name(field: str) -> None:
+    other = HERE._replace(**{field: "0.0.1"})
+    assert meet(dial(replace(ALICE, versions=other), SECRET), listen(BOB, SECRET))[0] == BOB
+    with pytest.warns(RuntimeWarning, match=rf"worker1 has {field} 0\.0\.1, this process "):
+        versions.warn(HERE, other, "worker1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        versions.warn(HERE, HERE._replace(python="3.11.99"), "worker1")
 
 
 # -- on a socket
