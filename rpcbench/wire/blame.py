@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch
+
+from rpcbench.wire.kinds import unsendable
 from rpcbench.words.errors import SerializationError
 
 _MOST_PROBES = 2000
@@ -69,7 +72,9 @@ def _parts(value: object, path: str) -> Iterator[_Part]:
             yield f"{path}.__self__", value.__self__
         case functools.partial():
             yield from ((f"{path}.{name}", getattr(value, name)) for name in ("func", "args", "keywords"))
-        case type():
+        case type() | torch.jit.ScriptModule():
+            return
+        case torch.Tensor() if unsendable(value):
             return
     yield from ((f"{path}.{name}", part) for name, part in _attributes(value).items())
 

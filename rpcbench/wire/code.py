@@ -31,6 +31,14 @@ class MissingCodeError(SerializationError, AttributeError):
     Source: raised on the callee; the cure is to have the same modules on both sides.
     """
 
+    @classmethod
+    def about(cls, error: Exception) -> MissingCodeError:
+        """The error for a look-up that failed."""
+        return cls(
+            f"{error}. The RPC pickler does not serialize the code of what can be imported, only its name: make sure "
+            "that functions and classes are defined in the same modules on caller and callee."
+        )
+
 
 class _Version(NamedTuple):
     """`name`: where in `__main__` it was defined, or ''. `mark`: a fingerprint if it has a name, else random."""

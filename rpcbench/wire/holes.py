@@ -16,8 +16,8 @@ def tensor(index: int) -> NoReturn:
     _outside()
 
 
-def dressed(index: int, kind: type, attributes: dict[str, Any]) -> NoReturn:
-    """Tensor number `index` as an instance of `kind`, with attributes."""
+def dressed(index: int, kind: type, state: Any) -> NoReturn:
+    """Tensor number `index` as an instance of `kind`, with its state."""
     _outside()
 
 

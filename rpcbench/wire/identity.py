@@ -19,12 +19,12 @@ _INCIDENTAL = frozenset(  # members that say nothing, or that pickling itself le
 )
 
 
-def importable(value: Any) -> bool:
-    """Whether a module other than `__main__` has exactly this function or class under its own name."""
+def importable(value: Any, made: Any = None) -> bool:
+    """Whether a module other than `__main__` has this function or class (or what was `made` of it) under its name."""
     module = sys.modules.get(value.__module__)
     if module is None or module is sys.modules.get("__main__"):
         return False
-    return _attribute(module, value.__qualname__) is value
+    return _attribute(module, value.__qualname__) is (value if made is None else made)
 
 
 def in_main(name: str) -> Any:

@@ -25,10 +25,11 @@ from typing import Any, NamedTuple, Protocol
 import cloudpickle
 import torch
 
-from rpcbench.wire import holes, tensors
+from rpcbench.wire import holes, kinds, scripts, tensors
 from rpcbench.wire.blame import blame
 from rpcbench.wire.body import Body
 from rpcbench.wire.code import CodeCache, MissingCodeError, reduce_cached
+from rpcbench.wire.devices import CPU_ONLY, Route
 from rpcbench.wire.identity import importable
 from rpcbench.wire.storages import INLINE
 from rpcbench.words.errors import ProtocolError, RpcError, SerializationError
@@ -36,6 +37,7 @@ from rpcbench.words.errors import ProtocolError, RpcError, SerializationError
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     **cloudpickle.Pickler.dispatch_table.maps[0],
     functools._lru_cache_wrapper: reduce_cached,
+    torch.jit.ScriptFunction: scripts.reduce_function,
 }
 del _REDUCERS[MethodType]  # the default takes a class method by name, cloudpickle would take its code
 
@@ -65,31 +67,36 @@ class Codec:
         self._code = CodeCache()
 
     def encode(
-        self, value: object, externals: Externals | None = None, label: str | tuple[str, ...] = "value"
+        self,
+        value: object,
+        externals: Externals | None = None,
+        label: str | tuple[str, ...] = "value",
+        route: Route = CPU_ONLY,
     ) -> Encoded:
         """`value` as a body. `label` names it in errors; where it is a tuple, a tuple of labels names its items.
+        `route` says where tensors on devices go.
 
         Tensors of up to 16 KB are copied; larger ones must not change until the body is sent.
         Raises SerializationError if a part of the value cannot travel.
         """
         try:
-            return self._encode(value, externals)
+            return self._encode(value, externals, route)
         except Exception as error:
             if isinstance(error, RpcError) and not isinstance(error, SerializationError):
                 raise
-            path, cause = blame(value, label, error, lambda part: self._problem(part, externals))
+            path, cause = blame(value, label, error, lambda part: self._problem(part, externals, route))
             raise SerializationError(f"{path}: {_words(cause)}") from cause
 
-    def _encode(self, value: object, externals: Externals | None) -> Encoded:
+    def _encode(self, value: object, externals: Externals | None, route: Route) -> Encoded:
         stream = io.BytesIO()
-        pickler = _Pickler(stream, self._code, externals)
+        pickler = _Pickler(stream, self._code, externals, route)
         pickler.dump(value)
-        table, buffers = tensors.encode(pickler.tensors) if pickler.tensors else (b"", [])
+        table, buffers = tensors.encode(pickler.tensors, route) if pickler.tensors else (b"", [])
         return Encoded(Body(stream.getvalue(), table, buffers + pickler.buffers), pickler.tensors)
 
-    def _problem(self, value: object, externals: Externals | None) -> Exception | None:
+    def _problem(self, value: object, externals: Externals | None, route: Route) -> Exception | None:
         try:
-            self._encode(value, externals)
+            self._encode(value, externals, route)
         except Exception as error:  # noqa: BLE001  (whatever a user's __reduce__ raises)
             return error
         return None
@@ -134,12 +141,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     dispatch_table = copyreg.dispatch_table
 
-    def __init__(self, stream: io.BytesIO, code: CodeCache, externals: Externals | None) -> None:
+    def __init__(self, stream: io.BytesIO, code: CodeCache, externals: Externals | None, route: Route) -> None:
         self.tensors: list[torch.Tensor] = []
         self.buffers: list[memoryview] = []
         super().__init__(stream, protocol=5, buffer_callback=functools.partial(_keep, self.buffers))
         self._code = code
         self._externals = externals
+        self._route = route
 
     def dump(self, value: object) -> None:
         pickle.Pickler.dump(self, value)  # cloudpickle's own would hide a RecursionError
@@ -154,17 +162,21 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             index = self._externals.give(value)
             if index is not None:
                 return holes.external, (index,)
+        if issubclass(kind, torch.jit.ScriptModule):
+            return scripts.reduce_module(value, self._route)
         reducer = _REDUCERS.get(kind)
         return NotImplemented if reducer is None else reducer(value)
 
     def _tensor(self, value: torch.Tensor, kind: type) -> Any:
-        if not tensors.fits(value):
+        if not kinds.fits(value):
+            if reason := kinds.unsendable(value):
+                raise SerializationError(reason)
             return NotImplemented
         index = len(self.tensors)
         self.tensors.append(value)
-        attributes = vars(value)
-        if attributes or not (kind is torch.Tensor or kind is torch.nn.Parameter):
-            return holes.dressed, (index, kind, attributes)
+        state = kinds.state_of(value, kind)
+        if state or kind not in kinds.ORDINARY:
+            return holes.dressed, (index, kind, state)
         return holes.tensor, (index,)
 
     def _by_value(self, value: Any) -> Any:
@@ -198,10 +210,7 @@ class _Unpickler(pickle.Unpickler):
             _load_packages_of(module)
             return super().find_class(module, name)
         except (AttributeError, ModuleNotFoundError) as error:
-            raise MissingCodeError(
-                f"{error}. The RPC pickler does not serialize the code of what can be imported, only its name: make "
-                "sure that functions and classes are defined in the same modules on caller and callee."
-            ) from error
+            raise MissingCodeError.about(error) from error
 
 
 class _Tables:
@@ -232,8 +241,8 @@ class _Tables:
             raise ProtocolError(f"a message mentions tensor {index}, but brings {len(self._tensors)}")
         return self._tensors[index]
 
-    def dressed(self, index: int, kind: type[torch.Tensor], attributes: dict[str, Any]) -> torch.Tensor:
-        return tensors.dress(kind, self.tensor(index), attributes)
+    def dressed(self, index: int, kind: type[torch.Tensor], state: Any) -> torch.Tensor:
+        return kinds.dress(kind, self.tensor(index), state)
 
     def external(self, index: int) -> object:
         if self._externals is None:

@@ -17,11 +17,14 @@ from typing import Any
 
 import torch
 
+from rpcbench.wire.devices import Route, fetched
 from rpcbench.words.errors import SerializationError
 
 Entry = list[Any]
 """One tensor in the table: dtype, shape, storage and, if there are any, notes."""
 
+Item = bytes | int | list[Any]
+"""One storage in the table: its bytes, or the length of the next buffer; with the name of its device, if it has one."""
 INLINE = 16 << 10
 """Storages below this many bytes travel in the table itself."""
 WORTH_PACKING = 8 << 10
@@ -43,14 +46,20 @@ class _Piece:
 class Storages:
     """Collects tensors by storage; `finish` decides what travels and completes their entries."""
 
-    def __init__(self) -> None:
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._mapped = bool(route.targets)
         self._whole: dict[int, tuple[int, int]] = {}  # address of a storage -> its number and size
         self._pieces: dict[int, list[_Piece]] = {}
-        self._sizes: list[bytes | int] = []
+        self._items: list[Item] = []
         self._buffers: list[memoryview] = []
 
+    def target(self, tensor: torch.Tensor) -> str | None:
+        """Where the tensor goes; None for the CPU. SerializationError where it cannot go anywhere."""
+        return self._route.target(tensor.device) if self._mapped or not tensor.is_cpu else None
+
     def place(self, entry: Entry, tensor: torch.Tensor) -> None:
-        """Remember a strided CPU tensor that is not empty, together with the entry that describes it."""
+        """Remember a strided tensor that is not empty, together with the entry that describes it."""
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         start = int(tensor.storage_offset()) * tensor.element_size()
@@ -61,20 +70,20 @@ class Storages:
         if stop > size:
             raise SerializationError("a tensor whose storage was freed or cut short cannot be sent")
         if dense == size and address not in self._whole and address not in self._pieces:
-            self._whole[address] = len(self._sizes), size
-            self._store(storage, 0, size)
+            self._whole[address] = len(self._items), size
+            self._store(tensor, storage, 0, size)
         number, within = self._whole.get(address, (0, 0))
         if stop <= within:
             _refer(entry, number, start, tensor)
         else:
             self._pieces.setdefault(address, []).append(_Piece(entry, tensor, start, stop, dense))
 
-    def finish(self) -> tuple[list[bytes | int], list[memoryview]]:
-        """The storages (bytes, or the length of the next buffer) and the out-of-band buffers."""
+    def finish(self) -> tuple[list[Item], list[memoryview]]:
+        """The storages and the out-of-band buffers."""
         for pieces in self._pieces.values():
             for group in _groups(pieces) if len(pieces) > 1 else (pieces,):
                 self._write(group)
-        return self._sizes, self._buffers
+        return self._items, self._buffers
 
     def _write(self, pieces: list[_Piece]) -> None:
         start = pieces[0].start // _ALIGNMENT * _ALIGNMENT
@@ -88,29 +97,35 @@ class Storages:
                 self._pack(piece)
             return
         for piece in pieces:
-            _refer(piece.entry, len(self._sizes), piece.start - start, piece.tensor)
-        self._store(pieces[0].tensor.untyped_storage(), start, stop)
+            _refer(piece.entry, len(self._items), piece.start - start, piece.tensor)
+        self._store(pieces[0].tensor, pieces[0].tensor.untyped_storage(), start, stop)
 
     def _pack(self, piece: _Piece) -> None:
         """A storage of its own for this piece, without the gaps; repeated dimensions stay repeated."""
         tensor, strides = piece.tensor, piece.tensor.stride()
         kept = [size if stride else 1 for size, stride in zip(tensor.shape, strides, strict=True)]
-        window = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        window = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         window.set_(tensor.untyped_storage(), tensor.storage_offset(), kept, strides)
         packed = window.clone(memory_format=torch.contiguous_format)
-        piece.entry[2] = len(self._sizes)
+        piece.entry[2] = len(self._items)
         steps = zip(packed.stride(), strides, strict=True)
         note(piece.entry, "strides", [step if stride else 0 for step, stride in steps])
-        self._store(packed.untyped_storage(), 0, piece.dense)
+        self._store(tensor, packed.untyped_storage(), 0, piece.dense)
 
-    def _store(self, storage: torch.UntypedStorage, start: int, stop: int) -> None:
-        size = stop - start
+    def _store(self, tensor: torch.Tensor, storage: torch.UntypedStorage, start: int, stop: int) -> None:
+        """Send these bytes of a storage that is on the tensor's device."""
+        size, target = stop - start, self.target(tensor)
+        if not tensor.is_cpu:
+            storage, start = fetched(storage, start, size), 0
+        item = self._bytes(storage, start, size)
+        self._items.append(item if target is None else [item, target])
+
+    def _bytes(self, storage: torch.UntypedStorage, start: int, size: int) -> bytes | int:
         if size < INLINE:
-            self._sizes.append(ctypes.string_at(storage.data_ptr() + start, size))
-            return
+            return ctypes.string_at(storage.data_ptr() + start, size)
         window = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (size,), (1,))
-        self._sizes.append(size)
         self._buffers.append(window.numpy().data.toreadonly())
+        return size
 
 
 def _strided(entry: Entry, tensor: torch.Tensor, start: int) -> tuple[int, int]:
