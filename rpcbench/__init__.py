@@ -20,6 +20,7 @@ _HOMES = {
     "Future": "rpcbench.words.futures",
     "collect_all": "rpcbench.words.futures",
     "wait_all": "rpcbench.words.futures",
+    "ConnectionLostError": "rpcbench.words.errors",
     "RpcError": "rpcbench.words.errors",
     "RpcTimeoutError": "rpcbench.words.errors",
     "RemoteError": "rpcbench.words.errors",

@@ -49,6 +49,8 @@ from rpcbench.words.futures import Future, blocked
 from rpcbench.words.ids import Id
 
 P = TypeVar("P")
+_TICK = -1
+"""Stands among the deadlines of calls for the next tick of the node."""
 NOT_INITIALIZED = (
     "RPC has not been initialized. Call rpcbench.rpc.init_rpc first, or start workers: "
     "rpcbench.Cluster(2), in a notebook %cluster start 2."
@@ -81,7 +83,7 @@ class Agent:
         self._peers = Peers(identity, config.secret, Path(config.directory), self._pool, self._arrived, self._ended)
         self._myself = MemoryConnection(lambda frame: self._arrived(identity, frame), self._pool.spawn)
         me = m.Member(self.id, self.name, self.incarnation, "")
-        self.machine = Machine(Node(me, config.world_size), self._perform)
+        self.machine = Machine(Node(me, config.world_size, self._link.lossy), self._perform)
         self.roster = Roster(self.name, self.machine, self._pool.spawn)
         self.values = Values(self, self.machine, make, self._link.clock)
         self._waiting = Waiting(self._pool.spawn, lambda call: self.machine.feed(lambda node: node.cancel(call)))
@@ -249,8 +251,8 @@ class Agent:
         if not self.running:
             raise RuntimeError(NOT_INITIALIZED)
         now = self._link.clock()
-        if seconds is not None and self._waiting.deadlines.set(message.call, now + seconds):
-            self.released.put(None)  # wakes the keeper
+        if seconds is not None:
+            self._wake_at(message.call, now + seconds)
         self.machine.feed(lambda node: node.call(to, message, now, seconds), may_wait=not on_main_thread())
 
     def reply(self, to: int, call: int, answer: m.Result | m.Failure) -> None:
@@ -259,7 +261,7 @@ class Agent:
         def answering(node: Node) -> fx.Effects:
             if node.calls.served(to, call):
                 return node.send(to, answer)
-            return node.unsent(to, answer, ShutdownError("the caller has gone"))
+            return node.never_sent(to, answer, ShutdownError("the caller has gone"))
 
         self.machine.feed(answering, may_wait=True)
 
@@ -340,7 +342,7 @@ class Agent:
         scope = getattr(effect.message, "scope", None)
         if scope is not None and self.values.recorder is not None:
             self.values.recorder.unsent(scope)
-        self.machine.feed(lambda node: node.unsent(effect.to, effect.message, failure, effect.seq))
+        self.machine.feed(lambda node: node.unsent(effect, failure))
 
     def _transmit(self, to: int, seq: int, message: m.Message, may_wait: bool) -> None:
         control, body = m.pack(seq, message)
@@ -374,7 +376,7 @@ class Agent:
     def _ended(self, peer: Identity, reason: str) -> None:
         if self.running:
             told = self.roster.explain(peer.name, reason)
-            self.machine.feed(lambda node: node.lost(peer.id, told))
+            self.machine.feed(lambda node: node.lost(peer.id, peer.incarnation, told))
 
     # -- effects
     def _perform(self, effect: fx.Effect, may_wait: bool) -> None:
@@ -385,6 +387,7 @@ class Agent:
 
     def _effect_table(self) -> dict[type[Any], Callable[[Any], object]]:
         return {
+            fx.Wake: lambda e: self._wake_at(_TICK, self._link.clock() + self._link.retry_seconds / 2),
             fx.Run: lambda e: self._pool.submit(lambda: self._serve(e)),
             fx.Resolve: self._resolve,
             fx.Reject: lambda e: self._waiting.fail(e.call, e.error),
@@ -465,7 +468,11 @@ class Agent:
             del item
             due, pause = self._waiting.deadlines.pop_due(self._link.clock())
             for call in due:
-                self._expire(call)
+                self._due(call)
 
-    def _expire(self, call: int) -> None:
-        self.machine.feed(lambda node: node.expired(call))
+    def _due(self, call: int) -> None:
+        self.machine.feed(lambda node: node.tick() if call == _TICK else node.expired(call))
+
+    def _wake_at(self, call: int, at: float) -> None:
+        if self._waiting.deadlines.set(call, at):
+            self.released.put(None)  # wakes the keeper

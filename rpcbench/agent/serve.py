@@ -16,7 +16,7 @@ import torch
 
 from rpcbench.agent.values import Values
 from rpcbench.wire.messages import EMPTY, Call, Create, Failure, Fetch, Result
-from rpcbench.words.errors import RemoteError, RpcError
+from rpcbench.words.errors import ConnectionLostError, RemoteError, RpcError
 from rpcbench.words.futures import Future
 
 _caller: ContextVar[int | None] = ContextVar("rpcbench_caller", default=None)
@@ -166,5 +166,7 @@ def reraise(agent: Server, worker: str, answer: Failure) -> NoReturn:
         except Exception:  # noqa: BLE001  (its class cannot be rebuilt here; its story can be shown)
             error = None
     if not isinstance(error, Exception):
-        error = RpcError(f"{answer.type} on {worker}, which cannot be shown as itself here:\n{answer.text}")
+        told = f"{answer.type} on {worker}, which cannot be shown as itself here:\n{answer.text}"
+        lost = answer.type == ConnectionLostError.__name__  # the answer itself was
+        error = ConnectionLostError(answer.text) if lost else RpcError(told)
     raise error from RemoteError(worker, answer.text)

@@ -27,6 +27,10 @@ class Send(NamedTuple):
     message: Message
 
 
+class Wake(NamedTuple):
+    """Call `tick` when one period has passed."""
+
+
 class Run(NamedTuple):
     """Run a user's function, or fetch a value: all RRefs it needs are known to their owners."""
 

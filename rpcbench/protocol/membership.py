@@ -53,11 +53,17 @@ class Membership:
 
     # -- member 0
     def on_join(self, source: int, message: Join) -> Outcome:
+        before = self.members.get(source)
+        effects: Effects = []
+        outbox: Outbox = []
+        if before is not None and source == message.member.id and message.member.incarnation > before.incarnation:
+            effects, outbox = self.lost(source, "it was started again")
         reason = self._objection(source, message)
         if reason:
-            return [], [(source, Refused(reason))]
+            return effects, [*outbox, (source, Refused(reason))]
         self._lost.pop(source, None)
-        return self._change(lambda: self.members.update({source: message.member}))
+        more, out = self._change(lambda: self.members.update({source: message.member}))
+        return effects + more, outbox + out
 
     def _objection(self, source: int, message: Join) -> str | None:
         member, size = message.member, self.world_size

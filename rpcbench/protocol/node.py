@@ -1,7 +1,8 @@
 """One whole member of a world as a plain value: all machines, joined.
 
 The agent feeds it under one lock; a simulation feeds many of them from one thread. Each message to a member has a
-number, and each number is handled once, so a message that comes twice does nothing.
+number, and each number is handled once, so a message that comes twice does nothing; what is lost is seen to by
+`protocol.delivery`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from typing import Any
 
 from rpcbench.protocol.calls import Calls
 from rpcbench.protocol.contexts import Contexts
-from rpcbench.protocol.effects import Effects, Gone, Heard, Joined, Send
+from rpcbench.protocol.delivery import COUNT_BITS, Delivery, Pair, due, lives, newer, once
+from rpcbench.protocol.effects import Effects, Gone, Heard, Joined, Send, Wake
 from rpcbench.protocol.membership import LEADER, Membership
 from rpcbench.protocol.rrefs import Outbox, RRefs
-from rpcbench.protocol.window import Window
 from rpcbench.wire import messages as m
-from rpcbench.words.errors import CallCancelled, ProtocolError, WorkerLostError
+from rpcbench.words.errors import CallCancelled, ConnectionLostError, ProtocolError, RpcError, WorkerLostError
 from rpcbench.words.events import Note, Tables
 from rpcbench.words.ids import Id
 
@@ -27,15 +28,16 @@ _FROM_LEADER = (m.Refused, m.View)
 
 
 class Node:
-    def __init__(self, me: m.Member, world_size: int | None) -> None:
+    def __init__(self, me: m.Member, world_size: int | None, lossy: bool = False) -> None:
+        """`lossy`: connections may lose messages without breaking, so what is not acknowledged goes again."""
         self.me = me.id
         self.calls = Calls()
         self.rrefs = RRefs(me.id, me.incarnation)
         self.contexts = Contexts(me.id)
         self.members = Membership(me, world_size)
-        self._sent: dict[int, int] = {}
-        self._seen: dict[int, Window] = {}
-        self._gone: set[int] = set()
+        self.delivery = Delivery(me.incarnation, lossy)
+        self._gone: dict[int, Gone] = {}
+        self._early: dict[int, list[tuple[int, m.Message, float]]] = {}
         self._handlers: dict[type[Any], Callable[[int, Any, float], Outcome]] = {
             m.Call: self._on_request,
             m.Create: self._on_create,
@@ -59,18 +61,28 @@ class Node:
             m.Ready: lambda source, msg, now: self.members.on_ready(source, msg),
             m.Report: lambda source, msg, now: self.members.on_report(msg),
             m.Notice: lambda source, msg, now: ([Heard(source, msg)], []),
+            m.Uncreated: self._on_uncreated,
+            m.Forget: lambda source, msg, now: ([], [(source, self.delivery.pairs[source].fate(msg))]),
+            m.Fate: lambda source, msg, now: self._lost_messages(source, self.delivery.pairs[source].settled(msg)),
         }
 
     # -- what comes in
     def handle(self, source: int, seq: int, message: m.Message, now: float) -> Effects:
         """A message has arrived."""
-        if source in self._gone and not isinstance(message, m.Join):
-            return []  # last words: what they would begin, nobody would end
-        window = self._seen.get(source)
-        if window is None:
-            window = self._seen[source] = Window()
-        if not window.first_time(seq):
+        pair = self.delivery.pairs.get(source)
+        if pair is None or seq >> COUNT_BITS != pair.stamp:
+            pair = self._met(source, seq, message, now)
+            if pair is None:
+                return []
+        if type(message) is m.Seen:
+            pair.acknowledged(message)
             return []
+        effects = self._new(source, message, now) if self.delivery.first_time(pair, seq) else []
+        if due(pair):
+            effects.append(pair.seen())
+        return self._stirred(effects)
+
+    def _new(self, source: int, message: m.Message, now: float) -> Effects:
         handler = self._handlers.get(type(message))
         to_leader, from_leader = isinstance(message, _TO_LEADER), isinstance(message, _FROM_LEADER)
         if (to_leader and self.me != LEADER) or (from_leader and source != LEADER):
@@ -78,6 +90,21 @@ class Node:
         if handler is None:
             raise ProtocolError(f"no rule for a {type(message).__name__}")
         return self._after(*handler(source, message, now))
+
+    def _met(self, source: int, seq: int, message: m.Message, now: float) -> Pair | None:
+        """Words from a process that is not the known one under that id, or meant for one before us. None: not now."""
+        (life, meant), pair, gone = lives(seq), self.delivery.pairs.get(source), self._gone.get(source)
+        joins = isinstance(message, m.Join)
+        if meant != self.delivery.life or (pair is not None and not newer(life, pair.life)):
+            return None
+        if pair is None and (gone is None or joins):
+            return self.delivery.meet(source, life)
+        if pair is None and gone is not None and not newer(life, gone.member.incarnation):
+            return None  # last words: what they would begin, nobody would end
+        if joins:
+            return self.delivery.meet(source, life)
+        self._early.setdefault(source, []).append((seq, message, now))  # until the View comes that names it
+        return None
 
     def _on_request(self, source: int, message: m.Call | m.Create | m.Fetch, now: float) -> Outcome:
         pending, effects, outbox = self._adopt(() if isinstance(message, m.Fetch) else message.forks)
@@ -103,6 +130,10 @@ class Node:
         held = self.calls.cancel_asked(source, message.call)
         return ([], []) if held is None else self._not_run(held, CallCancelled("its caller gave it up before it ran"))
 
+    def _on_uncreated(self, source: int, message: m.Uncreated, now: float) -> Outcome:
+        created = self.rrefs.on_create(source, message.rref, message.fork, message.label, now)
+        return self.rrefs.unmade(message.rref, ConnectionLostError(message.reason, False)), created
+
     def _on_fork_accept(self, source: int, message: m.ForkAccept, now: float) -> Outcome:
         effects, outbox = self.rrefs.on_fork_accept(message)
         return effects + self.calls.confirmed(message.fork), outbox
@@ -119,19 +150,18 @@ class Node:
         return pending, effects, outbox
 
     def _taken_back(self, to: int, message: m.Message, error: Exception) -> Outcome:
-        """What waits for a message that does not go out, waits no more."""
+        """What waits for a message that does not come, waits no more."""
         if isinstance(message, m.Discover | m.Gradients):
             failure = m.WalkFailed(*message[:3], type(error).__name__, str(error), m.EMPTY)
             return self.contexts.failed(message.context, message.walk, message.message, failure, to)
-        if isinstance(message, m.ForkRequest):
+        effects: Effects = []
+        outbox: Outbox = []
+        if to in self._gone and isinstance(message, m.ForkRequest | m.Create | m.Uncreated):
             effects, outbox = self.rrefs.owner_lost(message.fork)
-            return effects + self.calls.confirmed(message.fork), outbox
-        effects, outbox = [], []
+            effects += self.calls.confirmed(message.fork)
         for fork in getattr(message, "forks", ()):
             more, out = self.rrefs.unshare(fork)
             effects, outbox = effects + more, outbox + out
-        if isinstance(message, m.Create):
-            self.rrefs.abandon(message.fork)
         if isinstance(message, m.Call | m.Create | m.Fetch):
             effects += self.calls.failed(message.call, error)
         return effects, outbox
@@ -197,22 +227,63 @@ class Node:
             effects, outbox = effects + more, outbox + out
         return self._after(effects, outbox)
 
-    def unsent(self, to: int, message: m.Message, error: Exception, seq: int | None = None) -> Effects:
-        """A message could not be put on the wire: take back what it would have carried.
+    def unsent(self, send: Send, error: RpcError) -> Effects:
+        """A numbered message could not be put on the wire.
 
-        If it had a number, something small goes out under it, as the receiver counts on every number to come.
+        A control message goes again later, if that may help. What else it would have carried is taken back, and
+        something small goes out under its number, as the receiver counts on every number to come.
         """
-        instead = _instead(message, error)
-        filled = [] if seq is None or instead is None else [Send(to, seq, instead)]
-        return filled + self._after(*self._taken_back(to, message, error))
+        pair, message = self.delivery.pairs.get(send.to), send.message
+        if type(message) is m.Seen:
+            return []  # the next one will say as much
+        if pair is None or not pair.sends(send.seq):
+            return self._after(*self._taken_back(send.to, message, error))
+        if isinstance(error, ProtocolError) or once(message):
+            instead = _instead(message, error)
+            filled = [] if instead is None else [pair.replace(send.seq, instead)]
+            return filled + self._after(*self._taken_back(send.to, message, error))
+        self.delivery.shake(pair)
+        return self._stirred([])
+
+    def never_sent(self, to: int, message: m.Message, error: RpcError) -> Effects:
+        """A message that has no number will not be sent after all."""
+        return self._after(*self._taken_back(to, message, error))
 
     def outcome(self, outcome: Outcome) -> Effects:
         """Number the messages of a machine's outcome."""
         return self._after(*outcome)
 
-    def lost(self, worker: int, reason: str) -> Effects:
-        """The connection to a member has ended without a word."""
+    def lost(self, worker: int, incarnation: int, reason: str) -> Effects:
+        """A member is gone without a word."""
+        member = self.members.members.get(worker)
+        if member is not None and member.incarnation != incarnation:
+            return []  # one that has a successor already
+        if self.members.closing:
+            self.delivery.pairs.pop(worker, None)  # nobody is told of a loss any more
         return self._after(*self.members.lost(worker, reason))
+
+    def broken(self, worker: int, incarnation: int, reason: str) -> Effects:
+        """The connection to a member has ended, but it may come back: calls in flight fail, all else waits."""
+        pair = self.delivery.pair(worker, incarnation)
+        if pair is None:
+            return []
+        pair.before = pair.sent
+        self.delivery.shake(pair)
+        calls = [(call, waiting) for call, waiting in self.calls.outgoing.items() if waiting.to == worker]
+        effects: Effects = []
+        for call, waiting in calls:
+            text = f"the connection to {self.name(worker)} broke while it had {waiting.label} to do: {reason}"
+            effects += self.calls.failed(call, ConnectionLostError(text))
+        return self._after(effects, [(worker, m.Cancel(call)) for call, _ in calls])
+
+    def resume(self, worker: int, incarnation: int) -> Effects:
+        """A new connection to the same process stands: what may be lost with the old one is seen to."""
+        pair = self.delivery.pair(worker, incarnation)
+        return [] if pair is None else self._stirred([*pair.mend_all()])
+
+    def tick(self) -> Effects:
+        """The answer to `Wake`: acknowledge, and send again what is missing."""
+        return self.delivery.tick()
 
     # -- looking
     def name(self, worker: int) -> str:
@@ -239,19 +310,29 @@ class Node:
         for effect in effects:
             if isinstance(effect, Gone):
                 follow += self._left(effect)
-            elif isinstance(effect, Joined) and effect.member.id in self._gone:
-                self._succeeded(effect.member.id)
+            elif isinstance(effect, Joined):
+                follow += self._came(effect.member)
         return effects + follow + self._number(outbox)
 
-    def _succeeded(self, worker: int) -> None:
-        """A process under the id of one that is gone: to it, numbers begin again."""
-        self._gone.remove(worker)
-        self._sent.pop(worker, None)
-        self.contexts.gone.discard(worker)
+    def _came(self, member: m.Member) -> Effects:
+        """A new process, perhaps under the id of one that is gone; it may have spoken to us before we knew of it."""
+        self._gone.pop(member.id, None)
+        pair = self.delivery.pairs.get(member.id)
+        if pair is None or pair.life != member.incarnation:
+            self.delivery.meet(member.id, member.incarnation)
+        self.contexts.gone.discard(member.id)
+        effects: Effects = []
+        for early in self._early.pop(member.id, ()):
+            effects += self.handle(member.id, *early)
+        return effects
 
     def _left(self, gone: Gone) -> Effects:
         worker = gone.member.id
         why = f"{gone.member.name}: {gone.reason}"
+        pair = self.delivery.pairs.get(worker)
+        if pair is not None and pair.life == gone.member.incarnation:
+            del self.delivery.pairs[worker]
+        self._gone[worker] = gone
         calls, held = self.calls.lost(worker, gone.member.name, gone.reason)
         effects, outbox, waiting = self.rrefs.lost(worker, gone.member.incarnation)
         effects = calls + effects
@@ -262,21 +343,51 @@ class Node:
             effects, outbox = effects + more, outbox + out
         failure = m.WalkFailed(0, Id(0, 0), 0, "WorkerLostError", why, m.EMPTY)
         more, out = self.contexts.lost(worker, failure, self.members.members)
-        self._seen.pop(worker, None)
-        self._gone.add(worker)
-        return effects + more + self._number([(to, msg) for to, msg in outbox + out if to != worker])
+        return effects + more + self._number(outbox + out)
+
+    def _lost_messages(self, to: int, messages: Iterable[m.Message]) -> Outcome:
+        """Users' data that never came, and never will."""
+        effects: Effects = []
+        outbox: Outbox = []
+        for message in messages:
+            what = "the answer" if isinstance(message, m.Result) else "what was to be done"
+            error = ConnectionLostError(f"{what} was lost on its way to {self.name(to)}", isinstance(message, m.Result))
+            more, out = self._taken_back(to, message, error)
+            effects, outbox = effects + more, outbox + out
+            if isinstance(message, m.Result | m.Create):
+                outbox.append((to, _instead(message, error)))
+        return effects, outbox
 
     def _number(self, outbox: Outbox) -> Effects:
         effects: Effects = []
         for to, message in outbox:
-            seq = self._sent.get(to, 0)
-            self._sent[to] = seq + 1
-            effects.append(Send(to, seq, message))
+            pair = self.delivery.pairs.get(to) or self._pair(to)
+            if pair is None:
+                gone = self._gone[to]
+                error = WorkerLostError(f"{gone.member.name} cannot be reached: {gone.reason}")
+                effects += self._after(*self._taken_back(to, message, error))
+            else:
+                effects.append(self.delivery.number(pair, message))
+        return self._stirred(effects)
+
+    def _pair(self, to: int) -> Pair | None:
+        """The pair for a first message to a process; None where it has gone."""
+        member = self.members.members.get(to)
+        if member is None and to in self._gone:
+            return None
+        return self.delivery.meet(to, member.incarnation if member else 0)
+
+    def _stirred(self, effects: Effects) -> Effects:
+        if self.delivery.stirred:
+            self.delivery.stirred = False
+            effects.append(Wake())
         return effects
 
 
 def _instead(message: m.Message, error: Exception) -> m.Message | None:
-    """What takes the number of a message that cannot be sent: each smaller than the one before."""
+    """What takes the place of a message that is not sent, or is lost: each smaller than the one before."""
     if isinstance(message, m.Result) or (isinstance(message, m.Failure) and message.body.payload):
         return m.Failure(message.call, type(error).__name__, str(error), m.EMPTY)
+    if isinstance(message, m.Create):
+        return m.Uncreated(message.rref, message.fork, message.label, str(error))
     return None if isinstance(message, m.Cancel) else m.Cancel(_NO_CALL)

@@ -163,11 +163,6 @@ class RRefs:
         self._tell_user("UserReleased", fork)
         return self._retire(fork)
 
-    def abandon(self, fork: Id) -> None:
-        """The creating call could not be sent: there will be no owner to tell."""
-        if fork in self.users:
-            self._forget_user(fork)
-
     def value_set(self, rref: Id, type_: str, failed: bool) -> None:
         """The creating call has returned, or failed."""
         owned = self.owned.get(rref)

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 class Window:
     def __init__(self) -> None:
-        self._floor = 0
+        self.floor = 0
         self._early: set[int] = set()
 
     def first_time(self, number: int) -> bool:
         """True once for each number."""
-        if number == self._floor and not self._early:
-            self._floor += 1
+        if number == self.floor and not self._early:
+            self.floor += 1
             return True
-        if number < self._floor or number in self._early:
+        if number < self.floor or number in self._early:
             return False
         self._early.add(number)
-        while self._floor in self._early:
-            self._early.remove(self._floor)
-            self._floor += 1
+        while self.floor in self._early:
+            self._early.remove(self.floor)
+            self.floor += 1
         return True
+
+    def early(self, most: int) -> tuple[int, ...]:
+        """The first numbers seen beyond a gap."""
+        return tuple(sorted(self._early)[:most])
 
     def __len__(self) -> int:
         return len(self._early)

@@ -71,6 +71,11 @@ Transmit = Callable[[int, int, Message, bool], None]
 class Link:
     """Passes everything on at once. Subclasses may hold, drop, repeat, reorder or record."""
 
+    lossy = False
+    """Whether messages may be lost without the connection breaking: then those not acknowledged go again."""
+    retry_seconds = 1.0
+    """How long an acknowledgement may take before a message that may go again does so; later tries wait longer."""
+
     def __init__(self) -> None:
         self._transmit: Transmit | None = None
         self._deliver: Deliver | None = None

@@ -232,6 +232,35 @@ class Notice(NamedTuple):
     data: bytes
 
 
+class Seen(NamedTuple):
+    """An acknowledgement: every message below `floor` has come, and these beyond it. It has no number itself."""
+
+    floor: int
+    early: tuple[int, ...]
+
+
+class Forget(NamedTuple):
+    """Whichever of these messages has not come by now must never be handled any more."""
+
+    counts: tuple[int, ...]
+
+
+class Fate(NamedTuple):
+    """The answer: which of them never came, and which had."""
+
+    lost: tuple[int, ...]
+    had: tuple[int, ...]
+
+
+class Uncreated(NamedTuple):
+    """In place of a Create that did not go out, or was lost: `rref` has its first user, but will have no value."""
+
+    rref: Id
+    fork: Id
+    label: str
+    reason: str
+
+
 Message = Any
 """Any of the tuples above."""
 KINDS: tuple[type[Any], ...] = (
@@ -239,6 +268,7 @@ KINDS: tuple[type[Any], ...] = (
     ForkRequest, ForkAccept, ChildAccept, UserDelete,
     Discover, Discovered, Gradients, Settled, WalkFailed, ReleaseContext,
     Join, Refused, View, Ready, Report, Notice,
+    Seen, Forget, Fate, Uncreated,
 )  # fmt: skip
 EMPTY = Body(b"", b"", [])
 _TEXT = "surrogatepass"  # an exception may hold text that is no Unicode, such as a file name
@@ -246,7 +276,7 @@ _CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 
 class _Field(NamedTuple):
-    """How one field is checked and rebuilt: plain types, a named tuple, or a tuple of such."""
+    """How one field is checked and rebuilt: plain types, a named tuple, or a tuple of such or of numbers."""
 
     plain: tuple[type, ...]
     record: type[Any] | None
@@ -314,4 +344,8 @@ def _check(kind: type[Any], field: _Field, value: Any) -> Any:
     record, value = field.record, cast(Any, value)
     if not field.many:
         return record(*_rebuild(record, value))
+    if record is int:
+        if not all(type(item) is int for item in value):
+            raise ProtocolError(f"a field of {kind.__name__} holds something else than numbers")
+        return value
     return tuple(record(*_rebuild(record, item)) for item in value)

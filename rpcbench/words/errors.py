@@ -4,6 +4,7 @@
     └── RpcError                      something about a call; programs written for torch match on RuntimeError
         ├── RpcTimeoutError           (also TimeoutError) the deadline passed; the callee may still run
         ├── WorkerLostError           the other process is gone
+        ├── ConnectionLostError       the other process is there, but a message to or from it was lost on the way
         ├── UnknownWorkerError        (also ValueError) no such worker: a typing error of the caller
         ├── SerializationError        (also TypeError) an argument or result that cannot travel
         │   └── MissingCodeError      (also AttributeError) the other side lacks a function or class; wire.code has it
@@ -47,6 +48,23 @@ class WorkerLostError(RpcError):
     """
 
     maybe_executed = True
+
+
+class ConnectionLostError(RpcError):
+    """The connection broke, or lost a message, while a call was in flight; the worker is still there.
+
+    `maybe_executed` is False where it is certain that the function has not run and never will: then the call may be
+    made again without harm.
+    """
+
+    maybe_executed = True
+
+    def __init__(self, text: str, maybe_executed: bool = True) -> None:
+        super().__init__(text, maybe_executed)
+        self.maybe_executed = maybe_executed
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class UnknownWorkerError(RpcError, ValueError):

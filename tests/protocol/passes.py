@@ -167,12 +167,12 @@ class Passes(World):
 
     members: dict[int, Passer]
 
-    def __init__(self, seed: int, size: int) -> None:
+    def __init__(self, seed: int, size: int, lossy: bool = False) -> None:
         self.senders: dict[int, int] = {}
         self.arrived: dict[Id, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         self.ended: dict[Id, list[m.WalkFailed | None]] = defaultdict(list)
         self.errors = 0.0
-        super().__init__(seed, Passer, size)
+        super().__init__(seed, Passer, size, lossy)
         self.root = self.members[self.random.randrange(size)]
         self.context = global_id(self.root.id, 0)
         self.root.node.contexts.open(self.context)
@@ -220,6 +220,10 @@ class Passes(World):
                     self.errors = 0.05
                 case "death":
                     self.within(5 * messages, -1, partial(self.kill, self.random.randrange(len(self.members))))
+                case "cuts":
+                    for _ in range(2):
+                        pair = self.random.sample(range(len(self.members)), 2)
+                        self.within(5 * messages, -1, partial(self.cut, *pair))
                 case "release":
                     self.within(5 * messages, self.root.id, self.release)
             self.settle()
@@ -248,5 +252,5 @@ class Passes(World):
         self.settle()
         for member in self.alive:
             assert not member.node.contexts.contexts, f"worker {member.id} still has {member.node.contexts.table()}"
-            early = [source for source, window in member.node._seen.items() if len(window)]
-            assert not early, f"worker {member.id} misses numbers of {early}"
+            left = member.node.delivery.left()
+            assert not left, f"worker {member.id}: messages left over: {left}"

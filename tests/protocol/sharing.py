@@ -208,7 +208,7 @@ class Sharer(Member):
         def answering() -> fx.Effects:
             if self.node.calls.served(to, call):
                 return self.node.send(to, result)
-            return self.node.unsent(to, result, WorkerLostError("the caller has gone"))
+            return self.node.never_sent(to, result, WorkerLostError("the caller has gone"))
 
         self.feed(answering)
 
@@ -222,12 +222,12 @@ class Sharing(World):
 
     members: dict[int, Sharer]
 
-    def __init__(self, seed: int, size: int) -> None:
+    def __init__(self, seed: int, size: int, lossy: bool = False) -> None:
         self.made: set[Id] = set()
         self.orphaned: set[Id] = set()  # passed on by a member that died before the owner knew: may go too early
-        super().__init__(seed, Sharer, size)
+        super().__init__(seed, Sharer, size, lossy)
 
-    def run(self, actions: int, deaths: int) -> None:
+    def run(self, actions: int, deaths: int, cuts: int = 0) -> None:
         """Everything at once, then drop what is left and look."""
         with self.telling():
             for _ in range(actions):
@@ -235,6 +235,8 @@ class Sharing(World):
                 self.within(2 * actions, member.id, member.act)
             for worker in self.random.sample(range(len(self.members)), deaths):
                 self.within(2 * actions, -1, partial(self.kill, worker))
+            for _ in range(cuts):
+                self.within(2 * actions, -1, partial(self.cut, *self.random.sample(range(len(self.members)), 2)))
             self.settle()
             self.calm = True
             while any(member.handles for member in self.alive):
@@ -283,8 +285,7 @@ class Sharing(World):
             assert not left, f"{at}: left over: {left}"
             inside = [node.calls.serving, node.calls._held, node.rrefs.children, member.kept]
             assert not any(inside), f"{at}: left over inside: {inside}"
-            early = {source: window._early for source, window in node._seen.items() if len(window)}
-            assert not early, f"{at}: numbers that never came before these: {early}"
+            assert not node.delivery.left(), f"{at}: messages left over: {node.delivery.left()}"
 
 
 def _forks(message: m.Message) -> Forks:

@@ -1,8 +1,10 @@
 """Whole nodes on a simulated network: one thread, virtual time, all of it random from one seed.
 
-What happens here can happen to agents. Messages overtake each other, come twice, or late. The effects of one feed are
-carried out in order, those of different feeds in any order. A message cannot be sent. A member dies: what it has sent
-may still come, what is sent to it vanishes or is refused, and the others learn of it one after the other.
+What happens here can happen to agents. Messages overtake each other, come twice, or late; in a lossy world they
+vanish. The effects of one feed are carried out in order, those of different feeds in any order. A message cannot be
+sent. A connection breaks: what is in it vanishes, until both sides have noticed and there is a new one. A member dies:
+what it has sent may still come, what is sent to it vanishes or is refused, and the others learn of it one after the
+other.
 
 After every step the tables of the node that was fed must agree with each other, and with what was told of them. An
 error carries the history of its run; the same arguments give the same run.
@@ -14,19 +16,24 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from rpcbench.protocol import effects as fx
+from rpcbench.protocol.delivery import COUNT_BITS
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
-from rpcbench.words.errors import NotConnectedError, ProtocolError
+from rpcbench.words.errors import NotConnectedError, ProtocolError, RpcError
 from rpcbench.words.events import Tables, apply
 from rpcbench.words.ids import Id
 
 STEPS = 20_000
-TWICE, LATE, UNSENT = 0.15, 0.1, 0.04
+TWICE, LATE, UNSENT, LOST = 0.15, 0.1, 0.04, 0.15
+TICK = 12.0
+COUNT = (1 << COUNT_BITS) - 1
 TOO_LARGE = ProtocolError("the message is too large")
 GONE = NotConnectedError("it is not in this world")
+BROKEN = NotConnectedError("the connection is broken")
 
 
 class Packet(NamedTuple):
@@ -51,12 +58,14 @@ class Event:
 class World:
     """Some members, and all that is under way between and in them."""
 
-    def __init__(self, seed: int, kind: type[Member], size: int) -> None:
+    def __init__(self, seed: int, kind: type[Member], size: int, lossy: bool = False) -> None:
         self.random = random.Random(seed)
+        self.lossy = lossy
         self.now = 0.0
         self.events: list[Event] = []
         self.history: list[str] = [f"seed {seed}, {size} members"]
         self.dead: set[int] = set()
+        self.down: set[frozenset[int]] = set()  # pairs without a connection
         self.handled: set[tuple[int, int, int]] = set()
         self.calm = False
         self.members = {id_: kind(self, id_, size) for id_ in range(size)}
@@ -109,9 +118,15 @@ class World:
                 yield event.packet
 
     def _deliver(self, packet: Packet) -> None:
+        if self.lossy and self.chance(LOST):
+            self.tell(f"{packet.source} -> {packet.to} #{packet.seq} is lost: {_short(packet.message)}")
+            return
         again = " again" if packet[:3] in self.handled else ""
         self.tell(f"{packet.source} -> {packet.to} #{packet.seq}{again} {_short(packet.message)}")
         self.handled.add(packet[:3])
+        if isinstance(packet.message, m.Forget):
+            numbers = [packet.seq & ~COUNT | count for count in packet.message.counts]
+            self.handled.update((packet.source, packet.to, number) for number in numbers)  # they do nothing from now on
         member = self.members[packet.to]
         member.feed(lambda: member.node.handle(packet.source, packet.seq, packet.message, self.now))
 
@@ -121,7 +136,32 @@ class World:
         self.dead.add(worker)
         self.events = [event for event in self.events if not self._dies_with(event, worker)]
         for member in self.alive:
-            self.later(member.id, lambda at=member: at.feed(lambda: at.node.lost(worker, "its connection ended")))
+            self.later(member.id, lambda at=member: at.feed(lambda: at.node.lost(worker, 0, "its connection ended")))
+
+    def cut(self, one: int, other: int) -> None:
+        """The connection of two breaks. Each notices, then there is a new one, then each learns of that."""
+        pair = frozenset((one, other))
+        if len(pair) < 2 or pair & self.dead or pair in self.down:
+            return
+        self.tell(f"{one} and {other} are cut off from each other")
+        self.down.add(pair)
+        self.events = [e for e in self.events if e.packet is None or {e.packet.source, e.packet.to} != pair]
+        noticed: list[Member] = []
+        for member, peer in ((self.members[one], other), (self.members[other], one)):
+            self.within(10, member.id, partial(self._notice, member, peer, noticed))
+
+    def _notice(self, member: Member, peer: int, noticed: list[Member]) -> None:
+        member.feed(lambda: member.node.broken(peer, 0, "cut"))
+        noticed.append(member)
+        if len(noticed) == 2:
+            self.within(10, -1, partial(self._reconnect, noticed))
+
+    def _reconnect(self, both: list[Member]) -> None:
+        self.tell(f"{both[0].id} and {both[1].id} are connected again")
+        self.down.discard(frozenset(member.id for member in both))
+        for member, peer in (both, reversed(both)):
+            resume = partial(member.node.resume, peer.id, 0)
+            self.within(10, member.id, partial(member.feed, resume))
 
     def _dies_with(self, event: Event, worker: int) -> bool:
         if event.packet is None:
@@ -147,11 +187,11 @@ class Member:
 
     def __init__(self, world: World, id_: int, size: int | None) -> None:
         self.world, self.id = world, id_
-        self.node = Node(m.Member(id_, f"worker{id_}", 0, ""), size)
+        self.node = Node(m.Member(id_, f"worker{id_}", 0, ""), size, world.lossy)
         self.told: Tables = self.node.tables()
         self.node.listen(lambda kind, table, key, row: apply(self.told, table, key, row))
         self.noted: list[fx.Effect] = []
-        self.handlers: dict[type[Any], Callable[[Any], None]] = {fx.Send: self._send}
+        self.handlers: dict[type[Any], Callable[[Any], None]] = {fx.Send: self._send, fx.Wake: self._wake}
 
     def feed(self, event: Callable[[], fx.Effects], then: Callable[[], None] | None = None) -> None:
         """Feed the node; then, on the same thread, carry out the effects and do what comes after."""
@@ -174,15 +214,20 @@ class Member:
     def _perform(self, effect: fx.Effect) -> None:
         self.handlers.get(type(effect), self.noted.append)(effect)
 
+    def _wake(self, wake: fx.Wake) -> None:
+        self.world.events.append(Event(self.world.now + TICK, self.id, lambda: self.feed(self.node.tick)))
+
     def _send(self, send: fx.Send) -> None:
         error = self._obstacle(send)
         if error is not None:
             self.world.tell(f"{self.id} cannot send #{send.seq} to {send.to}: {_short(send.message)}")
-            self.feed(lambda: self.node.unsent(send.to, send.message, error, send.seq))
-        elif send.to not in self.world.dead:
+            self.feed(lambda: self.node.unsent(send, error))
+        elif send.to not in self.world.dead and frozenset((self.id, send.to)) not in self.world.down:
             self.world.send(Packet(self.id, *send))
 
-    def _obstacle(self, send: fx.Send) -> Exception | None:
+    def _obstacle(self, send: fx.Send) -> RpcError | None:
+        if frozenset((self.id, send.to)) in self.world.down and self.world.chance(0.5):
+            return BROKEN
         if isinstance(send.message, m.Join | m.View):
             return None
         known = send.to == self.id or send.to in self.node.members.members

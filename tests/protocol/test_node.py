@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rpcbench.protocol.delivery import COUNT_BITS, LIFE_BITS
 from rpcbench.protocol.effects import Heard, OwnerLost, Reject, Resolve, Run, Send, Unmade, WalkEnded
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
@@ -13,6 +14,7 @@ from rpcbench.words.ids import Id, global_id
 MEMBERS = tuple(m.Member(id_, f"worker{id_}", 0, "") for id_ in range(4))
 NOTICE = m.Notice("test", b"")
 TOO_LARGE = ProtocolError("too large")
+NOT_CONNECTED = NotConnectedError("nobody answers")
 RREF, FORK = Id(2, 0), Id(2, 1)
 
 
@@ -55,14 +57,46 @@ def test_last_words_of_a_lost_member_are_not_heard(node: Node) -> None:
     assert not any(node.tables().values())
 
 
+def succeed(node: Node, number: int) -> None:
+    """Worker 2 has been started again."""
+    successor = MEMBERS[2]._replace(incarnation=1)
+    node.handle(0, number, m.View(6, (*MEMBERS[:2], successor, MEMBERS[3]), (), False, True), 0.0)
+
+
+FROM_SUCCESSOR, TO_SUCCESSOR = 1 << COUNT_BITS + LIFE_BITS, 1 << COUNT_BITS
+
+
 def test_to_a_successor_numbers_begin_again(node: Node) -> None:
     node.send(2, NOTICE)
     node.handle(2, 0, NOTICE, 0.0)
     lose(node, 2)
+    succeed(node, 2)
+    assert node.handle(2, FROM_SUCCESSOR, NOTICE, 0.0) == [Heard(2, NOTICE)]
+    assert node.send(2, NOTICE) == [Send(2, TO_SUCCESSOR, NOTICE)]
+
+
+def test_words_of_a_predecessor_are_not_taken_for_its_successors(node: Node) -> None:
+    lose(node, 2)
+    succeed(node, 2)
+    assert node.handle(2, 0, NOTICE, 0.0) == []
+    assert node.lost(2, 0, "late news") == []
+    assert node.handle(2, FROM_SUCCESSOR, NOTICE, 0.0) == [Heard(2, NOTICE)]
+
+
+def test_words_meant_for_a_predecessor_are_not_heard(node: Node) -> None:
+    assert node.handle(3, TO_SUCCESSOR, NOTICE, 0.0) == []
+
+
+@pytest.mark.parametrize("known_loss", [True, False])
+def test_early_words_of_a_successor_wait_for_the_view_that_names_it(node: Node, known_loss: bool) -> None:
+    node.handle(2, 0, NOTICE, 0.0)
+    if known_loss:
+        lose(node, 2)
+    assert node.handle(2, FROM_SUCCESSOR, NOTICE, 0.0) == []
     successor = MEMBERS[2]._replace(incarnation=1)
-    node.handle(0, 2, m.View(6, (*MEMBERS[:2], successor, MEMBERS[3]), (), False, True), 0.0)
-    assert node.handle(2, 0, NOTICE, 0.0) == [Heard(2, NOTICE)]
-    assert node.send(2, NOTICE) == [Send(2, 0, NOTICE)]
+    view = m.View(6, (*MEMBERS[:2], successor, MEMBERS[3]), (), False, True)
+    assert Heard(2, NOTICE) in node.handle(0, 2, view, 0.0)
+    assert node.handle(2, FROM_SUCCESSOR, NOTICE, 0.0) == []
 
 
 # -- what is not sent
@@ -71,31 +105,56 @@ def test_a_request_that_is_not_sent_is_taken_back(node: Node) -> None:
     shared = node.rrefs.share(rref, fork, "", 3, 0.0)
     call = m.Call(7, "f", None, (shared,), None, m.EMPTY)
     (send,) = node.call(3, call, 0.0, None)
-    assert node.unsent(3, call, TOO_LARGE, send.seq) == [Send(3, 0, m.Cancel(-1)), Reject(7, TOO_LARGE)]
+    assert node.unsent(send, TOO_LARGE) == [Send(3, 0, m.Cancel(-1)), Reject(7, TOO_LARGE)]
     assert node.rrefs.children == {}
 
 
 def test_an_answer_that_is_not_sent_becomes_a_failure(node: Node) -> None:
-    filled = node.unsent(2, m.Result(7, (), None, m.EMPTY), TOO_LARGE, 5)
-    assert filled == [Send(2, 5, m.Failure(7, "ProtocolError", "too large", m.EMPTY))]
-    assert node.unsent(2, filled[0].message, TOO_LARGE, 5) == [Send(2, 5, m.Cancel(-1))]
-    assert node.unsent(2, m.Cancel(-1), TOO_LARGE, 5) == []
+    (answer,) = node.send(2, m.Result(7, (), None, m.EMPTY))
+    filled = node.unsent(answer, TOO_LARGE)
+    assert filled == [Send(2, 0, m.Failure(7, "ProtocolError", "too large", m.EMPTY))]
+    filled = node.unsent(filled[0], TOO_LARGE)
+    assert filled == [Send(2, 0, m.Cancel(-1))]
+    assert node.unsent(filled[0], TOO_LARGE) == []
 
 
-def test_an_owner_that_does_not_hear_of_its_user_is_lost_to_it(node: Node) -> None:
+def test_a_creation_that_is_not_sent_is_an_error_for_all_that_ask(node: Node) -> None:
+    rref, fork = node.rrefs.create_user(2, "")
+    (create,) = node.call(2, m.Create(7, rref, fork, "f", None, (), None, m.EMPTY), 0.0, None)
+    instead, rejected = node.unsent(create, TOO_LARGE)
+    assert instead == Send(2, 0, m.Uncreated(rref, fork, "f", "too large")) and rejected == Reject(7, TOO_LARGE)
+    owner = Node(MEMBERS[2], None)
+    owner.handle(3, 0, m.ForkRequest(rref, Id(3, 0)), 0.0)  # the user has passed it on meanwhile
+    unmade, accept = owner.handle(1, 0, instead.message, 0.0)
+    assert unmade.rref == rref and "too large" in str(unmade.error)
+    assert accept.message == m.ForkAccept(rref, fork)
+
+
+def test_a_control_message_that_is_not_sent_goes_again(node: Node) -> None:
+    fork = m.Fork(RREF, 2, Id(3, 0), 3, "")
+    (request,) = node.handle(3, 0, m.Call(7, "f", None, (fork,), None, m.EMPTY), 0.0)
+    assert node.unsent(request, NOT_CONNECTED) == []
+    assert request in [effect for _ in range(3) for effect in node.tick()]
+
+
+def test_nothing_is_sent_to_one_that_has_gone(node: Node) -> None:
+    lose(node, 2)
     fork = m.Fork(RREF, 2, Id(3, 0), 3, "")
     call = m.Call(7, "f", None, (fork,), None, m.EMPTY)
-    (request,) = node.handle(3, 0, call, 0.0)
-    effects = node.unsent(2, request.message, NotConnectedError("gone"), request.seq)
-    assert effects[1:3] == [OwnerLost(RREF), Run(3, call)]
+    effects = node.handle(3, 0, call, 0.0)
+    assert OwnerLost(RREF) in effects and Run(3, call) in effects
+    assert not any(isinstance(effect, Send) and effect.to == 2 for effect in effects)
+    rref, first = node.rrefs.create_user(2, "")
+    effects = node.call(2, m.Create(8, rref, first, "f", None, (), None, m.EMPTY), 0.0, None)
+    assert [type(effect) for effect in effects] == [OwnerLost, Reject] and first not in node.rrefs.users
 
 
-def test_a_pass_whose_question_is_not_sent_fails(node: Node) -> None:
+def test_a_pass_that_needs_one_that_has_gone_fails(node: Node) -> None:
     context, walk = global_id(1, 0), Id(1, 0)
     node.contexts.record_recv(context, 5, 2, tensors=True)
-    (ask,) = node.outcome(node.contexts.begin(context, walk, [5]))
-    ended = node.unsent(2, ask.message, NotConnectedError("gone"), ask.seq)[-1]
-    assert isinstance(ended, WalkEnded) and ended.source == 2 and ended.failure.text == "gone"
+    lose(node, 2)
+    ended = node.outcome(node.contexts.begin(context, walk, [5]))[-1]
+    assert isinstance(ended, WalkEnded) and ended.source == 2 and "killed" in ended.failure.text
 
 
 # -- calls with RRefs

@@ -70,7 +70,7 @@ def test_a_fork_from_the_owner_is_confirmed_already(owner: RRefs) -> None:
 
 
 def test_a_fork_that_is_no_more_cannot_be_shared(user: RRefs) -> None:
-    user.abandon(FIRST)
+    user.owner_lost(FIRST)
     with pytest.raises(WorkerLostError, match=r"1\.0"):
         user.share(RREF, FIRST, "Net", THIRD, now=0)
     assert user.release(FIRST) == []

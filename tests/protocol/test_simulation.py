@@ -17,6 +17,7 @@ from simulation import Member, World
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.calls import Calls
 from rpcbench.protocol.contexts import Contexts
+from rpcbench.protocol.delivery import Delivery, Pair
 from rpcbench.protocol.node import Node
 from rpcbench.protocol.rrefs import RRefs
 from rpcbench.protocol.window import Window
@@ -42,6 +43,12 @@ def test_rrefs_where_members_die(seed: int, size: int, actions: int, deaths: int
     Sharing(seed, size).run(actions, min(deaths, size - 1))
 
 
+@given(seeds, st.integers(2, 4), st.integers(1, 50), st.integers(0, 3), st.booleans(), st.integers(0, 1))
+@examples(500)
+def test_rrefs_where_messages_are_lost(seed: int, size: int, actions: int, cuts: int, lossy: bool, deaths: int) -> None:
+    Sharing(seed, size, lossy).run(actions, min(deaths, size - 1), cuts)
+
+
 # -- contexts
 @given(seeds, st.integers(2, 5), st.integers(1, 40), st.integers(1, 3))
 @examples(150)
@@ -53,6 +60,12 @@ def test_passes(seed: int, size: int, messages: int, passes: int) -> None:
 @examples(300)
 def test_passes_in_trouble(seed: int, size: int, messages: int, passes: int, trouble: str) -> None:
     Passes(seed, size).run_into_trouble(messages, passes, trouble)
+
+
+@given(seeds, st.integers(2, 4), st.integers(1, 30), st.integers(1, 2), st.sampled_from(["loss", "cuts"]))
+@examples(150)
+def test_passes_where_messages_are_lost(seed: int, size: int, messages: int, passes: int, trouble: str) -> None:
+    Passes(seed, size, lossy=trouble == "loss").run_into_trouble(messages, passes, trouble)
 
 
 # -- members
@@ -133,14 +146,16 @@ def calls_run_before_their_forks_are_confirmed(patch: pytest.MonkeyPatch) -> Non
 
 def nothing_goes_out_for_what_was_not_sent(patch: pytest.MonkeyPatch) -> None:
     unsent = Node.unsent
-    patch.setattr(Node, "unsent", lambda self, to, message, error, seq=None: unsent(self, to, message, error))
+    patch.setattr(
+        Node, "unsent", lambda self, send, error: [e for e in unsent(self, send, error) if type(e) is not fx.Send]
+    )
 
 
 def last_words_are_heard(patch: pytest.MonkeyPatch) -> None:
     handle = Node.handle
 
     def hear(self: Node, source: int, *rest: Any) -> Any:
-        self._gone.discard(source)
+        self._gone.pop(source, None)
         return handle(self, source, *rest)
 
     patch.setattr(Node, "handle", hear)
@@ -192,8 +207,36 @@ def late_calls_revive_contexts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Contexts, "release", forget)
 
 
-def share(seed: int, deaths: int) -> None:
-    Sharing(seed, 3).run(40, deaths)
+def lost_control_messages_are_not_sent_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pair, "again", lambda self, counts: [])
+
+
+def data_that_is_late_counts_as_lost(patch: pytest.MonkeyPatch) -> None:
+    settled = Pair.settled
+    patch.setattr(Pair, "settled", lambda self, fate: settled(self, m.Fate((*fate.lost, *fate.had), ())))
+
+
+def numbers_that_are_given_up_are_not_burnt(patch: pytest.MonkeyPatch) -> None:
+    def fate(self: Pair, message: m.Forget) -> m.Fate:
+        had = {count for count in message.counts if count < self.window.floor or count in self.window._early}
+        return m.Fate(tuple(set(message.counts) - had), tuple(had))
+
+    patch.setattr(Pair, "fate", fate)
+
+
+def nothing_is_acknowledged_twice(patch: pytest.MonkeyPatch) -> None:
+    first_time = Delivery.first_time
+
+    def once(self: Delivery, pair: Pair, seq: int) -> bool:
+        new = first_time(self, pair, seq)
+        pair.owed -= 0 if new else 1
+        return new
+
+    patch.setattr(Delivery, "first_time", once)
+
+
+def share(seed: int, deaths: int, cuts: int = 0, lossy: bool = False) -> None:
+    Sharing(seed, 3, lossy).run(40, deaths, cuts)
 
 
 def walk(seed: int, trouble: str) -> None:
@@ -209,10 +252,15 @@ BUGS = [
     (parents_do_not_wait_for_children, partial(share, deaths=0), "is gone, but can be reached"),
     (numbers_are_not_checked, partial(share, deaths=0), "runs twice|answers"),
     (calls_run_before_their_forks_are_confirmed, partial(share, deaths=0), "before fork .* is confirmed"),
-    (nothing_goes_out_for_what_was_not_sent, partial(share, deaths=0), "answers|numbers that never came"),
-    (last_words_are_heard, partial(share, deaths=2), "left over|never came"),
+    (nothing_goes_out_for_what_was_not_sent, partial(share, deaths=0), "answers|messages left over"),
+    (last_words_are_heard, partial(share, deaths=2), "left over|still busy"),
     (rrefs_that_come_home_are_not_kept, partial(share, deaths=1), "is gone before it came home"),
-    (discovery_does_not_wait_for_answers, partial(walk, trouble=""), "KeyError|ended with"),
+    (parents_do_not_wait_for_children, partial(share, deaths=0, lossy=True), "is gone, but can be reached"),
+    (lost_control_messages_are_not_sent_again, partial(share, deaths=0, cuts=2), "left over|still busy"),
+    (data_that_is_late_counts_as_lost, partial(share, deaths=0, lossy=True), "is gone, but can be reached|answers"),
+    (numbers_that_are_given_up_are_not_burnt, partial(share, deaths=0, lossy=True), "left over"),
+    (nothing_is_acknowledged_twice, partial(share, deaths=0, lossy=True), "still busy"),
+    (discovery_does_not_wait_for_answers, partial(walk, trouble=""), "KeyError|ended with|wrong gradients"),
     (failed_passes_begin_again, partial(walk, trouble="errors"), "KeyError"),
     (late_calls_revive_contexts, partial(walk, trouble="release"), "still has"),
 ]

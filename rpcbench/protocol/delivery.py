@@ -1,0 +1,211 @@
+"""Delivery between this member and its peers, where messages may be lost, come twice, or in any order.
+
+Guarantees
+- A message is handled once at most. A control message is handled once at least, while both processes are in the world.
+- What carries users' data is never sent again. Its sender learns for certain when it is lost, and takes back its forks.
+- Words to or from a process that has gone never reach the one started after it under the same id.
+- When all is acknowledged, nothing is kept.
+
+How
+    number    incarnations of sender and receiver, and a count for each pair of processes
+    kept      what is not known to have come: control messages whole, of the others all but the data
+    Seen      an acknowledgement, itself without a number: every 256 messages, and a tick after the last one
+    Forget    "if you have not had these numbers, never take them"; `Fate` is the answer. Both are control messages.
+
+Ticks are asked for (`Wake`) only while something is owed or missing. Over a connection that keeps what it takes,
+nothing is sent again; after a break, and over a lossy link, control messages are, at growing intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Any
+
+from rpcbench.protocol.effects import Effects, Send, Wake
+from rpcbench.protocol.window import Window
+from rpcbench.wire import messages as m
+
+COUNT_BITS, LIFE_BITS = 40, 12
+_COUNT, _LIFE = (1 << COUNT_BITS) - 1, (1 << LIFE_BITS) - 1
+_OWED = 256
+_EARLY = 1024
+"""The most numbers beyond the first gap that one acknowledgement names."""
+_AGAIN = frozenset(1 + ticks for ticks in accumulate(round(2 * 1.5**turn) for turn in range(8)))
+"""At which tick a control message goes again: after two whole ones, then each time half as long again."""
+_SELDOM = 64
+_LOST = 10
+"""Ticks after which users' data counts as lost."""
+_ONCE: frozenset[type[Any]] = frozenset((m.Call, m.Create, m.Fetch, m.Result, m.Gradients))
+_WITH_BODY: frozenset[type[Any]] = frozenset((m.Call, m.Create, m.Result, m.Failure, m.Gradients, m.WalkFailed))
+
+
+class Pair:
+    """Messages to and from one other process (or this one)."""
+
+    __slots__ = ("_base", "asked", "before", "kept", "late", "life", "owed", "peer", "sent", "shaky", "stamp", "window")
+
+    def __init__(self, peer: int, mine: int, theirs: int) -> None:
+        self.peer = peer
+        self.life = theirs & _LIFE
+        self.stamp = self.life << LIFE_BITS | mine & _LIFE  # of its numbers
+        self._base = ((mine & _LIFE) << LIFE_BITS | self.life) << COUNT_BITS
+        self.sent = self.before = 0  # numbers below `before` went out before the last break
+        self.kept: dict[int, m.Message] = {}
+        self.late: dict[int, int] = {}  # of those, ticks that have passed
+        self.asked: dict[int, m.Message] = {}
+        self.window = Window()
+        self.owed = 0
+        self.shaky = False
+
+    # -- sending
+    def number(self, message: m.Message) -> Send:
+        count, self.sent = self.sent, self.sent + 1
+        kind = type(message)
+        self.kept[count] = kind._make((*message[:-1], m.EMPTY)) if kind in _WITH_BODY else message
+        return Send(self.peer, self._base | count, message)
+
+    def replace(self, seq: int, instead: m.Message) -> Send:
+        """Something smaller takes the number of a message that will never go out."""
+        self.kept[seq & _COUNT] = instead
+        return Send(self.peer, seq, instead)
+
+    def sends(self, seq: int) -> bool:
+        """Whether the number is one of ours to this very process."""
+        return seq & ~_COUNT == self._base
+
+    def acknowledged(self, seen: m.Seen) -> None:
+        early = set(seen.early)
+        for count in [count for count in self.kept if count < seen.floor or count in early]:
+            del self.kept[count]
+            self.late.pop(count, None)
+        self.shaky = self.shaky and self.missing()
+
+    def missing(self) -> bool:
+        return bool(self.kept or self.asked)
+
+    def again(self, counts: Iterable[int]) -> list[Send]:
+        return [Send(self.peer, self._base | count, self.kept[count]) for count in counts]
+
+    def forget(self, counts: Iterable[int]) -> list[Send]:
+        """Find out whether these have come, and see to it that they do not come any more."""
+        numbers = tuple(counts)
+        for count in numbers:
+            self.asked[count] = self.kept.pop(count)
+            self.late.pop(count, None)
+        return [self.number(m.Forget(numbers))] if numbers else []
+
+    def settled(self, fate: m.Fate) -> list[m.Message]:
+        """The messages that are lost for certain."""
+        for count in fate.had:
+            self.asked.pop(count, None)
+        return [self.asked.pop(count) for count in fate.lost if count in self.asked]
+
+    def mend(self) -> list[Send]:
+        """A tick has passed: what goes out again, and what is given up."""
+        again, lost = [], []
+        for count, message in self.kept.items():
+            ticks = self.late[count] = self.late.get(count, 0) + 1
+            if type(message) in _ONCE:
+                lost += [count] if ticks >= _LOST else []
+            elif ticks in _AGAIN or ticks % _SELDOM == 0:
+                again.append(count)
+        return self.again(again) + self.forget(lost)
+
+    def mend_all(self) -> list[Send]:
+        """A new connection stands: what went into the old one and is not known to have come is seen to now."""
+        again = [count for count, message in self.kept.items() if type(message) not in _ONCE]
+        lost = [count for count, message in self.kept.items() if type(message) in _ONCE and count < self.before]
+        return self.again(again) + self.forget(lost)
+
+    # -- receiving
+    def seen(self) -> Send:
+        self.owed = 0
+        return Send(self.peer, self._base, m.Seen(self.window.floor, self.window.early(_EARLY)))
+
+    def fate(self, message: m.Forget) -> m.Fate:
+        lost = {count for count in message.counts if self.window.first_time(count)}
+        return m.Fate(tuple(lost), tuple(count for count in message.counts if count not in lost))
+
+
+class Delivery:
+    """All pairs of this member. `stirred`: a `Wake` is to be sent out."""
+
+    def __init__(self, life: int, lossy: bool) -> None:
+        self.life = life & _LIFE
+        self.lossy = lossy
+        self.pairs: dict[int, Pair] = {}
+        self.stirred = False
+        self._ticking = False
+
+    def meet(self, peer: int, theirs: int) -> Pair:
+        """A process that there was no word to or from yet; its predecessor is forgotten."""
+        pair = self.pairs[peer] = Pair(peer, self.life, theirs)
+        return pair
+
+    def pair(self, peer: int, life: int) -> Pair | None:
+        """The pair with this very process, if there has been a word."""
+        pair = self.pairs.get(peer)
+        return pair if pair is not None and pair.life == life & _LIFE else None
+
+    def number(self, pair: Pair, message: m.Message) -> Send:
+        if self.lossy or pair.shaky:
+            self.stir()
+        return pair.number(message)
+
+    def first_time(self, pair: Pair, seq: int) -> bool:
+        """Whether a message is new. It is owed an acknowledgement in any case: the last one may be lost."""
+        if not pair.owed:
+            self.stir()
+        pair.owed += 1
+        return pair.window.first_time(seq & _COUNT)
+
+    def shake(self, pair: Pair) -> None:
+        """Something has not gone out, or into a connection that is no more."""
+        pair.shaky = True
+        self.stir()
+
+    def stir(self) -> None:
+        if not self._ticking:
+            self._ticking = self.stirred = True
+
+    def tick(self) -> Effects:
+        sends: list[Send] = []
+        for pair in self.pairs.values():
+            if self._mends(pair):
+                sends += pair.mend()
+            if pair.owed:
+                sends.append(pair.seen())
+        self._ticking = any(self._mends(pair) for pair in self.pairs.values())
+        return [*sends, *([Wake()] if self._ticking else [])]
+
+    def _mends(self, pair: Pair) -> bool:
+        return (self.lossy or pair.shaky) and pair.missing()
+
+    def left(self) -> dict[int, str]:
+        """Pairs with something unfinished, for those who wonder."""
+        return {
+            pair.peer: f"kept {pair.kept}, asked {pair.asked}, early {len(pair.window)}, owed {pair.owed}"
+            for pair in self.pairs.values()
+            if pair.missing() or len(pair.window) or pair.owed or pair.late
+        }
+
+
+def due(pair: Pair) -> bool:
+    """So much has come that its sender should hear of it."""
+    return pair.owed >= _OWED
+
+
+def lives(seq: int) -> tuple[int, int]:
+    """Incarnations of sender and receiver, as far as a number holds them."""
+    return seq >> COUNT_BITS + LIFE_BITS, seq >> COUNT_BITS & _LIFE
+
+
+def newer(life: int, than: int) -> bool:
+    """Whether an incarnation came after the other; they go round, but only neighbours ever meet."""
+    return 0 < (life - than & _LIFE) <= _LIFE // 2
+
+
+def once(message: m.Message) -> bool:
+    """Whether a message carries users' data, and so is sent once at most."""
+    return type(message) in _ONCE

@@ -1,0 +1,181 @@
+"""What is kept, acknowledged, sent again and given up between two members, message by message."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from rpcbench.protocol import effects as fx
+from rpcbench.protocol.node import Node
+from rpcbench.wire import messages as m
+from rpcbench.wire.body import Body
+from rpcbench.words.errors import ConnectionLostError
+from rpcbench.words.ids import Id
+
+MEMBERS = tuple(m.Member(id_, f"worker{id_}", 0, "") for id_ in range(3))
+NOTICE = m.Notice("test", b"")
+DATA = Body(b"data", b"", [])
+RREF, FORK = Id(1, 0), Id(1, 1)
+
+
+def member(id_: int, lossy: bool = False) -> Node:
+    """Worker 1 or 2 of three; number 0 from the leader is used, and acknowledged."""
+    node = Node(MEMBERS[id_], None, lossy)
+    node.handle(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
+    node.tick()
+    return node
+
+
+def sends(effects: fx.Effects, kind: type) -> list[fx.Send]:
+    return [effect for effect in effects if isinstance(effect, fx.Send) and isinstance(effect.message, kind)]
+
+
+def give(node: Node, source: int, *sent: fx.Send) -> fx.Effects:
+    """These arrive."""
+    return [effect for send in sent for effect in node.handle(source, send.seq, send.message, 0.0)]
+
+
+def call_with_rref(node: Node, number: int = 7) -> fx.Send:
+    """A call to worker 2 that brings an RRef which it also owns."""
+    node.rrefs.users.setdefault(FORK, node.rrefs.users.pop(node.rrefs.create_user(2, "")[1]))
+    forks = (node.rrefs.share(RREF, FORK, "", 2, 0.0),)
+    (send,) = sends(node.call(2, m.Call(number, "f", None, forks, None, DATA), 0.0, None), m.Call)
+    return send
+
+
+# -- acknowledgements
+def test_all_is_acknowledged_a_tick_after_the_last() -> None:
+    one, two = member(1), member(2)
+    sent = [effect for _ in range(5) for effect in one.send(2, NOTICE)]
+    effects = give(two, 1, *sent)
+    assert effects.count(fx.Wake()) == 1 and not sends(effects, m.Seen)
+    (seen,) = two.tick()
+    assert seen.message == m.Seen(5, ())
+    assert one.delivery.left() and give(one, 2, seen) == [] and not one.delivery.left()
+    assert two.tick() == []
+
+
+def test_of_many_some_are_acknowledged_at_once() -> None:
+    one, two = member(1), member(2)
+    effects = [effect for _ in range(300) for effect in give(two, 1, *one.send(2, NOTICE))]
+    assert [send.message for send in sends(effects, m.Seen)] == [m.Seen(256, ())]
+
+
+def test_what_came_beyond_a_gap_is_acknowledged_too() -> None:
+    one, two = member(1), member(2)
+    sent = [effect for _ in range(5) for effect in one.send(2, NOTICE)]
+    give(two, 1, sent[0], sent[2], sent[4])
+    (seen,) = two.tick()
+    assert seen.message == m.Seen(1, (2, 4))
+    give(one, 2, seen)
+    assert list(one.delivery.pairs[2].kept) == [1, 3]
+
+
+def test_an_acknowledgement_that_was_lost_is_given_again() -> None:
+    two = member(2)
+    (sent,) = member(1).send(2, NOTICE)
+    for _ in range(2):
+        give(two, 1, sent)
+        (seen,) = two.tick()
+        assert seen.message == m.Seen(1, ())
+
+
+def test_users_data_is_not_kept() -> None:
+    one = member(1)
+    one.call(2, m.Call(7, "f", None, (), None, DATA), 0.0, None)
+    one.send(2, m.Result(8, (), None, DATA))
+    one.send(2, m.Failure(9, "ValueError", "story", DATA))
+    assert [message.body for message in one.delivery.pairs[2].kept.values()] == [m.EMPTY] * 3
+
+
+# -- a connection that breaks
+def test_a_break_fails_calls_in_flight_and_the_rest_goes_again() -> None:
+    one, two = member(1), member(2)
+    call = call_with_rref(one)
+    (notice,) = one.send(2, NOTICE)
+    effects = one.broken(2, 0, "reset")
+    (reject,) = [effect for effect in effects if isinstance(effect, fx.Reject)]
+    assert (
+        isinstance(reject.error, ConnectionLostError) and reject.error.maybe_executed and "reset" in str(reject.error)
+    )
+    (cancel,) = sends(effects, m.Cancel)
+    again = one.resume(2, 0)
+    assert notice in again and cancel in again and call not in again
+    assert sends(again, m.Forget)[0].message == m.Forget((call.seq,))
+    (fate,) = sends(give(two, 1, *again), m.Fate)
+    assert fate.message == m.Fate((call.seq,), ())
+    give(one, 2, fate)
+    assert not one.rrefs.children and give(two, 1, call) == []
+
+
+def test_a_call_that_had_come_before_the_break_keeps_its_rrefs() -> None:
+    one, two = member(1), member(2)
+    give(two, 1, call_with_rref(one))
+    one.broken(2, 0, "reset")
+    (fate,) = sends(give(two, 1, *one.resume(2, 0)), m.Fate)
+    assert fate.message == m.Fate((), (0,))
+    give(one, 2, fate)
+    assert len(one.rrefs.children) == 1
+
+
+def test_a_call_made_after_the_break_is_left_alone() -> None:
+    one = member(1)
+    one.broken(2, 0, "reset")
+    call_with_rref(one)
+    assert one.resume(2, 0) == [] and 7 in one.calls.outgoing
+
+
+def test_a_break_of_a_predecessors_connection_is_no_news() -> None:
+    one = member(1)
+    call_with_rref(one)
+    assert one.broken(2, 5, "reset") == [] and one.resume(2, 5) == []
+
+
+# -- a connection that loses messages
+def test_control_messages_go_again_at_growing_intervals() -> None:
+    one = member(1, lossy=True)
+    (notice,) = sends(one.send(2, NOTICE), m.Notice)
+    turns = [turn for turn in range(1, 50) if notice in one.tick()]
+    assert turns[:4] == [3, 6, 10, 17] and all(b - a > 2 for a, b in pairwise(turns))
+
+
+def lost(node: Node, send: fx.Send) -> fx.Effects:
+    """What happens where this is lost: the receiver has never heard of it."""
+    asked = [effect for _ in range(12) for effect in node.tick()]
+    assert send not in asked
+    return give(node, send.to, *sends(give(member(send.to), 1, *sends(asked, m.Forget)[:1]), m.Fate))
+
+
+def test_a_call_that_is_lost_has_certainly_not_run() -> None:
+    one = member(1, lossy=True)
+    effects = lost(one, call_with_rref(one))
+    (reject,) = [effect for effect in effects if isinstance(effect, fx.Reject)]
+    assert isinstance(reject.error, ConnectionLostError) and not reject.error.maybe_executed
+    assert not one.rrefs.children
+
+
+def test_an_answer_that_is_lost_becomes_a_failure() -> None:
+    one = member(1, lossy=True)
+    rref = one.rrefs.new_id()
+    forks = (one.rrefs.share(rref, None, "", 2, 0.0),)
+    (answer,) = sends(one.send(2, m.Result(7, forks, None, DATA)), m.Result)
+    effects = lost(one, answer)
+    assert fx.Free(rref) in effects
+    (failure,) = sends(effects, m.Failure)
+    assert failure.message.type == "ConnectionLostError" and failure.seq > answer.seq
+
+
+def test_a_creation_that_is_lost_is_an_error_for_all_that_ask() -> None:
+    one = member(1, lossy=True)
+    rref, fork = one.rrefs.create_user(2, "")
+    (create,) = sends(one.call(2, m.Create(7, rref, fork, "f", None, (), None, DATA), 0.0, None), m.Create)
+    (instead,) = sends(lost(one, create), m.Uncreated)
+    assert instead.message[:2] == (rref, fork)
+
+
+@pytest.mark.parametrize("lossy", [True, False])
+def test_over_a_connection_that_keeps_what_it_takes_nothing_goes_again(lossy: bool) -> None:
+    one = member(1, lossy)
+    one.send(2, NOTICE)
+    assert any(one.tick() for _ in range(50)) is lossy
