@@ -44,6 +44,10 @@ ROOT = -1
 """Stands for the send number of the roots, on the worker that began a walk."""
 _TOMBSTONES = 4096
 _RELEASED = "the autograd context was released before its backward pass had ended"
+_FOREIGN = (
+    "the roots depend on a tensor that was received in another autograd context: make all calls of a pass in one "
+    "context, or detach() that tensor"
+)
 
 Outcome = tuple[Effects, Outbox]
 
@@ -259,6 +263,8 @@ class Contexts:
     def _ask(self, context: int, walk: Id, message: int, recvs: Iterable[int]) -> Outcome:
         known, state = self.contexts[context], self.contexts[context].walks[walk]
         new = [recv for recv in recvs if recv not in state.asked]
+        if not known.recvs.keys() >= set(new):
+            return self.failed(context, walk, message, _failed(Discover(context, walk, message), _FOREIGN), self.me)
         for recv in new:
             state.asked[recv] = message
             state.questions[message].open.add(recv)

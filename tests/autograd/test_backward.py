@@ -218,5 +218,19 @@ def test_contexts_do_not_nest_and_end(agents: list[Agent]) -> None:
         autograd.backward(context, [values(1).sum()])
 
 
+def test_a_pass_over_two_contexts_is_refused_here_and_elsewhere(agents: list[Agent]) -> None:
+    x = values(3)
+    with autograd.context():
+        received = rpc_sync("worker1", scale, (x,))
+        kept = remote("worker1", double_via, (x, "worker2"))
+        kept.to_here()
+    with autograd.context() as context:
+        for root in (received, kept.to_here()):
+            with pytest.raises(RpcError, match="received in another autograd context"):
+                autograd.backward(context, [root.sum()])
+        autograd.backward(context, [rpc_sync("worker1", scale, (x,)).sum()])
+        assert x in autograd.get_gradients(context)
+
+
 def test_outside_a_context_the_graph_is_cut(agents: list[Agent]) -> None:
     assert rpc_sync("worker1", scale, (values(3),)).is_leaf

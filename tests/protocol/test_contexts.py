@@ -52,6 +52,14 @@ def test_messages_without_tensors_make_workers_known_but_take_no_part() -> None:
 
 
 # -- walking
+def test_roots_that_lead_to_a_message_of_another_context_fail(a: Contexts) -> None:
+    effects, outbox = a.begin(X, WALK, [4, 99])
+    assert (effects[0], outbox) == (ForgetWalk(X, WALK), [])
+    assert isinstance(effects[1], WalkEnded)
+    assert "another autograd context" in str(effects[1].failure)
+    assert a.table()[str(X)]["passes"] == []
+
+
 def test_the_root_asks_and_runs_when_all_is_known(a: Contexts) -> None:
     assert a.begin(X, WALK, [4]) == ([], [(B, Discover(X, WALK, 4))])
     assert a.table()[str(X)]["passes"] == [
