@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test lab lessons lint clean
+.PHONY: demo test lab docs lessons lint clean
 
 demo: $(READY)
 	$(BIN)/rpcbench demo
@@ -15,6 +15,9 @@ test: $(READY)
 
 lab: $(READY)
 	$(BIN)/rpcbench lab
+
+docs: $(READY)
+	$(BIN)/python docs/make_reference.py
 
 lessons: $(READY)
 	$(BIN)/python docs/run_lessons.py

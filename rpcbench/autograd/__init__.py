@@ -50,6 +50,13 @@ def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool 
     Gradients add up in the context, on the workers that have the leaves. Only messages that the roots depend on take
     part. RuntimeError for bad roots or an unknown context; an error of a remote function or hook is raised here, as
     its own type and as RpcError; WorkerLostError where a worker that is needed is gone.
+
+    >>> w = torch.ones(3, requires_grad=True)
+    >>> with dist_autograd.context() as context_id:
+    ...     loss = rpc.rpc_sync("worker1", torch.mul, (w, 2.0)).sum()
+    ...     dist_autograd.backward(context_id, [loss])
+    ...     dist_autograd.get_gradients(context_id)[w]
+    tensor([2., 2., 2.])
     """
     recorder().backward(context_id, list(roots), retain_graph).wait()
 

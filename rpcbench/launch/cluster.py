@@ -40,6 +40,11 @@ class Cluster:
 
     start: "fork" (from a process that has torch loaded; default on Linux) or "spawn". rpc_timeout: seconds a call may
     take that names no timeout, 0 for none. RpcError where a worker cannot start.
+
+    >>> import rpcbench
+    >>> with rpcbench.Cluster(2) as cluster:
+    ...     cluster.rpc_sync("worker2", max, (3, 5))
+    5
     """
 
     def __init__(self, n: int = 2, *, start: str | None = None, rpc_timeout: float = DEFAULT_TIMEOUT) -> None:

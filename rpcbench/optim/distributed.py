@@ -1,10 +1,5 @@
 """One torch optimizer for each worker that owns some of the parameters, stepped together.
 
-    optimizer = DistributedOptimizer(torch.optim.SGD, [rref1, rref2], lr=0.05)
-    with autograd.context() as context_id:
-        autograd.backward(context_id, [loss])
-        optimizer.step(context_id)
-
 Every owner has all the groups, some of them empty, so a group has one number everywhere. Parameters are numbered in the
 order given: a state dict is the one that a local torch optimizer over the same parameters would have.
 """
@@ -40,6 +35,16 @@ class DistributedOptimizer:
 
     params_rref: RRefs, or parameter groups of RRefs. Any optimizer of torch.optim but LBFGS. Errors of an owner's
     optimizer are raised here, when it is made and when it steps.
+
+    >>> from rpcbench.optim import DistributedOptimizer
+    >>> weights = [rpc.remote(name, torch.ones, (2,), {"requires_grad": True}) for name in ("worker1", "worker2")]
+    >>> optimizer = DistributedOptimizer(torch.optim.SGD, weights, lr=0.5)
+    >>> with dist_autograd.context() as context_id:
+    ...     loss = sum(weight.to_here().sum() for weight in weights)
+    ...     dist_autograd.backward(context_id, [loss])
+    ...     optimizer.step(context_id)
+    >>> weights[0].to_here()
+    tensor([0.5000, 0.5000], requires_grad=True)
     """
 
     def __init__(

@@ -73,6 +73,15 @@ class Pipeline:
     worker gives a scalar; loss_reduction says whether it is the "mean" or the "sum" over samples, so that micro-batches
     add up to the gradient of the whole batch. optimizer: class and arguments; None to only compute gradients.
     PipelineError where split, schedule and workers do not fit; UnknownWorkerError for a worker that is not there.
+
+    >>> from rpcbench.pipeline import Pipeline, split
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    >>> pipe = Pipeline(split(model, ["worker1", "worker2"]), microbatches=4, loss_fn=torch.nn.functional.mse_loss,
+    ...                 optimizer=(torch.optim.SGD, {"lr": 0.1}))
+    >>> x = torch.randn(16, 4)
+    >>> before, after = [pipe.step(x, x[:, :1]).loss for _ in range(20)][::19]
+    >>> after < before
+    True
     """
 
     def __init__(

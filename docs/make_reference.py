@@ -1,0 +1,252 @@
+"""Write the API reference from the docstrings: `python docs/make_reference.py`, or `make docs`.
+
+One page for each public module, one section for each name, in the order of `__all__`. A name that several modules offer
+is described once, on the page of the first that lists it. Nothing is written by hand in `docs/api`; the tests fail when
+a page is not what this would write.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # this checkout, wherever the command is typed
+API = ROOT / "docs" / "api"
+PAGES = ["errors", "rpc", "autograd", "optim", "nn", "pipeline", "testing", ""]  # the last one: rpcbench itself
+HOMES = {"errors": "rpcbench.words.errors"}
+WIDTH = 110
+PLAIN = (str, int, float, timedelta)  # constants that are shown with their value
+MAGICS = "rpcbench.notebook.magics"
+COMMAND = "python docs/make_reference.py"
+FOR_THE_RUNTIME = ("For the runtime", "Runtime only")  # docstrings of what is public among modules only
+
+
+def pages() -> dict[str, str]:
+    """{file name: text} of all pages."""
+    described: dict[int, str] = {}
+    texts = {}
+    for page in PAGES:
+        if importlib.util.find_spec(_module(page)) is not None:
+            texts[_file(page)] = _page(page, described)
+    texts["notebook.md"] = _magics()
+    texts["README.md"] = _index(dict(reversed(texts.items())))
+    return texts
+
+
+def names(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """What a module offers, in order: that of `__all__`, or of its source."""
+    listed = getattr(module, "__all__", None) or [*_defined(module)]
+    for name in listed:
+        if not name.startswith("_"):
+            yield name, getattr(module, name)
+
+
+def members(kind: type) -> Iterator[tuple[str, Any]]:
+    """Public methods and properties of a class and of its bases in this package, if they say what they do."""
+    seen: set[str] = set()
+    for base in kind.__mro__:
+        for name, value in vars(base).items() if base.__module__.split(".")[0] == "rpcbench" else ():
+            plain = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+            if name.startswith("_") or name in seen or not isinstance(plain, FunctionType | property):
+                continue
+            seen.add(name)
+            if (doc := _doc(plain)) and not doc.startswith(FOR_THE_RUNTIME):
+                yield name, plain
+
+
+def _defined(module: ModuleType) -> Iterator[str]:
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+
+
+def _module(page: str) -> str:
+    return HOMES.get(page, f"rpcbench.{page}".rstrip("."))
+
+
+def _file(page: str) -> str:
+    return f"{page or 'rpcbench'}.md"
+
+
+# -- pages
+def _page(page: str, described: dict[int, str]) -> str:
+    module = importlib.import_module(_module(page))
+    text = Text(_file(page), "Errors" if page == "errors" else f"`{_module(page)}`", module)
+    text.add(_prose(_doc(module)), _where(module))
+    offered = [*names(module)]
+    for name, value in offered:
+        if not isinstance(value, ModuleType) and id(value) not in described:
+            _section(text, name, value, described)
+    for name, value in offered:
+        if isinstance(value, ModuleType):
+            _submodule(text, name, value, described)
+    others = [f"[{name}]({described[id(value)]})" for name, value in offered if _elsewhere(value, text.file, described)]
+    if others:
+        text.add(f"Also offered here: {', '.join(others)}.")
+    return str(text)
+
+
+def _elsewhere(value: Any, file: str, described: dict[int, str]) -> bool:
+    return not described.get(id(value), file).startswith(file)
+
+
+def _submodule(text: Text, name: str, module: ModuleType, described: dict[int, str]) -> None:
+    inner = [(found, value) for found, value in names(module) if id(value) not in described]
+    for found, value in inner:
+        if callable(value):
+            _section(text, f"{name}.{found}", value, described)
+    rows = "".join(f"\n| `{found}` | `{value!r}` |" for found, value in inner if isinstance(value, PLAIN))
+    if rows:
+        text.heading(name, 2)
+        text.add(_prose(_doc(module)), f"| name | value |\n|---|---|{rows}")
+
+
+def _section(text: Text, name: str, value: Any, described: dict[int, str]) -> None:
+    described[id(value)] = text.heading(name, 2)
+    source = "" if inspect.getmodule(value) is text.module else _where(value)
+    text.add(_signature(name, value), _prose(_doc(value)), source)
+    if inspect.isclass(value):
+        fields = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+        text.add(f"Fields: {', '.join(f'`{field}`' for field in fields)}." if fields else "")
+        for member, inner in members(value):
+            text.heading(f"{name}.{member}", 3)
+            text.add(_signature(member, inner), _prose(_doc(inner)))
+
+
+def _magics() -> str:
+    module = importlib.import_module(MAGICS)
+    text = Text("notebook.md", "In a notebook", module)
+    text.add("`%load_ext rpcbench` makes these known to a notebook.", _where(module))
+    for name, prefix in (("cluster", "%"), ("remote", "%%"), ("panel", "%")):
+        text.heading(f"{prefix}{name}", 2)
+        text.add(_prose(_doc(getattr(module.ClusterMagics, name))))
+    return str(text)
+
+
+def _index(texts: dict[str, str]) -> str:
+    table = ["| page | what it has |", "|---|---|"]
+    for file, text in texts.items():
+        title = text.partition("\n")[0].removeprefix("# ")
+        table.append(f"| [{title}]({file}) | {', '.join(re.findall(r'^## (.+)$', text, re.MULTILINE))} |")
+    return f"# API reference\n\nMade from the docstrings by `{COMMAND}`.\n\n{chr(10).join(table)}\n"
+
+
+class Text:
+    """A page that grows; knows the anchors of its headings, as GitHub makes them."""
+
+    def __init__(self, file: str, title: str, module: ModuleType) -> None:
+        self.file = file
+        self.module = module
+        self.parts = [f"# {title}"]
+        self.anchors: Counter[str] = Counter()
+
+    def heading(self, text: str, level: int) -> str:
+        """Where the heading can be found."""
+        self.parts.append(f"{'#' * level} {text}")
+        anchor = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        self.anchors[anchor] += 1
+        again = self.anchors[anchor] - 1
+        return f"{self.file}#{anchor}{f'-{again}' if again else ''}"
+
+    def add(self, *parts: str) -> None:
+        self.parts += [part for part in parts if part]
+
+    def __str__(self) -> str:
+        return "\n\n".join(self.parts) + "\n"
+
+
+# -- pieces
+def _doc(value: Any) -> str:
+    return inspect.cleandoc(getattr(value, "__doc__", None) or "")
+
+
+def _prose(doc: str) -> str:
+    """A docstring as Markdown: examples in a fence, all else as it is."""
+    parts = []
+    for part in re.split(r"\n{2,}(?! )", doc):
+        example = textwrap.dedent(part).startswith(">>>")
+        parts.append(f"```python\n{textwrap.dedent(part)}\n```" if example else part)
+    return "\n\n".join(parts)
+
+
+def _where(value: Any) -> str:
+    try:
+        path = Path(inspect.getsourcefile(value) or "").relative_to(ROOT)
+    except (TypeError, ValueError):
+        return ""
+    return f"Source: [{path}](../../{path})"
+
+
+def _signature(name: str, value: Any) -> str:
+    """As it stands in the source, so that defaults keep their names."""
+    if isinstance(value, property):
+        return ""
+    function = value
+    if inspect.isclass(value):
+        made = vars(value).get("__init__")
+        if made is None or dataclasses.is_dataclass(value):
+            return ""
+        function = made
+    try:
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
+    except (OSError, TypeError, ValueError):
+        return ""
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    text = _call(name, node.args, node.returns if not inspect.isclass(value) else None)
+    return f"```python\n{text}\n```"
+
+
+def _call(name: str, arguments: ast.arguments, returns: ast.expr | None) -> str:
+    result = f" -> {ast.unparse(returns)}" if returns is not None else ""
+    parts = [*_each(arguments)]
+    if parts[:1] in (["self"], ["cls"]):
+        del parts[0]
+    line = f"{name}({', '.join(parts)}){result}"
+    if len(line) <= WIDTH:
+        return line
+    lines = "".join(f"    {part},\n" for part in parts)
+    return f"{name}(\n{lines}){result}"
+
+
+def _each(arguments: ast.arguments) -> Iterator[str]:
+    """One text for each parameter."""
+    plain = arguments.posonlyargs + arguments.args
+    defaults = [None] * (len(plain) - len(arguments.defaults)) + list(arguments.defaults)
+    for argument, default in zip(plain, defaults, strict=True):
+        yield _parameter(argument, default)
+    if arguments.vararg is not None or arguments.kwonlyargs:
+        yield f"*{ast.unparse(arguments.vararg)}" if arguments.vararg is not None else "*"
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        yield _parameter(argument, default)
+    if arguments.kwarg is not None:
+        yield f"**{ast.unparse(arguments.kwarg)}"
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
+    return ast.unparse(argument) + (f" = {ast.unparse(default)}" if default is not None else "")
+
+
+if __name__ == "__main__":
+    API.mkdir(exist_ok=True)
+    for old in API.glob("*.md"):
+        old.unlink()
+    for name, text in pages().items():
+        (API / name).write_text(text)
+    sys.stdout.write(f"{len(list(API.iterdir()))} pages written to {API.relative_to(ROOT)}\n")

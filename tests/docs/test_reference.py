@@ -1,0 +1,92 @@
+"""The documentation is true: reference pages are those of the docstrings, every public name has one, examples run,
+links lead somewhere.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import rpcbench
+import rpcbench.autograd as dist_autograd
+import rpcbench.rpc as rpc
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+import make_reference as reference  # noqa: E402  (a script of the documentation, not a module of the package)
+
+RENEW = f"the pages in docs/api are old; renew them: {reference.COMMAND}"
+ALONE = ("init_rpc", "Cluster")  # examples that make a world of their own
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+
+
+def documented():
+    """(place, docstring) of every public name, and of the public members of classes."""
+    for page in reference.PAGES:
+        if not importlib.util.find_spec(reference._module(page)):
+            continue
+        for name, value in reference.names(importlib.import_module(reference._module(page))):
+            if callable(value) and (value.__module__ or "").startswith("rpcbench"):
+                yield f"{page or 'rpcbench'}.{name}", inspect.getdoc(value) or ""
+                for member, inner in reference.members(value) if inspect.isclass(value) else ():
+                    yield f"{page or 'rpcbench'}.{name}.{member}", reference._doc(inner)
+
+
+PLACES = dict(documented())
+EXAMPLES = {doc: place for place, doc in PLACES.items() if ">>>" in doc}  # a name may be offered in several places
+TEXTS = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+
+
+def test_pages_are_those_of_the_docstrings():
+    written = {path.name: path.read_text() for path in (ROOT / "docs" / "api").glob("*.md")}
+    made = reference.pages()
+    assert sorted(written) == sorted(made), RENEW
+    assert [name for name in made if made[name] != written[name]] == [], RENEW
+
+
+def test_every_public_name_says_what_it_does():
+    assert [place for place, doc in PLACES.items() if not doc] == []
+
+
+@pytest.fixture(scope="module")
+def names():
+    """What examples may use, in a running cluster."""
+    with rpcbench.Cluster(2) as cluster:
+        yield {"cluster": cluster, "torch": torch, "rpcbench": rpcbench, "rpc": rpc, "dist_autograd": dist_autograd}
+
+
+def failures(text, title, names):
+    """What an example shows that it should not."""
+    found = []
+    runner = doctest.DocTestRunner(optionflags=OPTIONS)
+    runner.run(doctest.DocTestParser().get_doctest(text, dict(names), title, title, 0), out=found.append)
+    return "".join(found)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("doc", [doc for doc, place in EXAMPLES.items() if not place.endswith(ALONE)], ids=EXAMPLES.get)
+def test_examples_run(doc, names):
+    assert failures(doc, EXAMPLES[doc], names) == ""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("doc", [doc for doc, place in EXAMPLES.items() if place.endswith(ALONE)], ids=EXAMPLES.get)
+def test_examples_that_make_their_own_world_run(doc, no_leaks):
+    script = f"import doctest; doctest.run_docstring_examples({doc!r}, {{}}, optionflags={OPTIONS})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(path):
+    links = LINK.findall(path.read_text())
+    assert [link for link in links if not (path.parent / link).exists()] == []
