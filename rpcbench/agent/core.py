@@ -46,7 +46,7 @@ from rpcbench.words.config import JOIN_SECONDS, UNSET_TIMEOUT, WorldConfig
 from rpcbench.words.errors import NotConnectedError, RpcError, ShutdownError, WorkerLostError
 from rpcbench.words.events import Tables
 from rpcbench.words.futures import Future, blocked
-from rpcbench.words.ids import Id
+from rpcbench.words.ids import COUNTER_BITS, Id
 
 P = TypeVar("P")
 _TICK = -1
@@ -86,7 +86,7 @@ class Agent:
         self.machine = Machine(Node(me, config.world_size, self._link.lossy), self._perform)
         self.roster = Roster(self.name, self.machine, self._pool.spawn)
         self.values = Values(self, self.machine, make, self._link.clock)
-        self._waiting = Waiting(self._pool.spawn, lambda call: self.machine.feed(lambda node: node.cancel(call)))
+        self._waiting = Waiting(self.incarnation << COUNTER_BITS, self._pool.spawn, self._cancel)
         self._channels = Channels(self._pool.spawn)
         self._effects = self._effect_table()
         self._keeper = threading.Thread(target=self._keep, name=f"rpcbench-{self.name}-keeper", daemon=True)
@@ -255,6 +255,10 @@ class Agent:
             self._wake_at(message.call, now + seconds)
         self.machine.feed(lambda node: node.call(to, message, now, seconds), may_wait=not on_main_thread())
 
+    def wanted(self, source: int, call: int) -> bool:
+        """Whether the caller of a call that runs here still waits for it."""
+        return self.machine.ask(lambda node: node.calls.wanted(source, call))
+
     def reply(self, to: int, call: int, answer: m.Result | m.Failure) -> None:
         """Answer a call, unless its caller has gone."""
 
@@ -388,7 +392,8 @@ class Agent:
     def _effect_table(self) -> dict[type[Any], Callable[[Any], object]]:
         return {
             fx.Wake: lambda e: self._wake_at(_TICK, self._link.clock() + self._link.retry_seconds / 2),
-            fx.Run: lambda e: self._pool.submit(lambda: self._serve(e)),
+            fx.Enqueue: lambda e: self._pool.submit(lambda: self._serve(e)),
+            fx.Run: lambda e: serve.serve(self, e.source, e.message),
             fx.Resolve: self._resolve,
             fx.Reject: lambda e: self._waiting.fail(e.call, e.error),
             fx.Free: lambda e: self.released.put(self.values.forget(e.rref)),  # the keeper frees the value
@@ -407,11 +412,12 @@ class Agent:
             fx.ForgetContext: lambda e: self._forget(e.context, None),
         }
 
-    def _serve(self, effect: fx.Run) -> None:
+    def _serve(self, effect: fx.Enqueue) -> None:
         if not self.complete.is_set():
             with blocked():
                 self.complete.wait()  # the caller knew the world sooner than we do, and so may its function
-        serve.serve(self, effect.source, effect.message)
+        now = self._link.clock()
+        self.machine.feed(lambda node: node.begin(effect.source, effect.call, now))
 
     def _resolve(self, effect: fx.Resolve) -> None:
         source, answer = effect.source, effect.answer
@@ -469,6 +475,9 @@ class Agent:
             due, pause = self._waiting.deadlines.pop_due(self._link.clock())
             for call in due:
                 self._due(call)
+
+    def _cancel(self, call: int) -> None:
+        self.machine.feed(lambda node: node.cancel(call))
 
     def _due(self, call: int) -> None:
         self.machine.feed(lambda node: node.tick() if call == _TICK else node.expired(call))

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 
 from rpcbench.agent.core import NOT_INITIALIZED, Agent
-from rpcbench.agent.serve import caller
+from rpcbench.agent.serve import caller, cancelled
 
-__all__ = ["caller", "current", "find", "start", "using"]
+__all__ = ["caller", "cancelled", "current", "find", "start", "using"]
 _innermost: ContextVar[Agent | None] = ContextVar("rpcbench_agent", default=None)
 _started: list[Agent] = []
 _lock = threading.Lock()

@@ -10,7 +10,7 @@ from rpcbench.agent.machine import Machine
 from rpcbench.agent.pool import Job
 from rpcbench.protocol.effects import Gone
 from rpcbench.wire.messages import Member, Report
-from rpcbench.words.errors import RpcError, UnknownWorkerError, WorkerLostError
+from rpcbench.words.errors import RpcError, UnknownWorkerError, WorkerLostError, never_ran
 
 
 class WorkerInfo(NamedTuple):
@@ -58,14 +58,14 @@ class Roster:
     def _unknown(self, key: int | str) -> RpcError:
         for id_, (name, reason) in self._gone.items():
             if key in (id_, name):
-                return WorkerLostError(f"{name} is gone ({reason}); start it again or use another worker")
+                return never_ran(WorkerLostError(f"{name} is gone ({reason}); start it again or use another worker"))
         known = ", ".join(info.name for info in self.all())
         return UnknownWorkerError(f"{self._me} could not find destination {key!r}; this world has: {known}")
 
     def unreachable(self, worker: int, reason: str) -> WorkerLostError:
         """What to say of a member that a message could not be sent to."""
         name, why = self._gone.get(worker, (f"worker {worker}", reason))
-        return WorkerLostError(f"{name} cannot be reached: {why}")
+        return never_ran(WorkerLostError(f"{name} cannot be reached: {why}"))
 
     def explained(self, report: Report) -> Report:
         """What another member has noticed, with the reason as far as it is known here."""

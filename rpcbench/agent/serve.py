@@ -10,7 +10,7 @@ import contextlib
 import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 
@@ -19,7 +19,6 @@ from rpcbench.wire.messages import EMPTY, Call, Create, Failure, Fetch, Result
 from rpcbench.words.errors import ConnectionLostError, RemoteError, RpcError
 from rpcbench.words.futures import Future
 
-_caller: ContextVar[int | None] = ContextVar("rpcbench_caller", default=None)
 ASYNC_MARK = "_wrapped_async_rpc_function"
 """torch's name for the attribute that `async_execution` sets: the function returns a Future of its result."""
 
@@ -36,22 +35,45 @@ class Server(Protocol):
     def reply(self, to: int, call: int, answer: Result | Failure) -> None:
         """Answer a call, unless its caller has gone."""
 
+    def wanted(self, source: int, call: int) -> bool:
+        """Whether the caller of a call that runs here still waits for it."""
+
+
+class _Running(NamedTuple):
+    """The call that runs on this thread."""
+
+    agent: Server
+    source: int
+    call: int
+
+
+_running: ContextVar[_Running | None] = ContextVar("rpcbench_running", default=None)
+
 
 def caller() -> int:
     """Id of the worker whose call runs on this thread. RuntimeError outside one."""
-    source = _caller.get()
-    if source is None:
+    running = _running.get()
+    if running is None:
         raise RuntimeError("no call of another worker runs on this thread")
-    return source
+    return running.source
+
+
+def cancelled() -> bool:
+    """Whether the call that runs on this thread may stop: its caller has cancelled it, waits no longer, or is gone.
+
+    Nothing stops a function from outside, so a long one asks now and then, and returns. False outside a call.
+    """
+    running = _running.get()
+    return running is not None and not running.agent.wanted(running.source, running.call)
 
 
 @contextlib.contextmanager
-def _called_by(source: int) -> Iterator[None]:
-    token = _caller.set(source)
+def _set_running(running: _Running) -> Iterator[None]:
+    token = _running.set(running)
     try:
         yield
     finally:
-        _caller.reset(token)
+        _running.reset(token)
 
 
 class Later:
@@ -71,7 +93,7 @@ def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
     if isinstance(message, Fetch):
         _fetch(agent, source, message)
         return
-    with _called_by(source):
+    with _set_running(_Running(agent, source, message.call)):
         try:
             result = _run(agent, source, message)
         except BaseException as error:  # noqa: BLE001  (the caller gets it, whatever it is)

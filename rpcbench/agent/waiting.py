@@ -13,11 +13,13 @@ from rpcbench.words.ids import Counter
 
 
 class Waiting:
-    def __init__(self, later: Later, cancel: Callable[[int], None]) -> None:
+    """`first`: the number of the first call. It differs between incarnations, as a call may outlive its caller."""
+
+    def __init__(self, first: int, later: Later, cancel: Callable[[int], None]) -> None:
         self.deadlines = Deadlines()
         self._later = later
         self._cancel = cancel
-        self._numbers = Counter()
+        self._numbers = Counter(first)
         self._idle = threading.Condition(threading.Lock())
         self._futures: dict[int, Future[Any]] = {}
 

@@ -1,10 +1,10 @@
 """Calls: each gets exactly one answer.
 
     caller   started → (answered | expired | cancelled | lost): the first one counts, later ones are ignored
-    callee   arrived → held (its RRefs are not all confirmed) → running → answered
+    callee   arrived → held (its RRefs are not all confirmed) → queued → running → answered
 
 A call is never repeated, and runs at most once. A call whose caller has gone, or no longer waits, is dropped while
-it is held; once it runs it runs to its end.
+it is held or queued; once it runs it runs to its end, and may ask whether anybody still wants it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rpcbench.protocol.effects import Effects, Reject, Resolve, Run
+from rpcbench.protocol.effects import Effects, Enqueue, Reject, Resolve
 from rpcbench.wire.messages import Call, Create, Failure, Fetch, Result
 from rpcbench.words.errors import CallCancelled, RpcTimeoutError, WorkerLostError
 from rpcbench.words.events import Note, Row, Table
@@ -29,13 +29,28 @@ class Outgoing:
     timeout: float | None
 
 
+Request = Call | Create | Fetch
+
+
+@dataclass(slots=True)
+class Serving:
+    """A call that is to be answered from here. `message` until it begins to run, None from then on."""
+
+    message: Request | None
+    label: str
+    rref: Id | None  # the value that it makes, or asks for
+    since: float
+    until: float | None  # its caller waits no longer than that
+    unwanted: bool = False  # it runs, but its caller no longer waits
+
+
 class Calls:
     """Calls made from here and calls served here."""
 
     def __init__(self) -> None:
         self.note: Note | None = None
         self.outgoing: dict[int, Outgoing] = {}
-        self.serving: dict[tuple[int, int], Call | Create | Fetch] = {}
+        self.serving: dict[tuple[int, int], Serving] = {}
         self._held: dict[tuple[int, int], set[Id]] = {}
 
     # -- caller
@@ -67,13 +82,15 @@ class Calls:
         return [Reject(call, error)] if self._finish(call) else []
 
     # -- callee
-    def arrived(self, source: int, message: Call | Create | Fetch, pending: set[Id]) -> Effects:
+    def arrived(self, source: int, message: Request, pending: set[Id], now: float) -> Effects:
         key = (source, message.call)
-        self.serving[key] = message
+        label = "to_here" if isinstance(message, Fetch) else message.label
+        until = None if message.budget is None else now + message.budget
+        self.serving[key] = Serving(message, label, getattr(message, "rref", None), now, until)
         if pending:
             self._held[key] = pending
             return []
-        return [Run(source, message)]
+        return [Enqueue(*key)]
 
     def confirmed(self, fork: Id) -> Effects:
         """An RRef that held calls wait for is known to its owner, or never will be."""
@@ -82,32 +99,57 @@ class Calls:
             self._held[key].discard(fork)
             if not self._held[key]:
                 del self._held[key]
-                effects.append(Run(key[0], self.serving[key]))
+                effects.append(Enqueue(*key))
         return effects
 
-    def cancel_asked(self, source: int, call: int) -> Call | Create | Fetch | None:
+    def begin(self, source: int, call: int, now: float) -> tuple[Request | None, bool]:
+        """There is a thread for a queued call: its message, None if it was dropped; and whether it may run.
+
+        A call that has waited here for longer than its caller does may not, and is gone.
+        """
+        entry = self.serving.get((source, call))
+        if entry is None:
+            return None, False
+        message, entry.message = entry.message, None
+        assert message is not None, "a call that was enqueued twice"
+        if entry.until is not None and now > entry.until:
+            del self.serving[source, call]
+            return message, False
+        return message, True
+
+    def cancel_asked(self, source: int, call: int) -> Request | None:
         """The message, if it had not begun to run: it never will."""
         key = (source, call)
-        return self.serving.pop(key) if self._held.pop(key, None) is not None else None
+        entry = self.serving.get(key)
+        if entry is None:
+            return None
+        if entry.message is None:
+            entry.unwanted = True
+            return None
+        self._held.pop(key, None)
+        return self.serving.pop(key).message
+
+    def wanted(self, source: int, call: int) -> bool:
+        """Whether the caller of a call that runs here still waits for it."""
+        entry = self.serving.get((source, call))
+        return entry is not None and not entry.unwanted
 
     def served(self, source: int, call: int) -> bool:
         """The function has returned; True if the caller may still want the answer."""
         return self.serving.pop((source, call), None) is not None
 
     # -- both
-    def lost(self, worker: int, name: str, reason: str) -> tuple[Effects, list[Call | Create | Fetch]]:
-        """Fail calls to the lost worker; return held calls from it, which will not run."""
+    def lost(self, worker: int, name: str, reason: str) -> tuple[Effects, list[Request]]:
+        """Fail calls to the lost worker; return those from it that have not begun to run, and never will."""
         effects: Effects = []
         for call, waiting in list(self.outgoing.items()):
             if waiting.to == worker:
                 error = WorkerLostError(f"{name} was lost while it had {waiting.label} to do: {reason}")
                 effects += self.failed(call, error)
         keys = [key for key in self.serving if key[0] == worker]
-        dropped = [self.serving[key] for key in keys if key in self._held]
         for key in keys:
             self._held.pop(key, None)
-            del self.serving[key]
-        return effects, dropped
+        return effects, [message for key in keys if (message := self.serving.pop(key).message) is not None]
 
     def table(self) -> Table:
         return {str(call): _row(call, waiting) for call, waiting in self.outgoing.items()}

@@ -31,8 +31,15 @@ class Wake(NamedTuple):
     """Call `tick` when one period has passed."""
 
 
+class Enqueue(NamedTuple):
+    """A call may run, as all RRefs it needs are known to their owners: `begin` it when there is a thread for it."""
+
+    source: int
+    call: int
+
+
 class Run(NamedTuple):
-    """Run a user's function, or fetch a value: all RRefs it needs are known to their owners."""
+    """Run a user's function, or fetch a value, on this thread."""
 
     source: int
     message: Call | Create | Fetch

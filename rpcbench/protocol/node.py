@@ -10,14 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rpcbench.protocol.calls import Calls
+from rpcbench.protocol.calls import Calls, Request
 from rpcbench.protocol.contexts import Contexts
 from rpcbench.protocol.delivery import COUNT_BITS, Delivery, Pair, due, lives, newer, once
-from rpcbench.protocol.effects import Effects, Gone, Heard, Joined, Send, Wake
+from rpcbench.protocol.effects import Effects, Gone, Heard, Joined, Run, Send, Wake
 from rpcbench.protocol.membership import LEADER, Membership
 from rpcbench.protocol.rrefs import Outbox, RRefs
 from rpcbench.wire import messages as m
-from rpcbench.words.errors import CallCancelled, ConnectionLostError, ProtocolError, RpcError, WorkerLostError
+from rpcbench.words.errors import (
+    CallCancelled,
+    ConnectionLostError,
+    ProtocolError,
+    RpcError,
+    RpcTimeoutError,
+    WorkerLostError,
+    never_ran,
+)
 from rpcbench.words.events import Note, Tables
 from rpcbench.words.ids import Id
 
@@ -106,9 +114,9 @@ class Node:
         self._early.setdefault(source, []).append((seq, message, now))  # until the View comes that names it
         return None
 
-    def _on_request(self, source: int, message: m.Call | m.Create | m.Fetch, now: float) -> Outcome:
+    def _on_request(self, source: int, message: Request, now: float) -> Outcome:
         pending, effects, outbox = self._adopt(() if isinstance(message, m.Fetch) else message.forks)
-        return effects + self.calls.arrived(source, message, pending), outbox
+        return effects + self.calls.arrived(source, message, pending, now), outbox
 
     def _on_create(self, source: int, message: m.Create, now: float) -> Outcome:
         created = self.rrefs.on_create(source, message.rref, message.fork, message.label, now)
@@ -127,8 +135,10 @@ class Node:
         return self.calls.answered(source, message), []
 
     def _on_cancel(self, source: int, message: m.Cancel, now: float) -> Outcome:
-        held = self.calls.cancel_asked(source, message.call)
-        return ([], []) if held is None else self._not_run(held, CallCancelled("its caller gave it up before it ran"))
+        dropped = self.calls.cancel_asked(source, message.call)
+        if dropped is None:
+            return [], []
+        return self._not_run(dropped, CallCancelled("its caller gave it up before it ran"))
 
     def _on_uncreated(self, source: int, message: m.Uncreated, now: float) -> Outcome:
         created = self.rrefs.on_create(source, message.rref, message.fork, message.label, now)
@@ -166,11 +176,12 @@ class Node:
             effects += self.calls.failed(message.call, error)
         return effects, outbox
 
-    def _not_run(self, held: m.Call | m.Create | m.Fetch, error: Exception) -> Outcome:
-        """A call that was held is dropped."""
-        effects, outbox = self._disown(() if isinstance(held, m.Fetch) else held.forks)
-        if isinstance(held, m.Create):
-            effects += self.rrefs.unmade(held.rref, error)
+    def _not_run(self, dropped: Request, error: RpcError) -> Outcome:
+        """A call that was held or queued is dropped."""
+        never_ran(error)
+        effects, outbox = self._disown(() if isinstance(dropped, m.Fetch) else dropped.forks)
+        if isinstance(dropped, m.Create):
+            effects += self.rrefs.unmade(dropped.rref, error)
         return effects, outbox
 
     def _disown(self, forks: Iterable[m.Fork]) -> Outcome:
@@ -192,7 +203,7 @@ class Node:
         """Any message that needs no bookkeeping."""
         return self._number([(to, message)])
 
-    def call(self, to: int, message: m.Call | m.Create | m.Fetch, now: float, timeout: float | None) -> Effects:
+    def call(self, to: int, message: Request, now: float, timeout: float | None) -> Effects:
         """Begin a call; its forks are shared already."""
         label = "to_here" if isinstance(message, m.Fetch) else message.label
         self.calls.start(message.call, to, label, now, timeout)
@@ -209,6 +220,15 @@ class Node:
         """The caller gives a call up."""
         effects, to = self.calls.cancelled(call)
         return effects if to is None else effects + self._number([(to, m.Cancel(call))])
+
+    def begin(self, source: int, call: int, now: float) -> Effects:
+        """There is a thread for a call that was enqueued; nothing to do if its caller no longer waits."""
+        message, may_run = self.calls.begin(source, call, now)
+        if message is None:
+            return []
+        if may_run:
+            return [Run(source, message)]
+        return self._after(*self._not_run(message, RpcTimeoutError("its caller gave it up before it ran")))
 
     def opened(self, forks: Iterable[m.Fork]) -> Effects:
         """A body has been unpickled: RRefs of ours in it stand for the values themselves now."""

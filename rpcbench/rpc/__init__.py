@@ -5,6 +5,7 @@ Importing it starts no thread and loads neither IPython nor zmq.
 
 from __future__ import annotations
 
+from rpcbench.agent.current import cancelled
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.rpc import constants, functions, options
 from rpcbench.rpc.api import (
@@ -33,6 +34,7 @@ __all__ = [
     "_get_current_rpc_agent",
     "_is_current_rpc_agent_set",
     "_set_rpc_timeout",
+    "cancelled",
     "constants",
     "functions",
     "get_rpc_timeout",

@@ -70,7 +70,7 @@ def rpc_sync(
 
     timeout in seconds; 0 for none; default the agent's (60 s). RpcTimeoutError, WorkerLostError, SerializationError.
     """
-    return rpc_async(to, func, args, kwargs, timeout).wait()
+    return rpc_async(to, func, args, kwargs, timeout).wait_or_cancel()
 
 
 def rpc_async(

@@ -67,7 +67,7 @@ class RRef(Handle, Generic[T]):
         Raises the error of the function that was to make it; RpcTimeoutError after `timeout` seconds;
         WorkerLostError where the owner is gone. Every call fetches again.
         """
-        return self.to_here_async(timeout).wait()
+        return self.to_here_async(timeout).wait_or_cancel()
 
     def to_here_async(self, timeout: float = UNSET_TIMEOUT) -> Future[T]:
         """As `to_here`, as a future."""
@@ -89,7 +89,7 @@ class RRef(Handle, Generic[T]):
     # -- calls on it
     def rpc_sync(self, timeout: float = UNSET_TIMEOUT) -> Any:
         """`rref.rpc_sync().method(*args)` runs the method on the owner and waits for what it returns."""
-        return _Proxy(self, lambda call: self._agent.call(self._owner, _on_owner, call, timeout=timeout).wait())
+        return _Proxy(self, lambda call: self._agent.call(self._owner, _on_owner, call, timeout=timeout).wait_or_cancel())
 
     def rpc_async(self, timeout: float = UNSET_TIMEOUT) -> Any:
         """As `rpc_sync`, returning a Future."""

@@ -24,6 +24,10 @@ All can be pickled: `args` are the constructor's arguments.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+E = TypeVar("E", bound="RpcError")
+
 
 class RpcError(RuntimeError):
     """Root of all errors about remote calls.
@@ -33,6 +37,12 @@ class RpcError(RuntimeError):
     """
 
     maybe_executed: bool = False
+
+
+def never_ran(error: E) -> E:
+    """Mark an error of a call that is known not to have run anywhere."""
+    error.maybe_executed = False
+    return error
 
 
 class RpcTimeoutError(RpcError, TimeoutError):

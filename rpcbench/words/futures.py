@@ -3,6 +3,7 @@
 Guarantees
 - `wait()` returns at once on Ctrl-C (torch's own wait holds the signal back until the result is there).
 - A pool thread that waits tells its pool, which may start another: nesting deeper than the pool works.
+- What `then` returns is one of these, too.
 - Continuations run on the thread that waits, or on a pool thread; never on a thread that reads a connection.
 """
 
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import copy
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -67,10 +69,10 @@ def _raise(error: Exception) -> None:
 class Future(_Base[T]):
     """A `torch.futures.Future` whose waits can be interrupted and which can be awaited.
 
-    Made by `rpc_async` and friends, which resolve it through `deliver`. `cancel()` calls `on_cancel`, once.
+    Made by `rpc_async` and friends, which resolve it through `deliver`. `cancel()` calls `on_cancel`.
     """
 
-    def __init__(self, *, on_cancel: Callable[[], None] | None = None, devices: list[Any] | None = None) -> None:
+    def __init__(self, *, on_cancel: Callable[[], object] | None = None, devices: list[Any] | None = None) -> None:
         super().__init__(devices=devices)
         self._lock = threading.Lock()
         self._bells: list[threading.Lock] = []  # one for each waiter, held until it is to look again
@@ -78,6 +80,7 @@ class Future(_Base[T]):
         self._taken = False
         self._outcome: tuple[Any, BaseException | None] | None = None
         self._on_cancel = on_cancel
+        self._devices = devices
 
     # -- resolving
     def deliver(self, answer: Answer, later: Later) -> bool:
@@ -152,6 +155,14 @@ class Future(_Base[T]):
             self._sleep()
         return self._value()
 
+    def wait_or_cancel(self) -> T:
+        """As `wait`, for a call that only this thread waits for: Ctrl-C gives the call up, too."""
+        try:
+            return self.wait()
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+
     def _sleep(self) -> None:
         """Until there is something to do. Made of plain locks: Ctrl-C can leave a Condition locked for ever."""
         bell = threading.Lock()
@@ -185,8 +196,33 @@ class Future(_Base[T]):
             raise RuntimeError("value() may only be called on a completed Future; use wait()")
         return self._value()
 
+    def then(self, callback: Callable[[Any], S]) -> Future[S]:
+        """A future of what `callback(this future, completed)` returns; cancelling it cancels this one.
+
+        RuntimeError with torch's words where the callback raises, and the error itself as its cause.
+        """
+        parent = weakref.ref(self)
+        chained: Future[S] = Future(on_cancel=lambda: (first := parent()) and first.cancel(), devices=self._devices)
+
+        def run(done: Any) -> None:
+            try:
+                result = callback(done)
+            except Exception as error:  # noqa: BLE001  (whatever it raised is the result)
+                words = f"Got the following error when running the callback: {type(error).__name__}: {error}"
+                failure = RuntimeError(words)
+                failure.__cause__ = error.with_traceback(None)
+                chained.set_exception(failure)
+            else:
+                chained.set_result(result)
+
+        self.add_done_callback(run)
+        return chained
+
     def cancel(self) -> bool:
-        """Give the call up: the callee is told (best effort) and waiters get CallCancelled. False if it was done."""
+        """Give the call up: its waiters get CallCancelled, and the callee is told.
+
+        There it does not run if it has not begun yet; if it has, `rpc.cancelled()` is True in it. False if it was done.
+        """
         if self._outcome is not None or self._on_cancel is None:
             return False
         self._on_cancel()
@@ -204,7 +240,11 @@ class Future(_Base[T]):
             loop.call_soon_threadsafe(wake)
 
         self.add_done_callback(done)
-        yield from bridge
+        try:
+            yield from bridge
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
         return self._value()
 
 

@@ -39,11 +39,11 @@ def worker_of(number: int) -> int:
 
 
 class Counter:
-    """0, 1, 2, … from any thread."""
+    """0, 1, 2, … (or from `first` on) from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
         self._lock = threading.Lock()
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(first)
 
     def next(self) -> int:
         with self._lock:

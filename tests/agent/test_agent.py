@@ -215,10 +215,11 @@ def test_a_lost_worker_fails_its_calls_by_name_and_frees_its_forks(agents: list[
     own = RRef([1])
     _kept.append(rpc_sync("worker1", _keep, (own,)))
     agents[1]._peers.close()
-    with pytest.raises(WorkerLostError, match="worker1 was lost"):
+    with pytest.raises(WorkerLostError, match="worker1 was lost") as lost:
         waiting.wait()
-    with pytest.raises(WorkerLostError, match="worker1 is gone"):
+    with pytest.raises(WorkerLostError, match="worker1 is gone") as gone:
         theirs.to_here()
+    assert lost.value.maybe_executed and not gone.value.maybe_executed
     release.set()
     assert agents[0].call("worker2", add, (1,)).wait() == 2
     del theirs, own

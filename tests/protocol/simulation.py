@@ -191,7 +191,11 @@ class Member:
         self.told: Tables = self.node.tables()
         self.node.listen(lambda kind, table, key, row: apply(self.told, table, key, row))
         self.noted: list[fx.Effect] = []
-        self.handlers: dict[type[Any], Callable[[Any], None]] = {fx.Send: self._send, fx.Wake: self._wake}
+        self.handlers: dict[type[Any], Callable[[Any], None]] = {
+            fx.Send: self._send,
+            fx.Wake: self._wake,
+            fx.Enqueue: self._enqueue,
+        }
 
     def feed(self, event: Callable[[], fx.Effects], then: Callable[[], None] | None = None) -> None:
         """Feed the node; then, on the same thread, carry out the effects and do what comes after."""
@@ -216,6 +220,10 @@ class Member:
 
     def _wake(self, wake: fx.Wake) -> None:
         self.world.events.append(Event(self.world.now + TICK, self.id, lambda: self.feed(self.node.tick)))
+
+    def _enqueue(self, queued: fx.Enqueue) -> None:
+        """A thread is free some time later; meanwhile the caller may have given up, or died."""
+        self.soon(lambda: self.feed(lambda: self.node.begin(*queued, self.world.now)))
 
     def _send(self, send: fx.Send) -> None:
         error = self._obstacle(send)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rpcbench.protocol.calls import Calls
-from rpcbench.protocol.effects import Effects, Reject, Resolve, Run
+from rpcbench.protocol.effects import Effects, Enqueue, Reject, Resolve
 from rpcbench.wire import messages as m
 from rpcbench.words.errors import CallCancelled, RpcTimeoutError, WorkerLostError
 from rpcbench.words.ids import Id
@@ -57,39 +57,59 @@ def test_a_lost_worker_fails_its_calls_only(caller: Calls) -> None:
     assert list(caller.outgoing) == [8]
 
 
-def test_a_call_runs_when_the_last_of_its_forks_is_confirmed() -> None:
-    calls = Calls()
-    assert calls.arrived(1, CALL, set(FORKS)) == []
-    ran: list[Effects] = [calls.confirmed(fork) for fork in FORKS]
-    assert ran == [[], [Run(1, CALL)]]
-    assert calls.confirmed(Id(2, 0)) == []
+# -- callee
+@pytest.fixture
+def callee() -> Calls:
+    return Calls()
 
 
-def test_a_call_that_waits_for_nothing_runs_at_once() -> None:
-    assert Calls().arrived(1, CALL, set()) == [Run(1, CALL)]
+def test_a_call_is_queued_when_the_last_of_its_forks_is_confirmed(callee: Calls) -> None:
+    assert callee.arrived(1, CALL, set(FORKS), 0.0) == []
+    queued: list[Effects] = [callee.confirmed(fork) for fork in FORKS]
+    assert queued == [[], [Enqueue(1, 7)]]
+    assert callee.confirmed(Id(2, 0)) == []
 
 
-def test_a_held_call_that_is_cancelled_never_runs() -> None:
-    calls = Calls()
-    calls.arrived(1, CALL, set(FORKS))
-    assert calls.cancel_asked(1, 7) == CALL
-    assert [calls.confirmed(fork) for fork in FORKS] == [[], []]
-    assert not calls.served(1, 7)
+def test_a_call_that_waits_for_nothing_is_queued_at_once_and_runs_when_there_is_a_thread(callee: Calls) -> None:
+    assert callee.arrived(1, CALL, set(), 0.0) == [Enqueue(1, 7)]
+    assert callee.begin(1, 7, 0.0) == (CALL, True)
+    assert callee.wanted(1, 7) and callee.served(1, 7) and not callee.served(1, 7)
+    assert not callee.wanted(1, 7)
 
 
-def test_a_running_call_runs_to_its_end() -> None:
-    calls = Calls()
-    calls.arrived(1, CALL, set())
-    assert calls.cancel_asked(1, 7) is None
-    assert calls.served(1, 7)
-    assert not calls.served(1, 7)
+@pytest.mark.parametrize("held", [True, False])
+def test_a_call_that_is_cancelled_before_it_begins_never_runs(callee: Calls, held: bool) -> None:
+    callee.arrived(1, CALL, set(FORKS) if held else set(), 0.0)
+    assert callee.cancel_asked(1, 7) == CALL
+    assert [callee.confirmed(fork) for fork in FORKS] == [[], []]
+    assert callee.begin(1, 7, 0.0) == (None, False)
+    assert not callee.served(1, 7)
 
 
-def test_nobody_answers_a_caller_that_is_gone() -> None:
-    calls = Calls()
-    held = CALL._replace(call=8)
-    calls.arrived(1, CALL, set())
-    calls.arrived(1, held, set(FORKS))
-    assert calls.lost(1, "worker1", "killed") == ([], [held])
-    assert not calls.served(1, 7)
-    assert [calls.confirmed(fork) for fork in FORKS] == [[], []]
+def test_a_running_call_runs_to_its_end_and_may_ask_whether_it_is_wanted(callee: Calls) -> None:
+    callee.arrived(1, CALL, set(), 0.0)
+    callee.begin(1, 7, 0.0)
+    assert callee.cancel_asked(1, 7) is None
+    assert not callee.wanted(1, 7)
+    assert callee.served(1, 7)
+
+
+def test_a_call_that_was_queued_for_longer_than_its_caller_waits_is_dropped(callee: Calls) -> None:
+    late, soon = CALL._replace(budget=0.5), CALL._replace(call=8, budget=0.5)
+    for call in (late, soon):
+        callee.arrived(1, call, set(), 10.0)
+    assert callee.begin(1, 8, 10.5) == (soon, True)
+    assert callee.begin(1, 7, 10.6) == (late, False)
+    assert list(callee.serving) == [(1, 8)]
+
+
+def test_nobody_answers_a_caller_that_is_gone(callee: Calls) -> None:
+    held, queued = CALL._replace(call=8), CALL._replace(call=9)
+    callee.arrived(1, CALL, set(), 0.0)
+    callee.begin(1, 7, 0.0)
+    callee.arrived(1, held, set(FORKS), 0.0)
+    callee.arrived(1, queued, set(), 0.0)
+    assert callee.lost(1, "worker1", "killed") == ([], [held, queued])
+    assert not callee.wanted(1, 7) and not callee.served(1, 7)
+    assert callee.begin(1, 9, 0.0) == (None, False)
+    assert [callee.confirmed(fork) for fork in FORKS] == [[], []]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rpcbench.protocol.delivery import COUNT_BITS, LIFE_BITS
-from rpcbench.protocol.effects import Heard, OwnerLost, Reject, Resolve, Run, Send, Unmade, WalkEnded
+from rpcbench.protocol.effects import Enqueue, Heard, OwnerLost, Reject, Resolve, Run, Send, Unmade, WalkEnded
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
 from rpcbench.words.errors import NotConnectedError, ProtocolError
@@ -142,7 +142,7 @@ def test_nothing_is_sent_to_one_that_has_gone(node: Node) -> None:
     fork = m.Fork(RREF, 2, Id(3, 0), 3, "")
     call = m.Call(7, "f", None, (fork,), None, m.EMPTY)
     effects = node.handle(3, 0, call, 0.0)
-    assert OwnerLost(RREF) in effects and Run(3, call) in effects
+    assert OwnerLost(RREF) in effects and Enqueue(3, 7) in effects
     assert not any(isinstance(effect, Send) and effect.to == 2 for effect in effects)
     rref, first = node.rrefs.create_user(2, "")
     effects = node.call(2, m.Create(8, rref, first, "f", None, (), None, m.EMPTY), 0.0, None)
@@ -171,10 +171,29 @@ def test_a_creation_given_up_before_it_ran_is_an_error_for_all_that_ask(node: No
     node.handle(2, 0, m.Create(7, RREF, FORK, "f", None, (argument,), None, m.EMPTY), 0.0)
     (unmade,) = [effect for effect in node.handle(2, 1, m.Cancel(7), 0.0) if isinstance(effect, Unmade)]
     assert unmade.rref == RREF and "gave it up" in str(unmade.error)
-    assert not any(isinstance(effect, Run) for effect in node.handle(3, 0, m.ForkAccept(Id(3, 0), Id(2, 2)), 0.0))
+    assert not any(isinstance(effect, Enqueue) for effect in node.handle(3, 0, m.ForkAccept(Id(3, 0), Id(2, 2)), 0.0))
 
 
-def test_a_held_call_runs_when_the_owner_it_waits_for_is_lost(node: Node) -> None:
+@pytest.mark.parametrize("how", ["expired", "cancelled", "lost"])
+def test_a_creation_that_is_dropped_from_the_queue_lets_its_rrefs_go(node: Node, how: str) -> None:
+    argument = m.Fork(Id(3, 0), 3, Id(3, 2), 3, "")
+    create = m.Create(7, RREF, FORK, "f", 1.0, (argument,), None, m.EMPTY)
+    assert Enqueue(2, 7) in node.handle(2, 0, create, 0.0)
+    node.handle(3, 0, m.ForkRequest(RREF, Id(3, 9)), 0.0)
+    ends = {
+        "expired": lambda: node.begin(2, 7, 1.5),
+        "cancelled": lambda: node.handle(2, 1, m.Cancel(7), 0.5),
+        "lost": lambda: lose(node, 2),
+    }
+    effects = ends[how]()
+    (unmade,) = [effect for effect in effects if isinstance(effect, Unmade)]
+    assert unmade.rref == RREF and not unmade.error.maybe_executed
+    assert m.UserDelete(Id(3, 0), Id(3, 2)) in [effect.message for effect in effects if isinstance(effect, Send)]
+    assert node.begin(2, 7, 0.0) == []
+
+
+def test_a_held_call_is_queued_when_the_owner_it_waits_for_is_lost(node: Node) -> None:
     call = m.Call(7, "f", None, (m.Fork(RREF, 2, Id(3, 0), 3, ""),), None, m.EMPTY)
     node.handle(3, 0, call, 0.0)
-    assert Run(3, call) in lose(node, 2)
+    assert Enqueue(3, 7) in lose(node, 2)
+    assert node.begin(3, 7, 0.0) == [Run(3, call)]

@@ -141,7 +141,7 @@ def numbers_are_not_checked(patch: pytest.MonkeyPatch) -> None:
 
 def calls_run_before_their_forks_are_confirmed(patch: pytest.MonkeyPatch) -> None:
     arrived = Calls.arrived
-    patch.setattr(Calls, "arrived", lambda self, source, message, pending: arrived(self, source, message, set()))
+    patch.setattr(Calls, "arrived", lambda self, src, message, pending, now: arrived(self, src, message, set(), now))
 
 
 def nothing_goes_out_for_what_was_not_sent(patch: pytest.MonkeyPatch) -> None:

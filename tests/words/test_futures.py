@@ -88,6 +88,30 @@ def test_continuations_see_value_and_error() -> None:
     assert [type(error) for error in seen] == [KeyError]
 
 
+def test_what_then_returns_is_one_of_ours() -> None:
+    asked: list[int] = []
+    future: Future[int] = Future(on_cancel=lambda: asked.append(1) or True)
+    chained = future.then(lambda done: done.value() + 1).then(lambda done: done.value() * 10)
+    assert isinstance(chained, Future) and not chained.done()
+    assert chained.cancel() and asked == [1], "giving it up gives up what it waits for"
+    future.deliver(lambda: 3, here)
+    assert chained.wait() == 40 and not chained.cancel()
+    assert future.then(lambda done: done.value() + 4).value() == 7, "at once where it is done"
+
+
+def test_a_continuation_that_raises_is_told_in_torchs_words() -> None:
+    future: Future[int] = Future()
+    failing = future.then(lambda done: 1 // 0)
+    later = failing.then(lambda done: done.value())
+    future.set_result(1)
+    for chained in (failing, later):
+        with pytest.raises(RuntimeError, match="Got the following error when running the callback: .*by zero"):
+            chained.wait()
+    with pytest.raises(RuntimeError) as caught:
+        failing.wait()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
 def test_torch_takes_them_for_its_own() -> None:
     futures: list[Future[int]] = [Future(), Future()]
     every = torch.futures.collect_all(futures)
