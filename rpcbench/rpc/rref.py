@@ -89,17 +89,20 @@ class RRef(Handle, Generic[T]):
     # -- calls on it
     def rpc_sync(self, timeout: float = UNSET_TIMEOUT) -> Any:
         """`rref.rpc_sync().method(*args)` runs the method on the owner and waits for what it returns."""
-        return _Proxy(self, lambda call: self._agent.call(self._owner, _on_owner, call, timeout=timeout).wait_or_cancel())
+        return _Proxy(self, lambda call: self._call(call, timeout).wait_or_cancel())
 
     def rpc_async(self, timeout: float = UNSET_TIMEOUT) -> Any:
         """As `rpc_sync`, returning a Future."""
-        return _Proxy(self, lambda call: self._agent.call(self._owner, _on_owner, call, timeout=timeout))
+        return _Proxy(self, lambda call: self._call(call, timeout))
 
     def remote(self, timeout: float = UNSET_TIMEOUT) -> Any:
         """As `rpc_sync`, returning an RRef of the result, which stays on the owner."""
         return _Proxy(self, lambda call: self._agent.create(self._owner, _on_owner, call, timeout=timeout))
 
     # -- inside
+    def _call(self, call: tuple[Any, ...], timeout: float) -> Future[Any]:
+        return self._agent.call(self._owner, _on_owner, call, timeout=timeout)
+
     def _creation_error(self) -> Exception | None:
         if self._creation is None or not self._creation.done():
             return None

@@ -87,12 +87,15 @@ def test_a_call_whose_deadline_passes_in_the_queue_never_runs(agents: list[Agent
     with pytest.raises(RpcTimeoutError, match="run on worker1"):
         rpc_sync("worker1", run, ("queued",), timeout=0.1)
     rref = remote("worker1", run, ("made",), timeout=0.1)
-    with pytest.raises(RpcTimeoutError, match="creation via rpc.remote"):
-        until(lambda: rref._creation is not None and rref._creation.done()) or rref.to_here()
+    creation = rref._creation
+    assert creation is not None
+    until(creation.done)
+    with pytest.raises(RpcTimeoutError, match=r"creation via rpc\.remote"):
+        rref.to_here()
     free.set()
     assert rpc_sync("worker1", run, ("next",)) == "next"
     assert _ran == ["hold", "next"]
-    del rref
+    del rref, creation
     nothing_left(agents)
 
 

@@ -105,7 +105,7 @@ def test_a_continuation_that_raises_is_told_in_torchs_words() -> None:
     later = failing.then(lambda done: done.value())
     future.set_result(1)
     for chained in (failing, later):
-        with pytest.raises(RuntimeError, match="Got the following error when running the callback: .*by zero"):
+        with pytest.raises(RuntimeError, match=r"Got the following error when running the callback: .*by zero"):
             chained.wait()
     with pytest.raises(RuntimeError) as caught:
         failing.wait()
