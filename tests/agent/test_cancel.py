@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +147,11 @@ def test_outside_a_call_nothing_is_cancelled(agents: list[Agent]) -> None:
 
 
 # -- who gives up
-def interrupt(after: str) -> None:
-    """Ctrl-C once `after` has run."""
+def interrupt(when: Callable[[], bool]) -> None:
+    """Ctrl-C for the main thread, soon."""
 
     def send() -> None:
-        until(lambda: after in _ran)
+        until(when)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=send).start()
@@ -165,14 +165,10 @@ def handler() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def make_slowly() -> str:
-    return until_cancelled()
-
-
 def test_ctrl_c_in_rpc_sync_gives_the_call_up(agents: list[Agent], handler: None) -> None:
     gate()
-    interrupt("asks")
     with pytest.raises(KeyboardInterrupt):
+        interrupt(lambda: "asks" in _ran)
         rpc_sync("worker1", until_cancelled)
     until(lambda: bool(_seen), "the callee to learn of it")
     nothing_left(agents)
@@ -181,8 +177,8 @@ def test_ctrl_c_in_rpc_sync_gives_the_call_up(agents: list[Agent], handler: None
 def test_ctrl_c_in_to_here_gives_up_the_fetch_and_not_the_value(agents: list[Agent], handler: None) -> None:
     number = gate()
     rref: RRef[None] = remote("worker1", hold, (number,))
-    interrupt("hold")
     with pytest.raises(KeyboardInterrupt):
+        interrupt(lambda: len(agents[1].machine._node.calls.serving) == 2)
         rref.to_here()
     until(lambda: len(agents[1].machine._node.calls.serving) == 1, "only the creation to be left")
     _gates[number].set()
