@@ -148,6 +148,8 @@ class Agent:
             if graceful and (late := self._waiting.settle(timeout or None)):
                 raise RpcError(f"{late} calls of {self.name} were still in flight after {timeout} s")
             leaving = not graceful or self.config.world_size is None
+            if leaving:  # before the others, who end with us, can be taken for lost
+                self._waiting.fail_all(self._over())
             self.machine.feed(lambda node: node.outcome(node.members.ready(leaving)))
             if not leaving and not self.closing.wait(timeout or None):
                 raise RpcError(f"{self.name} waited {timeout} s for the others to shut down; some are still at work")
@@ -165,11 +167,14 @@ class Agent:
         self.released.put(None)
         if threading.current_thread() is not self._keeper:
             self._keeper.join(5)
-        self._waiting.fail_all(ShutdownError(f"{self.name} has shut down"))
+        self._waiting.fail_all(self._over())
         self.complete.set()
         self.closing.set()
         self.bus.filled.set()
         self._pool.close(patience=1.0)
+
+    def _over(self) -> RpcError:
+        return ShutdownError(f"{self.name} has shut down")
 
     def forked(self) -> None:
         """In a forked child, where none of our threads exist."""

@@ -221,6 +221,7 @@ def test_a_function_that_outlives_its_caller_does_not_answer_a_successor(agents:
     agents[1]._pool.limit = 2
     again = start_agent(config(tmp_path, 2, incarnation=1, threads=1))
     try:
+        until(lambda: len(agents[1].members()) == 3)
         second = gate()
         call = again.call("worker1", _hold_and_say, (second,))
         until(lambda: "says" in _ran)
