@@ -28,6 +28,7 @@ _HOMES = {
     "UnknownWorkerError": "rpcbench.words.errors",
     "WorkerLostError": "rpcbench.words.errors",
     "RRef": "rpcbench.rpc",
+    "register_reducer": "rpcbench.wire.pickling",
     "panel": "rpcbench.panels",
 }
 

@@ -42,6 +42,24 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
 del _REDUCERS[MethodType]  # the default takes a class method by name, cloudpickle would take its code
 
 
+def register_reducer(kind: type, reducer: Callable[[Any], Any]) -> None:
+    """From now on, send instances of exactly this class as `reducer(instance)` says.
+
+    It returns what `__reduce__` would: a function and its arguments, found on the other side by name, or by value if
+    they belong to a notebook. It holds for calls from this process only, and comes before whatever else would send
+    the instance; the latest reducer of a class counts.
+    """
+    if not isinstance(kind, type) or not callable(reducer):
+        raise TypeError(f"register_reducer takes a class and a function, not {kind!r} and {reducer!r}")
+    _REDUCERS[kind] = reducer
+
+
+def _register_reducer(kind: type, reducer: Callable[[Any], Any]) -> None:
+    """torch's: as `register_reducer`, but the first reducer of a class counts."""
+    if kind not in _REDUCERS:
+        register_reducer(kind, reducer)
+
+
 class Externals(Protocol):
     """What another floor keeps on its own account, and how it gets into messages and out of them."""
 
@@ -154,6 +172,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
+        reducer = _REDUCERS.get(kind)
+        if reducer is not None:
+            return reducer(value)
         if kind is FunctionType or issubclass(kind, type):
             return NotImplemented if importable(value) else self._by_value(value)
         if issubclass(kind, torch.Tensor):
@@ -164,8 +185,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return holes.external, (index,)
         if issubclass(kind, torch.jit.ScriptModule):
             return scripts.reduce_module(value, self._route)
-        reducer = _REDUCERS.get(kind)
-        return NotImplemented if reducer is None else reducer(value)
+        return NotImplemented
 
     def _tensor(self, value: torch.Tensor, kind: type) -> Any:
         if not kinds.fits(value):

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from rpcbench.wire import holes
+from rpcbench.wire import blame, holes, pickling
 from rpcbench.wire.body import Body
 from rpcbench.wire.code import MissingCodeError
 from rpcbench.wire.pickling import Codec, Encoded
@@ -192,6 +192,50 @@ def test_arrays_arrive_writable_and_large_ones_are_not_copied(count: int) -> Non
     assert arrived["tensor"].sum() == count
 
 
+class Meter:
+    def __init__(self, reads: float) -> None:
+        self.reads = reads
+        self.port = threading.Lock()  # cannot travel
+
+
+class Weighed(torch.Tensor):
+    pass
+
+
+@pytest.fixture
+def reducers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickling, "_REDUCERS", {**pickling._REDUCERS})
+
+
+@pytest.mark.usefixtures("reducers")
+def test_a_registered_reducer_says_how_instances_travel() -> None:
+    pickling.register_reducer(Meter, lambda meter: (Meter, (meter.reads,)))
+    arrived = send({"all": [Meter(2.5), Meter(3.5)]})["all"]
+    assert [(type(meter), meter.reads) for meter in arrived] == [(Meter, 2.5), (Meter, 3.5)]
+    pickling.register_reducer(Weighed, lambda tensor: (float, (tensor.sum().item(),)))
+    assert send(torch.ones(3).as_subclass(Weighed)) == 3.0  # before the table of tensors
+    with pytest.raises(SerializationError, match="lock"):
+        send(type("SubMeter", (Meter,), {})(1))  # of exactly this class
+
+
+@pytest.mark.usefixtures("reducers")
+def test_the_latest_reducer_counts_and_torchs_name_keeps_the_first() -> None:
+    pickling._register_reducer(Meter, lambda meter: (str, ("one",)))
+    pickling._register_reducer(Meter, lambda meter: (str, ("two",)))
+    assert send(Meter(1)) == "one"
+    pickling.register_reducer(Meter, lambda meter: (str, ("three",)))
+    assert send(Meter(1)) == "three"
+    with pytest.raises(TypeError, match="takes a class and a function"):
+        pickling.register_reducer("Meter", len)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("reducers")
+def test_what_a_reducer_gives_is_blamed_too() -> None:
+    pickling.register_reducer(Meter, lambda meter: 1 // 0)
+    with pytest.raises(SerializationError, match=r"^value\[0\]: ZeroDivisionError"):
+        send([Meter(1)])
+
+
 def test_externals_travel_by_number() -> None:
     one, two = Reference(), Reference()
     table = Table()
@@ -271,6 +315,43 @@ class Refusing:
         raise KeyError("no")
 
 
+@dataclasses.dataclass(slots=True, frozen=True)
+class Frozen:
+    number: int
+    held: Any
+
+
+class Spiteful:
+    """Fails for a reason of its own, though it holds what would fail too."""
+
+    def __init__(self) -> None:
+        self.lock = LOCK
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not me")
+
+
+def local_class() -> type:
+    class Local:
+        lock = LOCK
+
+    return Local
+
+
+def decorated() -> Any:
+    @functools.wraps(needs)
+    def outer() -> None:
+        pass
+
+    outer.__wrapped__ = lambda: LOCK
+    return outer
+
+
+def with_attribute(error: Exception, held: Any) -> Exception:
+    error.held = held  # type: ignore[attr-defined]
+    return error
+
+
 def needs(lock: Any = None) -> Any:
     return lambda: lock
 
@@ -294,6 +375,19 @@ PARTS = ("function", "args", "kwargs")
         ({LOCK}, "value", "value (an element): cannot pickle"),
         ([Refusing()], "value", "value[0]: KeyError: 'no'"),
         ((i for i in ()), "result", "result: cannot pickle 'generator' object"),
+        (collections.deque([1, LOCK]), "result", "result[1]: cannot pickle"),
+        (Frozen(1, {"deep": [[LOCK]]}), "result", "result.held['deep'][0][0]: cannot pickle"),
+        (types.SimpleNamespace(lock=LOCK), "result", "result.lock: cannot pickle"),
+        (ValueError("text", LOCK), "value", "value.args[1]: cannot pickle"),
+        (with_attribute(OSError(2, "no"), LOCK), "value", "value.held: cannot pickle"),
+        (functools.partial(print, end=LOCK), "result", "result.keywords['end']: cannot pickle"),
+        (functools.partial(Order([LOCK]).__eq__, 1), "result", "result.func.__self__.items[0]: cannot pickle"),
+        ((lambda: lambda: LOCK), "result", "result (its global 'LOCK'): cannot pickle"),
+        ((lambda: [(lambda: LOCK) for _ in ()]), "result", "result (its global 'LOCK'): cannot pickle"),
+        ([local_class()], "value", "value[0] (its 'lock'): cannot pickle"),
+        ([local_class()()], "value", "value[0] (its class) (its 'lock'): cannot pickle"),
+        (decorated(), "function", "function.__wrapped__ (its global 'LOCK'): cannot pickle"),
+        (Spiteful(), "value", "value: RuntimeError: not me"),
         ((print, (torch.ones(1), torch.ones(1, 1).to_mkldnn()), {}), PARTS, "args[1]: a tensor of layout torch"),
         ([1, sys._getframe()], "value", "value[1]: cannot pickle"),
     ],
@@ -303,6 +397,21 @@ def test_what_cannot_travel_is_named(value: Any, label: Any, message: str) -> No
         Codec().encode(value, label=label)
     assert str(caught.value).startswith(message)
     assert caught.value.__cause__ is not None
+
+
+def test_the_search_for_the_one_to_blame_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    def problem(part: object) -> Exception | None:
+        nonlocal asked
+        asked += 1
+        return None
+
+    wide = [[] for _ in range(10**5)]
+    assert blame.blame(wide, "value", TypeError("x"), problem)[0] == "value" and asked == blame._MOST_PROBES
+    monkeypatch.setattr(blame, "_MOST_SECONDS", 0)
+    asked = 0
+    assert blame.blame(wide, "value", TypeError("x"), problem)[0] == "value" and asked == 0
 
 
 def test_blame_ends_in_cycles_and_deep_values() -> None:
