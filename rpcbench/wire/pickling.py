@@ -28,6 +28,7 @@ import torch
 from rpcbench.wire import holes, kinds, scripts, tensors
 from rpcbench.wire.blame import blame
 from rpcbench.wire.body import Body
+from rpcbench.wire.captured import CapturedData
 from rpcbench.wire.code import CodeCache, MissingCodeError, reduce_cached
 from rpcbench.wire.devices import CPU_ONLY, Route
 from rpcbench.wire.identity import importable
@@ -83,6 +84,7 @@ class Codec:
 
     def __init__(self) -> None:
         self._code = CodeCache()
+        self._captured = CapturedData()
 
     def encode(
         self,
@@ -107,7 +109,7 @@ class Codec:
 
     def _encode(self, value: object, externals: Externals | None, route: Route) -> Encoded:
         stream = io.BytesIO()
-        pickler = _Pickler(stream, self._code, externals, route)
+        pickler = _Pickler(stream, self._code, self._captured, externals, route)
         pickler.dump(value)
         table, buffers = tensors.encode(pickler.tensors, route) if pickler.tensors else (b"", [])
         return Encoded(Body(stream.getvalue(), table, buffers + pickler.buffers), pickler.tensors)
@@ -159,11 +161,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     dispatch_table = copyreg.dispatch_table
 
-    def __init__(self, stream: io.BytesIO, code: CodeCache, externals: Externals | None, route: Route) -> None:
+    def __init__(
+        self,
+        stream: io.BytesIO,
+        code: CodeCache,
+        captured: CapturedData,
+        externals: Externals | None,
+        route: Route,
+    ) -> None:
         self.tensors: list[torch.Tensor] = []
         self.buffers: list[memoryview] = []
         super().__init__(stream, protocol=5, buffer_callback=functools.partial(_keep, self.buffers))
         self._code = code
+        self._captured = captured
         self._externals = externals
         self._route = route
 
@@ -200,6 +210,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return holes.tensor, (index,)
 
     def _by_value(self, value: Any) -> Any:
+        if type(value) is FunctionType:
+            self._captured.look(value)
         reduced = super().reducer_override(value)
         if reduced is NotImplemented or len(reduced) < 6:
             return reduced

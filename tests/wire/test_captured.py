@@ -1,0 +1,85 @@
+"""Large data that functions take along: named once, with its size, at the line of the one who sends."""
+
+from __future__ import annotations
+
+import functools
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rpcbench.wire.captured import WORTH_A_WARNING, weight
+from rpcbench.wire.pickling import Codec
+
+MB = 1 << 20
+LARGE = torch.zeros(5 * MB, dtype=torch.uint8)
+SMALL = torch.zeros(3 * MB, dtype=torch.uint8)
+
+
+def by_value(text: str, **names: Any) -> Any:
+    """The function `f` of a cell of its own."""
+    cell = {"__name__": "__main__", **names}
+    exec(compile(text, "<cell>", "exec"), cell)
+    return cell["f"]
+
+
+def warned(codec: Codec, *functions: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for function in functions:
+            codec.encode((function, (), {}))
+    assert all(Path(warning.filename) == Path(__file__) for warning in caught)
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: by_value("def f(): return data.sum()", data=LARGE), "'f' takes its global 'data' along, 5.0 MB"),
+        (lambda: by_value("f = lambda: [data for _ in range(2)]", data=LARGE), "'<lambda>' takes its global 'data'"),
+        (lambda: by_value("def f(x=data): return x", data=LARGE), "'f' takes its default 'x' along, 5.0 MB"),
+        (lambda: closure(LARGE), "takes its closure's 'held' along, 5.0 MB"),
+        (lambda: closure({"deep": [np.zeros(MB)]}), "takes its closure's 'held' along, 8.0 MB"),
+        (lambda: closure(torch.nn.Linear(1000, 2000)), "takes its closure's 'held' along, 7.6 MB"),
+        (lambda: closure(b"x" * 6 * MB), "takes its closure's 'held' along, 6.0 MB"),
+        (lambda: closure(closure(LARGE)), "takes its closure's 'held' along, 5.0 MB"),
+    ],
+    ids=["global", "in a comprehension", "default", "closure", "array", "model", "bytes", "function"],
+)
+def test_what_is_large_is_named_with_its_size(make: Callable[[], Any], said: str) -> None:
+    (message,) = [text for text in warned(Codec(), make()) if said in text]
+    assert "Make that once on the worker" in message
+
+
+def closure(held: Any) -> Any:
+    return lambda: held
+
+
+def test_what_is_small_or_goes_by_name_is_not() -> None:
+    model = torch.zeros(10**4, 10**4, device="meta")
+    importable = functools.partial(weight, LARGE)
+    assert warned(Codec(), closure(SMALL), closure(model), closure(types), weight, importable) == []
+    assert warned(Codec(), by_value("def f(): return data.sum()", data=SMALL)) == []
+
+
+def test_each_version_of_a_function_is_told_of_once() -> None:
+    codec = Codec()
+    first, same, changed = (
+        by_value(text, data=LARGE)
+        for text in ("def f(): return data", "def f(): return data", "def f(): return data + 1")
+    )
+    assert len(warned(codec, first, first, same)) == 1
+    assert len(warned(codec, changed)) == 1
+
+
+def test_looking_is_bounded_and_ends_in_circles() -> None:
+    around: list[Any] = [LARGE]
+    around.append(around)
+    assert weight(around) == weight([LARGE, LARGE]) == LARGE.nbytes
+    assert weight([bytearray(1) for _ in range(10**6)]) < 10**5
+    assert weight(torch.eye(3).to_sparse()) < WORTH_A_WARNING
