@@ -60,10 +60,16 @@ def closure(held: Any) -> Any:
     return lambda: held
 
 
+def elsewhere() -> torch.Tensor:
+    """Goes by name, and leaves its globals where they are."""
+    return LARGE
+
+
 def test_what_is_small_or_goes_by_name_is_not() -> None:
     model = torch.zeros(10**4, 10**4, device="meta")
     importable = functools.partial(weight, LARGE)
-    assert warned(Codec(), closure(SMALL), closure(model), closure(types), weight, importable) == []
+    assert warned(Codec(), closure(SMALL), closure(model), closure(types), elsewhere, importable) == []
+    assert warned(Codec(), closure(elsewhere), closure(importable.func)) == []
     assert warned(Codec(), by_value("def f(): return data.sum()", data=SMALL)) == []
 
 
