@@ -6,6 +6,8 @@ for what should happen, and measures no time.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -28,6 +30,18 @@ def returned(value: T | None) -> T:
     """The value, unless the answer is still empty."""
     require(value is not None and value is not ..., "The function returns nothing so far. Replace the three dots.")
     return value  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def trying(where: str = "It") -> Iterator[None]:
+    """Around an answer that runs: an error of its own becomes a hint."""
+    try:
+        yield
+    except NotYet:
+        raise
+    except Exception as error:  # noqa: BLE001  (whatever it is, the learner is told)
+        text = str(error).strip().partition("\n")[0]
+        raise NotYet(f"{where} raised {type(error).__name__}{f': {text}' if text else ''}") from None
 
 
 def right(praise: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checks import NotYet, require, returned, right, shown
+from checks import NotYet, require, returned, right, shown, trying
 
 CarryBack = Callable[[list[Tensor], list[Tensor], list["Tensor | None"]], list["Tensor | None"]]
 
@@ -84,10 +84,8 @@ def step(answer: Callable[[Tensor, Any, Any], Sequence[Tensor]], weights: Sequen
     x = torch.rand(3, 4, dtype=torch.double)
     near = [weight.to_here().detach().requires_grad_() for weight in weights]
     wanted = torch.autograd.grad((torch.tanh(x @ near[0]) @ near[1]).square().mean(), near)
-    try:
+    with trying():
         found = returned(answer(x, *weights))
-    except RuntimeError as error:
-        raise NotYet(f"It raised {type(error).__name__}: {str(error).splitlines()[0]}") from None
     require(len(found) == 2, f"The answer should be two gradients, not {shown(found)}.")
     for name, gradient, right_one in zip(("weight1", "weight2"), found, wanted, strict=True):
         require(isinstance(gradient, Tensor), f"{name} is still without a gradient: its part of the graph is cut off.")
