@@ -33,7 +33,7 @@ class Peers:
         self.me = me
         self.address = ""  # where others find this member, once it is bound
         self.refused = 0  # connections closed in the handshake: strangers, wrong secrets
-        self._secret = secret
+        self._opener = ends.Opener(secret)
         self._directory = directory
         self._pool = pool
         self._receive = receive
@@ -79,7 +79,7 @@ class Peers:
 
     def _dial(self, to: int, address: str, dialled: threading.Event) -> None:
         try:
-            stream, identity = ends.dial(address, self.me, self._secret)
+            stream, identity = self._opener.dial(address, self.me)
             if identity.id != to:
                 stream.release()
                 raise ProtocolError(f"{identity.name} answers at the address of worker {to}")
@@ -99,7 +99,7 @@ class Peers:
         NotConnectedError where another process listens there.
         """
         wanted = ends.own_address(self._directory, self.me.id, self.me.incarnation)
-        self._listener, self.address = ends.listen(wanted)
+        self._listener, self.address = self._opener.listen(wanted)
         meeting = ends.leader_address(self._directory)
         if self.me.id == 0 and meeting.startswith("file:"):
             self._posted = ends.AddressFile(Path(meeting.removeprefix("file:")), self.address)
@@ -117,7 +117,7 @@ class Peers:
 
     def _let_in(self, listener: ends.Listener, sock: socket.socket) -> None:
         try:
-            stream, identity = ends.let_in(listener, sock, self.me, self._secret, self._objection)
+            stream, identity = self._opener.let_in(listener, sock, self.me, self._objection)
         except (ProtocolError, OSError):
             self.refused += 1  # no word to a stranger
             return

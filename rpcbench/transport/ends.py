@@ -2,6 +2,7 @@
 
     unix:PATH         a unix socket
     tcp://HOST:PORT   plain TCP, for loopback
+    tls://HOST:PORT   TCP with TLS, for all other interfaces
     file:PATH         the address stands in that file, and the file in a directory of its owner alone
 
 An opening takes HANDSHAKE_SECONDS at most, however the peer behaves, and leaves nothing behind where it fails.
@@ -10,6 +11,7 @@ An opening takes HANDSHAKE_SECONDS at most, however the peer behaves, and leaves
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import socket
@@ -17,11 +19,9 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from rpcbench.transport import local, tcp
+from rpcbench.transport import local, tcp, tls
 from rpcbench.transport.base import Stream
-from rpcbench.transport.handshake import Handshake, Identity, Objection
-from rpcbench.transport.handshake import dial as dialler_steps
-from rpcbench.transport.handshake import listen as listener_steps
+from rpcbench.transport.handshake import Handshake, Identity, Objection, dial, listen
 from rpcbench.words.config import HANDSHAKE_SECONDS
 from rpcbench.words.errors import AuthenticationError, NotConnectedError
 
@@ -34,8 +34,8 @@ class Listener(Protocol):
     def accept(self) -> socket.socket | None:
         """The next peer's socket, not yet looked at; None once the listener is closed."""
 
-    def open(self, sock: socket.socket) -> Stream:
-        """The stream of an accepted socket."""
+    def open(self, sock: socket.socket, deadline: float) -> Stream:
+        """The stream of an accepted socket. AuthenticationError for a stranger, OSError past the deadline."""
 
     def close(self) -> None:
         """Stop listening, and leave no file behind."""
@@ -88,7 +88,7 @@ class AddressFile:
             os.link(draft, self._path)
             return
         with contextlib.suppress(OSError):
-            connect(look_up(f"file:{self._path}"), HANDSHAKE_SECONDS).release()
+            Opener(b"").connect(look_up(f"file:{self._path}"), time.monotonic() + HANDSHAKE_SECONDS).release()
             raise NotConnectedError(f"another process already listens at the address in {self._path}")
         self._path.unlink(missing_ok=True)  # of a process that died
         os.link(draft, self._path)
@@ -98,47 +98,59 @@ class AddressFile:
 
 
 # -- opening
-def listen(address: str) -> tuple[Listener, str]:
-    """A listener, and the address it has got. NotConnectedError where another process listens there."""
+class Opener:
+    """Listens and dials as one member of a cluster with this secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    @functools.cached_property
+    def _credentials(self) -> tls.Credentials:
+        return tls.Credentials(self._secret)
+
+    def listen(self, address: str) -> tuple[Listener, str]:
+        """A listener, and the address it has got. NotConnectedError where another process listens there."""
+        kind, place = _split(address)
+        if kind == "unix":
+            return local.LocalListener(Path(place)), address
+        listener = tcp.TcpListener(place) if kind == "tcp" else tls.TlsListener(place, self._credentials)
+        return listener, f"{kind}://{listener.place}"
+
+    def dial(self, address: str, me: Identity) -> tuple[Stream, Identity]:
+        """Connect, and find out who listens. OSError where nobody does (yet)."""
+        deadline = time.monotonic() + HANDSHAKE_SECONDS
+        stream = self.connect(look_up(address), deadline)
+        try:
+            return stream, _run(stream, dial(me, self._secret), deadline)
+        except BaseException:
+            stream.release()
+            raise
+
+    def connect(self, address: str, deadline: float) -> Stream:
+        """A stream to whoever listens there: he has not proved who he is yet. OSError where nobody does."""
+        kind, place = _split(address)
+        if kind == "unix":
+            return local.connect(place, deadline)
+        return tcp.connect(place, deadline) if kind == "tcp" else tls.connect(place, self._credentials, deadline)
+
+    def let_in(
+        self, listener: Listener, sock: socket.socket, me: Identity, objection: Objection = lambda peer: None
+    ) -> tuple[Stream, Identity]:
+        """The listener's side of an accepted connection: who is it? Closes the socket where nobody is let in."""
+        deadline = time.monotonic() + HANDSHAKE_SECONDS
+        try:
+            stream = listener.open(sock, deadline)
+            return stream, _run(stream, listen(me, self._secret, objection), deadline)
+        except BaseException:
+            sock.close()
+            raise
+
+
+def _split(address: str) -> tuple[str, str]:
     kind, _, rest = address.partition(":")
-    if kind == "unix":
-        return local.LocalListener(Path(rest)), address
-    listener = tcp.TcpListener(rest.removeprefix("//"))
-    return listener, f"{kind}://{listener.place}"
-
-
-def dial(address: str, me: Identity, secret: bytes) -> tuple[Stream, Identity]:
-    """Connect, and find out who listens. OSError where nobody does (yet)."""
-    deadline = time.monotonic() + HANDSHAKE_SECONDS
-    stream = connect(look_up(address), HANDSHAKE_SECONDS)
-    try:
-        return stream, _run(stream, dialler_steps(me, secret), deadline)
-    except BaseException:
-        stream.release()
-        raise
-
-
-def let_in(
-    listener: Listener, sock: socket.socket, me: Identity, secret: bytes, objection: Objection = lambda peer: None
-) -> tuple[Stream, Identity]:
-    """The listener's side of an accepted connection: who is it? Closes the socket where nobody is let in."""
-    deadline = time.monotonic() + HANDSHAKE_SECONDS
-    try:
-        stream = listener.open(sock)
-        return stream, _run(stream, listener_steps(me, secret, objection), deadline)
-    except BaseException:
-        sock.close()
-        raise
-
-
-def connect(address: str, seconds: float) -> Stream:
-    """A stream to whoever listens at `address`: nobody has proved anything yet. OSError where nobody does."""
-    kind, _, rest = address.partition(":")
-    if kind == "unix":
-        return local.connect(rest, seconds)
-    if kind == "tcp":
-        return tcp.connect(rest.removeprefix("//"), seconds)
-    raise NotConnectedError(f"{address!r} is no address")
+    if kind not in ("unix", "tcp", "tls"):
+        raise NotConnectedError(f"{address!r} is no address")
+    return kind, rest.removeprefix("//") if kind != "unix" else rest
 
 
 def _run(stream: Stream, handshake: Handshake, deadline: float) -> Identity:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from pathlib import Path
 
 from rpcbench.transport.sockets import SocketStream, shut_listener
@@ -33,7 +34,7 @@ class LocalListener:
             return None
         return sock
 
-    def open(self, sock: socket.socket) -> SocketStream:
+    def open(self, sock: socket.socket, deadline: float) -> SocketStream:
         """The stream of an accepted socket. AuthenticationError where it is another user's."""
         if hasattr(socket, "SO_PEERCRED"):
             _same_user(sock)
@@ -49,11 +50,11 @@ class LocalListener:
         self._sock.close()
 
 
-def connect(path: str, seconds: float) -> SocketStream:
+def connect(path: str, deadline: float) -> SocketStream:
     """Dial. OSError where nobody listens (yet)."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.settimeout(seconds)
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
         sock.connect(path)
     except BaseException:
         sock.close()

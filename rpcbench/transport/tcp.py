@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
 from urllib.parse import urlsplit
 
+from rpcbench.transport.base import Stream
 from rpcbench.transport.sockets import SocketStream, shut_listener
 from rpcbench.words.errors import NotConnectedError
 
@@ -40,9 +42,9 @@ class TcpListener:
             return None
         return sock
 
-    def open(self, sock: socket.socket) -> SocketStream:
+    def open(self, sock: socket.socket, deadline: float) -> Stream:
         """The stream of an accepted socket."""
-        return _stream(sock)
+        return SocketStream(tuned(sock))
 
     def close(self) -> None:
         """Stop listening."""
@@ -53,9 +55,18 @@ class TcpListener:
         self._sock.close()
 
 
-def connect(place: str, seconds: float) -> SocketStream:
+def connect(place: str, deadline: float) -> Stream:
     """Dial. OSError where nobody listens (yet)."""
-    return _stream(socket.create_connection(split(place), seconds))
+    return SocketStream(connect_socket(place, deadline))
+
+
+def connect_socket(place: str, deadline: float) -> socket.socket:
+    return tuned(socket.create_connection(split(place), max(0.001, deadline - time.monotonic())))
+
+
+def tuned(sock: socket.socket) -> socket.socket:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 def split(place: str) -> tuple[str, int]:
@@ -68,8 +79,3 @@ def split(place: str) -> tuple[str, int]:
 
 def join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _stream(sock: socket.socket) -> SocketStream:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return SocketStream(sock)

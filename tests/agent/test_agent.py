@@ -17,7 +17,7 @@ from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.rpc.start import start_agent
-from rpcbench.transport.ends import connect
+from rpcbench.transport.ends import Opener
 from rpcbench.words.errors import (
     CallCancelled,
     RemoteError,
@@ -251,7 +251,7 @@ def test_nonsense_on_the_socket_is_refused_before_anything_is_unpickled(
 ) -> None:
     canary = tmp_path / "canary"
     before = agents[0]._peers.refused
-    stranger = connect(agents[0]._peers.address, 5.0)
+    stranger = Opener(b"").connect(agents[0]._peers.address, time.monotonic() + 5)
     stranger.write([memoryview(data + pickle.dumps(Canary(str(canary))))], True)
     stranger.shut()
     until(lambda: agents[0]._peers.refused == before + 1, "the stranger to be refused")

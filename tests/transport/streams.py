@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 
-from rpcbench.transport import tcp
 from rpcbench.transport.base import Stream
+from rpcbench.transport.ends import Opener
 from rpcbench.transport.sockets import SocketStream
-from rpcbench.transport.tcp import TcpListener
 
-KINDS = ["unix", "tcp"]
+KINDS = ["unix", "tcp", "tls"]
+SECRET = b"s" * 32
 
 
 def spawn(job: Callable[[], object]) -> threading.Thread:
@@ -23,19 +24,29 @@ def spawn(job: Callable[[], object]) -> threading.Thread:
 class AnySocket:
     """A listener that opens whatever socket it is given."""
 
-    open = staticmethod(SocketStream)
+    def open(self, sock: socket.socket, deadline: float) -> Stream:
+        return SocketStream(sock)
 
 
 def pair(kind: str) -> tuple[Stream, Stream]:
     if kind == "unix":
         one, other = socket.socketpair()
         return SocketStream(one), SocketStream(other)
-    listener = TcpListener("127.0.0.1:0")
-    dialled = tcp.connect(listener.place, 5.0)
-    sock = listener.accept()
-    assert sock is not None
-    accepted = listener.open(sock)
+    opener = Opener(SECRET)
+    listener, address = opener.listen(f"{kind}://127.0.0.1:0")
+    opened: list[Stream] = []
+    deadline = time.monotonic() + 5
+
+    def accept() -> None:
+        sock = listener.accept()
+        assert sock is not None
+        opened.append(listener.open(sock, deadline))
+
+    accepting = spawn(accept)
+    opened.append(opener.connect(address, deadline))
+    accepting.join()
     listener.close()
-    for stream in (dialled, accepted):
+    for stream in opened:
         stream.limit(None)
-    return dialled, accepted
+    one, other = opened
+    return one, other

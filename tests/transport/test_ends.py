@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import queue
 import socket
+import time
 from pathlib import Path
 
 import pytest
-from streams import spawn
+from streams import SECRET, spawn
 from worlds import PATIENCE
 
 from rpcbench.transport import ends, local
@@ -16,20 +17,20 @@ from rpcbench.transport.handshake import Identity
 from rpcbench.transport.local import LocalListener
 from rpcbench.words.errors import AuthenticationError, NotConnectedError
 
-SECRET = b"s" * 32
+OPENER = ends.Opener(SECRET)
 HERE, THERE = Identity("c", 1, "worker1", 0), Identity("c", 0, "notebook", 0, epoch=5)
 
 
-@pytest.fixture(params=["unix", "tcp", "file"])
+@pytest.fixture(params=["unix", "tcp", "tls", "file"])
 def wanted(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An address to listen at."""
-    return f"unix:{tmp_path}/0.sock" if request.param == "unix" else "tcp://127.0.0.1:0"
+    return f"unix:{tmp_path}/0.sock" if request.param == "unix" else f"{request.param.replace('file', 'tcp')}://127.0.0.1:0"
 
 
 @pytest.fixture
 def listening(wanted: str, request: pytest.FixtureRequest, tmp_path: Path):
     """A listener, and the address by which to dial it."""
-    listener, address = ends.listen(wanted)
+    listener, address = OPENER.listen(wanted)
     posted = None
     if "file" in request.node.name:
         posted = ends.AddressFile(tmp_path / "0.address", address)
@@ -49,25 +50,25 @@ def test_dialling_and_letting_in(listening: tuple[ends.Listener, str], no_leaks:
         sock = listener.accept()
         assert sock is not None
         try:
-            stream, identity = ends.let_in(listener, sock, THERE, SECRET)
+            stream, identity = OPENER.let_in(listener, sock, THERE)
             stream.release()
             told.put(identity)
         except AuthenticationError as error:
             told.put(error)
 
     accepting = spawn(accept)
-    stream, identity = ends.dial(address, HERE, SECRET)
+    stream, identity = OPENER.dial(address, HERE)
     stream.release()
     assert (identity, told.get(timeout=PATIENCE)) == (THERE, HERE)
     accepting.join(PATIENCE)
     accepting = spawn(accept)
-    with pytest.raises(AuthenticationError, match="hung up"):
-        ends.dial(address, HERE, b"another" * 4)
+    with pytest.raises(AuthenticationError, match="another secret"):
+        ends.Opener(b"another" * 4).dial(address, HERE)
     assert isinstance(told.get(timeout=PATIENCE), AuthenticationError)
     accepting.join(PATIENCE)
     listener.close()
     with pytest.raises(OSError, match=r"No such file|refused"):
-        ends.dial(address, HERE, SECRET)
+        OPENER.dial(address, HERE)
 
 
 def test_closing_a_listener_ends_the_wait_for_peers(listening: tuple[ends.Listener, str]) -> None:
@@ -85,8 +86,8 @@ def test_where_somebody_listens_nobody_else_does(listening: tuple[ends.Listener,
         if address.startswith("file:"):
             ends.AddressFile(tmp_path / "0.address", "tcp://127.0.0.1:1")
         else:
-            ends.listen(address)
-    ends.connect(ends.look_up(address), 5.0).release()
+            OPENER.listen(address)
+    OPENER.connect(ends.look_up(address).replace("tls", "tcp"), time.monotonic() + 5).release()
 
 
 def test_a_socket_file_that_a_dead_process_left_is_replaced(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_a_socket_file_that_a_dead_process_left_is_replaced(tmp_path: Path) -> N
         dead.bind(str(path))
         dead.listen()
     listener = LocalListener(path)
-    local.connect(str(path), 5.0).release()
+    local.connect(str(path), time.monotonic() + 5).release()
     assert path.stat().st_mode & 0o777 == 0o600
     listener.close()
     assert not path.exists()
@@ -115,7 +116,7 @@ def test_only_processes_of_the_same_user_are_let_in(tmp_path: Path, monkeypatch:
     mine, theirs = socket.socketpair()
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
     with mine, pytest.raises(AuthenticationError, match=f"a process of user {os.geteuid()} tried"):
-        ends.let_in(listener, theirs, THERE, SECRET)
+        OPENER.let_in(listener, theirs, THERE)
     assert theirs.fileno() == -1
     listener.close()
 
@@ -123,7 +124,7 @@ def test_only_processes_of_the_same_user_are_let_in(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("address", ["host:1", "tcp:/", "", "tls:", "tcp://host"])
 def test_what_is_no_address_is_said_to_be_none(address: str) -> None:
     with pytest.raises((NotConnectedError, ValueError), match="is no"):
-        ends.dial(address, HERE, SECRET)
+        OPENER.dial(address, HERE)
 
 
 def test_a_transport_that_there_is_not_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

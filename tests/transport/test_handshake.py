@@ -17,6 +17,7 @@ import pytest
 from streams import AnySocket
 
 from rpcbench.transport import ends, handshake, versions
+from rpcbench.transport.ends import Opener
 from rpcbench.transport.handshake import RECORD, VERDICT, Handshake, Identity, dial, listen
 from rpcbench.transport.versions import HERE
 from rpcbench.words.errors import AuthenticationError, ProtocolError, RefusedError, VersionMismatch
@@ -264,7 +265,7 @@ def test_a_dialler_who_sends_byte_by_byte_is_cut_off_in_time(monkeypatch: pytest
     begin = time.monotonic()
     try:
         with pytest.raises(TimeoutError):
-            ends.let_in(AnySocket(), theirs, BOB, SECRET)
+            Opener(SECRET).let_in(AnySocket(), theirs, BOB)
         assert time.monotonic() - begin < 5, "25 s would be the whole hello"
     finally:
         over.set()
@@ -279,5 +280,5 @@ def test_a_dialler_who_hangs_up_is_no_peer(sent: bytes) -> None:
     mine.sendall(sent)
     mine.shutdown(socket.SHUT_WR)
     with mine, pytest.raises(AuthenticationError, match="hung up"):
-        ends.let_in(AnySocket(), theirs, BOB, SECRET)
+        Opener(SECRET).let_in(AnySocket(), theirs, BOB)
     assert theirs.fileno() == -1
