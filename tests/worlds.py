@@ -61,3 +61,8 @@ def left(agents: list[Agent]) -> dict[str, Any]:
     gc.collect()
     tables = {agent.name: {n: rows for n, rows in agent.tables().items() if n != "ops" and rows} for agent in agents}
     return {name: rows for name, rows in tables.items() if rows}
+
+
+def address_of(agent: Agent) -> str:
+    """Where members on its host find an agent."""
+    return agent.machine.ask(lambda node: node.members.me.address)

@@ -10,11 +10,9 @@ Rules
 from __future__ import annotations
 
 import queue
-import secrets
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgpack
@@ -35,9 +33,7 @@ from rpcbench.agent.waiting import Waiting, label_of, seconds_of
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
 from rpcbench.transport.base import Link
-from rpcbench.transport.ends import leader_address
-from rpcbench.transport.handshake import NEWCOMER, Identity
-from rpcbench.transport.host import host_id
+from rpcbench.transport.handshake import Identity
 from rpcbench.transport.memory import MemoryConnection
 from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
@@ -78,10 +74,8 @@ class Agent:
         self._pool = Pool(f"rpcbench-{self.name}", config.threads, lambda: self.on_thread())
         self._link = link or Link()
         self._link.attach(self._transmit, self._deliver)
-        epoch = NEWCOMER if self.id else 1 + secrets.randbits(60)
-        identity = Identity(config.cluster, self.id, self.name, self.incarnation, host_id(), epoch)
-        self._peers = Peers(identity, config.secret, Path(config.directory), self._pool, self._arrived, self._ended)
-        self._myself = MemoryConnection(lambda frame: self._arrived(identity, frame), self._pool.spawn)
+        self._peers = Peers(config, self._pool, self._arrived, self._ended)
+        self._myself = MemoryConnection(lambda frame: self._arrived(self._peers.me, frame), self._pool.spawn)
         me = m.Member(self.id, self.name, self.incarnation, "")
         self.machine = Machine(Node(me, config.world_size, self._link.lossy), self._perform)
         self.roster = Roster(self.name, self.machine, self._pool.spawn)
@@ -106,14 +100,14 @@ class Agent:
             raise
 
     def _join(self, deadline: float) -> None:
-        address = self._peers.bind()
-        self.machine.ask(lambda node: node.members.found_at(address))
+        addresses = self._peers.entrance.bind()
+        self.machine.ask(lambda node: node.members.found_at(self._peers.me.host, *addresses))
         if self.id == 0:
             self.machine.feed(lambda node: node.start())
             self._peers.listen()  # not before there is a world to let them into
         else:
             self._peers.listen()
-            self._dial_leader(deadline)
+            self._peers.reach_leader(self._link.clock, deadline)
             self.machine.feed(lambda node: node.start())
         if not self.complete.wait(max(0.0, deadline - self._link.clock())):
             have = sorted(info.name for info in self.members())
@@ -123,18 +117,6 @@ class Agent:
             )
         if self._refusal is not None:
             raise RpcError(f"{self.name} may not join: {self._refusal}")
-
-    def _dial_leader(self, deadline: float) -> None:
-        address = leader_address(Path(self.config.directory))
-        pause = threading.Event()
-        while True:
-            try:
-                self._peers.connect(0, address)
-                return
-            except NotConnectedError as error:
-                if self._link.clock() > deadline:
-                    raise RpcError(f"{self.name} cannot reach worker 0 of its world: {error}") from error
-                pause.wait(0.02)  # nothing on this host can tell us when member 0 begins to listen
 
     def shutdown(self, graceful: bool = True, timeout: float = 0) -> None:
         """Leave the world. Graceful: first wait for calls in flight, and in a closed world for all others.
@@ -363,7 +345,7 @@ class Agent:
         if member is None:
             raise NotConnectedError("it is not in this world")
         if may_wait:
-            self._peers.connect(to, member.address).send(control, body, may_wait)
+            self._peers.connect(to, member.ways(self._peers.me.host)).send(control, body, may_wait)
         else:
             self._pool.spawn(lambda: self._send(fx.Send(to, seq, message), True))
 
@@ -442,7 +424,7 @@ class Agent:
         if not effect.closing:
             self.complete.set()
             return
-        self._peers.stop_listening()  # before others learn of it: the next world may meet at the same address
+        self._peers.entrance.close()  # before others learn of it: the next world may meet at the same address
         self.closing.set()
 
     def _gone(self, effect: fx.Gone) -> None:

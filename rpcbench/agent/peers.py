@@ -7,34 +7,35 @@ carries what is sent, so both sides agree. A connection that ends without a word
 from __future__ import annotations
 
 import contextlib
-import socket
+import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
+from rpcbench.agent.entrance import Entrance
 from rpcbench.agent.pool import Pool
 from rpcbench.transport import ends, versions
 from rpcbench.transport.base import Connection, Stream
-from rpcbench.transport.handshake import NEWCOMER, Identity, Objection
+from rpcbench.transport.ends import Opener
+from rpcbench.transport.handshake import NEWCOMER, Identity
+from rpcbench.transport.host import host_id
 from rpcbench.transport.stream import StreamConnection
 from rpcbench.wire.frames import Frame, Limits
-from rpcbench.words.errors import NotConnectedError, ProtocolError
+from rpcbench.words.config import WorldConfig
+from rpcbench.words.errors import NotConnectedError, ProtocolError, RpcError
 
 Receive = Callable[[Identity, Frame], None]
 Ended = Callable[[Identity, str], None]
 
 
 class Peers:
-    def __init__(
-        self, me: Identity, secret: bytes, directory: Path, pool: Pool, receive: Receive, ended: Ended
-    ) -> None:
-        self.me = me
-        self.address = ""  # where others find this member, once it is bound
-        self.refused = 0  # connections closed in the handshake: strangers, wrong secrets
-        self._opener = ends.Opener(secret)
-        self._directory = directory
+    def __init__(self, config: WorldConfig, pool: Pool, receive: Receive, ended: Ended) -> None:
+        epoch = 1 + secrets.randbits(60) if config.id == 0 else NEWCOMER
+        self.me = Identity(config.cluster, config.id, config.name, config.incarnation, host_id(), epoch)
+        self._config = config
+        self._opener = Opener(config.secret)
+        self.entrance = Entrance(config, self._opener, lambda: self.me, self._objection, self._admit)
         self._pool = pool
         self._receive = receive
         self._ended = ended
@@ -43,9 +44,6 @@ class Peers:
         self._connections: dict[int, list[tuple[int, StreamConnection]]] = {}
         self._dialling: dict[int, threading.Event] = {}
         self._closed = False
-        self._objection: Objection = lambda peer: None
-        self._listener: ends.Listener | None = None
-        self._posted: ends.AddressFile | None = None
         self._threads: list[threading.Thread] = []
 
     # -- using
@@ -61,7 +59,7 @@ class Peers:
         if connection is not None:
             connection.await_room()
 
-    def connect(self, to: int, address: str) -> Connection:
+    def connect(self, to: int, addresses: Iterable[str]) -> Connection:
         """The connection to a member, dialled if there is none. NotConnectedError where nobody answers. Blocks."""
         while (connection := self.find(to)) is None:
             with self._lock:
@@ -72,55 +70,57 @@ class Peers:
                 if dialled is None:
                     dialled = self._dialling[to] = threading.Event()
             if mine:
-                self._dial(to, address, dialled)
+                self._dial(to, addresses, dialled)
             else:
                 dialled.wait()
         return connection
 
-    def _dial(self, to: int, address: str, dialled: threading.Event) -> None:
+    def _dial(self, to: int, addresses: Iterable[str], dialled: threading.Event) -> None:
         try:
-            stream, identity = self._opener.dial(address, self.me)
+            stream, identity = self._first_answer(addresses)
             if identity.id != to:
                 stream.release()
                 raise ProtocolError(f"{identity.name} answers at the address of worker {to}")
             self._met(identity)
             self._add(stream, identity, self.me.id)
-        except OSError as error:
-            raise NotConnectedError(f"nobody answers at {address}: {error.strerror or error}") from error
         finally:
             with self._lock:
                 del self._dialling[to]
             dialled.set()
 
+    def _first_answer(self, addresses: Iterable[str]) -> tuple[Stream, Identity]:
+        failed: OSError | None = None
+        told = "it has no address for this host"
+        for address in addresses:
+            try:
+                return self._opener.dial(address, self.me)
+            except OSError as error:
+                failed, told = error, f"nobody answers at {address}: {error.strerror or error}"
+        raise NotConnectedError(told) from failed
+
+    def reach_leader(self, clock: Callable[[], float], deadline: float) -> None:
+        """Connect to member 0, which may not be there yet. RpcError once `clock` is past the deadline."""
+        local = ends.leader_address(Path(self._config.directory))
+        ways = (local, self._config.leader) if self._config.leader else (local,)
+        pause = threading.Event()
+        while True:
+            try:
+                self.connect(0, ways)
+                return
+            except NotConnectedError as error:
+                if clock() > deadline:
+                    raise RpcError(f"{self.me.name} cannot reach worker 0 of its world: {error}") from error
+                pause.wait(0.02)  # nothing can tell us when member 0 begins to listen
+
     # -- letting in
-    def bind(self) -> str:
-        """Take an address and return it; who dials it waits for `listen`.
-
-        NotConnectedError where another process listens there.
-        """
-        wanted = ends.own_address(self._directory, self.me.id, self.me.incarnation)
-        self._listener, self.address = self._opener.listen(wanted)
-        meeting = ends.leader_address(self._directory)
-        if self.me.id == 0 and meeting.startswith("file:"):
-            self._posted = ends.AddressFile(Path(meeting.removeprefix("file:")), self.address)
-        return self.address
-
     def listen(self) -> None:
         """Let peers in from now on."""
-        listener = self._listener
-        assert listener is not None, "bind comes first"
-        self._start(lambda: self._accept_forever(listener), "accept")
+        self.entrance.open(self._start, self._pool.spawn)
 
-    def _accept_forever(self, listener: ends.Listener) -> None:
-        while (sock := listener.accept()) is not None:
-            self._pool.spawn(partial(self._let_in, listener, sock))
+    def _objection(self, peer: Identity) -> str | None:
+        return None
 
-    def _let_in(self, listener: ends.Listener, sock: socket.socket) -> None:
-        try:
-            stream, identity = self._opener.let_in(listener, sock, self.me, self._objection)
-        except (ProtocolError, OSError):
-            self.refused += 1  # no word to a stranger
-            return
+    def _admit(self, stream: Stream, identity: Identity) -> None:
         with contextlib.suppress(NotConnectedError):  # this agent has stopped meanwhile
             self._add(stream, identity, identity.id)
 
@@ -173,16 +173,6 @@ class Peers:
         for _, connection in connections:
             self._pool.spawn(connection.close)
 
-    def stop_listening(self) -> None:
-        """Let nobody in any more, and leave no file behind. May be called again."""
-        with self._lock:
-            listener, self._listener = self._listener, None
-            posted, self._posted = self._posted, None
-        if posted is not None:
-            posted.remove()
-        if listener is not None:
-            listener.close()
-
     def close(self) -> None:
         """Write out what is queued, end all connections, stop listening."""
         with self._lock:
@@ -191,7 +181,7 @@ class Peers:
             self._closed = True
             connections = [connection for entries in self._connections.values() for _, connection in entries]
             threads = list(self._threads)
-        self.stop_listening()
+        self.entrance.close()
         for connection in connections:
             connection.close()
         for thread in threads:
@@ -203,5 +193,4 @@ class Peers:
         for entries in self._connections.values():
             for _, connection in entries:
                 connection.forked()
-        if self._listener is not None:
-            self._listener.forked()
+        self.entrance.forked()

@@ -1,4 +1,4 @@
-"""`rpcbench demo | lab | bench`: reads the arguments, then imports what the subcommand needs.
+"""`rpcbench demo | lab | secret | bench`: reads the arguments, then imports what the subcommand needs.
 
 Nothing heavy is imported before it is asked for, so `rpcbench --help` answers at once. An `RpcError` says itself what
 to do, so it is printed without a traceback; anything else is a bug and shows where it happened.
@@ -51,6 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     lab.set_defaults(run=_lab)
 
+    secret = commands.add_parser("secret", help="make the secret that workers on several hosts share")
+    secret.add_argument("path", type=Path, metavar="PATH", help="the new file")
+    secret.set_defaults(run=_secret)
+
     bench = commands.add_parser("bench", help="time our RPC and another one on the same work, in one run")
     bench.add_argument("--against", choices=["torch"], default="torch", help="the other side (default: torch)")
     bench.add_argument("--rounds", type=_positive, metavar="N", help="batches of each workload on each side")
@@ -78,6 +82,17 @@ def _lab(options: argparse.Namespace) -> None:
     from rpcbench.cli import lab
 
     lab.run(options.rest)
+
+
+def _secret(options: argparse.Namespace) -> None:
+    from rpcbench.transport import secret
+
+    path = options.path.expanduser().absolute()
+    try:
+        secret.make(path)
+    except OSError as error:
+        raise RpcError(f"cannot make {path}: {error.strerror}") from error
+    print(f"Made {path}. Copy it to every host, and set {secret.VARIABLE}={path} for every worker.")
 
 
 def _bench(options: argparse.Namespace) -> None:

@@ -35,9 +35,9 @@ class Membership:
     def leads(self) -> bool:
         return self.me.id == LEADER
 
-    def found_at(self, address: str) -> None:
+    def found_at(self, host: str, address: str, remote: str) -> None:
         """Where others find this member; known only when it listens."""
-        self.me = self.me._replace(address=address)
+        self.me = self.me._replace(host=host, address=address, remote=remote)
 
     def find(self, key: int | str) -> Member | None:
         """A member by id or name."""

@@ -3,6 +3,10 @@
 Workers of one user on one host meet in a directory that only this user can enter, named after the URL; the first
 comer makes the secret there. So no port is opened, and no other user can take part.
 
+Workers on several hosts share a secret that their user gives them (RPCBENCH_SECRET_FILE). Rank 0 listens at the host
+and port of the URL, with TLS; each other rank dials it, and listens on the interface that leads there, or on
+RPCBENCH_BIND. Those on one host still use its directory among themselves.
+
 Each worker removes its socket file when it leaves. The directory and the secret stay, for the worlds to come: the
 quickest worker of the next one may have read the secret before the slowest of this one has gone.
 """
@@ -15,19 +19,24 @@ import socket
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from rpcbench.transport import secret, tcp
+from rpcbench.transport.host import host_id
 from rpcbench.transport.rundir import shared_directory, shared_secret
 from rpcbench.words.config import WorldConfig
+from rpcbench.words.errors import RpcError
 from rpcbench.words.ids import check_name
-
-_LOOPBACK = {"localhost", "127.0.0.1", "::1", ""}
 
 
 class Place(NamedTuple):
-    """What a URL says: a key that all its workers share, and rank and size where it (or the environment) has them."""
+    """What a URL says: a key that all its workers share, and rank and size where it (or the environment) has them.
+
+    `leader`: host:port of rank 0, where others than those on this host may come; "" where they may not.
+    """
 
     key: str
     rank: int
     world_size: int | None
+    leader: str = ""
 
 
 def meet(name: str, url: str, rank: int, world_size: int | None, rpc_timeout: float, threads: int) -> WorldConfig:
@@ -36,17 +45,38 @@ def meet(name: str, url: str, rank: int, world_size: int | None, rpc_timeout: fl
     place = _resolve(url, rank, world_size)
     if place.rank < 0:
         raise RuntimeError(f"{name} has no rank: pass rank= to init_rpc, or set RANK")
-    directory = shared_directory(place.key)
+    shared = secret.load()
+    if place.leader and shared is None:
+        if urlsplit(f"//{place.leader}").hostname != socket.gethostname().lower():
+            raise secret.demand(place.leader)
+        place = place._replace(leader="")  # a program of one host, which names it
+    directory = shared_directory(place.key if place.key.startswith("file:") else f"{place.key} on {host_id()}")
     return WorldConfig(
         name=name,
         id=place.rank,
         cluster=hashlib.sha256(place.key.encode()).hexdigest()[:16],
         directory=str(directory),
-        secret=shared_secret(directory),
+        secret=shared or shared_secret(directory),
         world_size=place.world_size,
         rpc_timeout=rpc_timeout,
         threads=threads,
+        leader=f"tls://{place.leader}" if place.leader else "",
+        remote=_remote(place) if place.leader else "",
+        bind=os.environ.get("RPCBENCH_BIND", ""),
     )
+
+
+def _remote(place: Place) -> str:
+    """Where workers on other hosts find this one."""
+    if place.rank == 0:
+        return f"tls://{place.leader}"
+    bind = os.environ.get("RPCBENCH_BIND", "")
+    if bind and bind not in ("0.0.0.0", "::"):
+        return f"tls://{tcp.join(bind, 0)}"
+    try:
+        return f"tls://{tcp.join(tcp.interface_towards(*tcp.split(place.leader)), 0)}"
+    except OSError as error:
+        raise RpcError(f"this host cannot reach worker 0 at {place.leader}: {error.strerror or error}") from error
 
 
 def _resolve(url: str, rank: int, world_size: int | None) -> Place:
@@ -61,8 +91,8 @@ def _resolve(url: str, rank: int, world_size: int | None) -> Place:
             raise ValueError(f"{url!r} names no file; write file:///path")
         return Place(f"file://{os.path.abspath(parts.path)}", rank, world_size)  # noqa: PTH100  (no such file needed)
     if parts.scheme == "tcp":
-        return Place(_local_key(parts.hostname or "", parts.port), rank, world_size)
-    raise ValueError(f"init_method {url!r} is not known; use env://, file:///path or tcp://localhost:port")
+        return _on_network(parts.hostname or "", parts.port, rank, world_size)
+    raise ValueError(f"init_method {url!r} is not known; use env://, file:///path or tcp://host:port")
 
 
 def _from_environment(rank: int, world_size: int | None) -> Place:
@@ -73,12 +103,14 @@ def _from_environment(rank: int, world_size: int | None) -> Place:
         rank = int(os.environ.get("RANK", "-1"))
     if world_size is None and "WORLD_SIZE" in os.environ:
         world_size = int(os.environ["WORLD_SIZE"])
-    return Place(_local_key(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), rank, world_size)
+    port = os.environ.get("RPCBENCH_MASTER_PORT") or os.environ["MASTER_PORT"]
+    return _on_network(os.environ["MASTER_ADDR"], int(port), rank, world_size)
 
 
-def _local_key(host: str, port: int | None) -> str:
-    if host not in _LOOPBACK and host != socket.gethostname():
-        raise NotImplementedError(f"workers on several hosts are not supported yet, and {host!r} is not this host")
+def _on_network(host: str, port: int | None, rank: int, world_size: int | None) -> Place:
     if port is None:
         raise ValueError("a tcp:// URL needs a port: tcp://localhost:29500")
-    return f"tcp://localhost:{port}"
+    if tcp.is_loopback(host):
+        return Place(f"tcp://localhost:{port}", rank, world_size)
+    leader = tcp.join(host.lower(), port)
+    return Place(f"tcp://{leader}", rank, world_size, leader)

@@ -108,13 +108,18 @@ class Opener:
     def _credentials(self) -> tls.Credentials:
         return tls.Credentials(self._secret)
 
-    def listen(self, address: str) -> tuple[Listener, str]:
-        """A listener, and the address it has got. NotConnectedError where another process listens there."""
+    def listen(self, address: str, bind: str = "") -> tuple[Listener, str]:
+        """A listener, and the address it has got. NotConnectedError where another process listens there.
+
+        `bind`: the host to listen on, where that differs from the one by which others find it.
+        """
         kind, place = _split(address)
         if kind == "unix":
             return local.LocalListener(Path(place)), address
-        listener = tcp.TcpListener(place) if kind == "tcp" else tls.TlsListener(place, self._credentials)
-        return listener, f"{kind}://{listener.place}"
+        host, port = tcp.split(place)
+        on = tcp.join(bind or host, port)
+        listener = tcp.TcpListener(on) if kind == "tcp" else tls.TlsListener(on, self._credentials)
+        return listener, f"{kind}://{tcp.join(host, listener.port)}"
 
     def dial(self, address: str, me: Identity) -> tuple[Stream, Identity]:
         """Connect, and find out who listens. OSError where nobody does (yet)."""

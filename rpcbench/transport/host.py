@@ -1,7 +1,7 @@
-"""Which host this is: two processes with one host identity share a kernel, a network and a file system.
+"""Which host this is: two processes with one host identity share a kernel and its network.
 
-Among them unix sockets work, and the end of a process is always noticed. RPCBENCH_HOST_ID overrides what is found out,
-for containers that share these and should not, or the other way round.
+Among them the end of a process is always noticed, so silence means nothing. RPCBENCH_HOST_ID overrides what is found
+out, for containers that share these and should count as several hosts, or the other way round.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import uuid
 from pathlib import Path
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_NAMESPACES = ("net", "mnt")
+_NETWORK = Path("/proc/self/ns/net")
 
 
 def host_id() -> str:
@@ -24,8 +24,6 @@ def host_id() -> str:
 
 @functools.cache
 def _found() -> str:
-    if _BOOT.exists():
-        parts = [_BOOT.read_text(), *(str(Path("/proc/self/ns", name).readlink()) for name in _NAMESPACES)]
-    else:
-        parts = [platform.node(), str(uuid.getnode())]
+    linux = _BOOT.exists()
+    parts = [_BOOT.read_text(), str(_NETWORK.readlink())] if linux else [platform.node(), str(uuid.getnode())]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -59,7 +59,7 @@ def shared_secret(directory: Path) -> bytes:
     if not path.exists():
         _publish(path, secrets.token_bytes(_SECRET_BYTES))
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-        _check_private(path, os.fstat(file.fileno()))
+        check_private(path, os.fstat(file.fileno()))
         secret = file.read(_SECRET_BYTES + 1)
     if len(secret) != _SECRET_BYTES:
         raise ValueError(f"{path} does not hold a secret of {_SECRET_BYTES} bytes; remove it and start again")
@@ -93,11 +93,12 @@ def _private(path: Path) -> Path:
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise PermissionError(f"{path} is not a directory; remove it, or set XDG_RUNTIME_DIR to a directory of yours")
-    _check_private(path, status)
+    check_private(path, status)
     return path
 
 
-def _check_private(path: Path, status: os.stat_result) -> None:
+def check_private(path: Path, status: os.stat_result) -> None:
+    """PermissionError where a file or directory is not this user's alone."""
     if status.st_uid != os.geteuid():
         raise PermissionError(
             f"{path} belongs to user {status.st_uid}, not to you; set XDG_RUNTIME_DIR to a directory of yours"

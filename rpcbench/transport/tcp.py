@@ -6,6 +6,7 @@ Addresses are "host:port", an IPv6 host in brackets. A port of 0 takes a free on
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 import time
 from urllib.parse import urlsplit
@@ -29,10 +30,8 @@ class TcpListener:
             self._sock.listen(128)
         except OSError as error:
             self._sock.close()
-            taken = error.errno == errno.EADDRINUSE
-            why = "another process already listens on" if taken else f"{error.strerror}: this process cannot listen on"
-            raise NotConnectedError(f"{why} {place}") from error
-        self.place = join(host, self._sock.getsockname()[1])
+            raise NotConnectedError(_refusal(place, error)) from error
+        self.port: int = self._sock.getsockname()[1]
 
     def accept(self) -> socket.socket | None:
         """The next peer's socket, not yet looked at; None once the listener is closed."""
@@ -55,6 +54,17 @@ class TcpListener:
         self._sock.close()
 
 
+def _refusal(place: str, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"another process already listens on {place}; where that is torch's own process group, give "
+            "RPCBENCH_MASTER_PORT another port, the same for all workers"
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{place} is no address of this host: set RPCBENCH_BIND to one that is"
+    return f"this process cannot listen on {place}: {error.strerror}"
+
+
 def connect(place: str, deadline: float) -> Stream:
     """Dial. OSError where nobody listens (yet)."""
     return SocketStream(connect_socket(place, deadline))
@@ -67,6 +77,25 @@ def connect_socket(place: str, deadline: float) -> socket.socket:
 def tuned(sock: socket.socket) -> socket.socket:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this one, and cannot be reached from another."""
+    if not host or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def interface_towards(host: str, port: int) -> str:
+    """The address of this host on the interface that reaches `host`. OSError where none does. Sends nothing."""
+    family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(where)
+        name: str = probe.getsockname()[0]
+        return name
 
 
 def split(place: str) -> tuple[str, int]:

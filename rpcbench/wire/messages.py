@@ -170,12 +170,19 @@ class ReleaseContext(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One process of the world, and where it listens."""
+    """One process of the world, and where it listens: for members on its host, and for others ("": nowhere)."""
 
     id: int
     name: str
     incarnation: int
     address: str
+    host: str = ""
+    remote: str = ""
+
+    def ways(self, host: str) -> tuple[str, ...]:
+        """The addresses to try from a process on `host`, the best first."""
+        near = (self.address,) if self.host == host else ()
+        return near + ((self.remote,) if self.remote else ())
 
 
 class Join(NamedTuple):

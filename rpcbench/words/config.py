@@ -20,7 +20,10 @@ NOTEBOOK = "notebook"
 class WorldConfig:
     """Everything one member needs: who it is, where member 0 listens, and the secret both must know.
 
-    `world_size` None means an open world, where members come and go; a number closes it at that many.
+    `directory` is shared by the members on one host. `leader` and `remote` are for worlds on several hosts: where
+    member 0 is found from the others, and where this member is (port 0: a free one); `bind` is the host to listen on,
+    where that differs. `world_size` None means an open world, where members come and go; a number closes it at that
+    many.
     """
 
     name: str
@@ -32,6 +35,9 @@ class WorldConfig:
     world_size: int | None = None
     rpc_timeout: float = DEFAULT_TIMEOUT
     threads: int = DEFAULT_THREADS
+    leader: str = ""
+    remote: str = ""
+    bind: str = ""
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "secret": self.secret.hex()})

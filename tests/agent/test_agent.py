@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from worlds import config, nothing_left, until, world
+from worlds import address_of, config, nothing_left, until, world
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
@@ -250,11 +250,11 @@ def test_nonsense_on_the_socket_is_refused_before_anything_is_unpickled(
     agents: list[Agent], tmp_path: Path, data: bytes
 ) -> None:
     canary = tmp_path / "canary"
-    before = agents[0]._peers.refused
-    stranger = Opener(b"").connect(agents[0]._peers.address, time.monotonic() + 5)
+    before = agents[0]._peers.entrance.refused
+    stranger = Opener(b"").connect(address_of(agents[0]), time.monotonic() + 5)
     stranger.write([memoryview(data + pickle.dumps(Canary(str(canary))))], True)
     stranger.shut()
-    until(lambda: agents[0]._peers.refused == before + 1, "the stranger to be refused")
+    until(lambda: agents[0]._peers.entrance.refused == before + 1, "the stranger to be refused")
     stranger.release()
     assert not canary.exists()
     assert agents[0].call("worker1", add, (1,)).wait() == 2

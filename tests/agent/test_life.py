@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from worlds import config, until, world
+from worlds import address_of, config, until, world
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
@@ -78,10 +78,10 @@ def test_member_0_lets_nobody_in_before_there_is_a_world(tmp_path: Path, monkeyp
 def test_the_socket_of_the_next_world_is_left_alone(agents: list[Agent]) -> None:
     """Member 0 stops listening when its world closes; the next may meet at the address before it has stopped."""
     path = meeting_file(agents[0])
-    agents[0]._peers.stop_listening()
+    agents[0]._peers.entrance.close()
     assert not path.exists()
     following = Agent(config(path.parent, 0), Handle)
-    following._peers.bind()
+    following._peers.entrance.bind()
     agents[0].stop()
     assert path.exists()
     following._peers.close()
@@ -140,6 +140,6 @@ def test_a_message_that_cannot_be_handled_ends_its_connection_loudly(
 
 
 def test_a_stranger_at_the_address_of_a_member_is_not_taken_for_it(agents: list[Agent], tmp_path: Path) -> None:
-    wrong = agents[1]._peers.address
+    wrong = address_of(agents[1])
     with pytest.raises(Exception, match="worker1 answers at the address of worker 7"):
-        agents[0]._peers.connect(7, wrong)
+        agents[0]._peers.connect(7, [wrong])

@@ -185,7 +185,7 @@ def test_what_the_call_says_counts_more_than_the_environment(runtime: Path, monk
         ("file://", ValueError, "names no file"),
         ("file:///tmp/x", RuntimeError, "has no rank: pass rank="),
         ("tcp://localhost", ValueError, "needs a port"),
-        ("tcp://far.example:29500", NotImplementedError, "several hosts"),
+        ("tcp://10.1.2.3:29500?rank=1", RpcError, r"rpcbench secret .*RPCBENCH_SECRET_FILE"),
         ("zmq://x", ValueError, "use env://, file:///path or tcp://"),
     ],
 )

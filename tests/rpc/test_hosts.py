@@ -1,0 +1,153 @@
+"""Worlds on several hosts: plain scripts in two network namespaces, over TLS."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from netlab import SECONDS, Host, hosts
+
+from rpcbench.cli.main import main
+from rpcbench.rpc.rendezvous import meet
+from rpcbench.transport import secret
+from rpcbench.words.errors import RpcError
+
+__all__ = ["hosts"]
+
+MASTER = """
+import torch
+import rpcbench.rpc as rpc
+
+def only_here(x):
+    return x * factor
+
+factor = 7
+rpc.init_rpc("master", rank=0, world_size=3)
+print(rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 2)).tolist())
+print(rpc.rpc_sync("worker1", min, (5, 3)), rpc.rpc_sync("worker2", only_here, (6,)))
+print(rpc.rpc_sync("worker2", "only_there", (6,)) if BY_NAME else "worker2 says 6")
+print(rpc.rpc_sync("worker1", rpc.rpc_sync, ("worker2", max, (8, 9))))
+big = torch.arange(1 << 20)
+print(torch.equal(rpc.rpc_sync("worker1", torch.neg, (big,)), -big))
+members = rpc._get_current_rpc_agent().machine.ask(lambda node: sorted(node.members.members.values()))
+print([member.remote.split(":")[0] for member in members])
+rpc.shutdown()
+"""
+WORKER = """
+import sys
+import rpcbench.rpc as rpc
+
+def only_there(x):
+    return f"{rpc.get_worker_info().name} says {x}"
+
+rpc.init_rpc("worker" + sys.argv[1], rank=int(sys.argv[1]), world_size=3)
+rpc.shutdown()
+"""
+
+
+@pytest.fixture
+def env(hosts: tuple[Host, Host], tmp_path: Path, no_leaks: None) -> dict[str, str]:
+    secret.make(tmp_path / "secret")
+    return {
+        "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500", "RPCBENCH_SECRET_FILE": f"{tmp_path}/secret",
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+
+
+def script(directory: Path, name: str, text: str) -> Path:
+    path = directory / f"{name}.py"
+    path.write_text(text)
+    return path
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
+    try:
+        return [process.communicate(timeout=SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.process
+def test_a_master_and_its_workers_on_two_hosts(
+    hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path
+) -> None:
+    """worker1 on the master's host, worker2 on the other: unix sockets here, TLS there, one world."""
+    master, worker = script(tmp_path, "master", MASTER.replace("BY_NAME", "False")), script(tmp_path, "worker", WORKER)
+    here, there = hosts
+    running = [
+        here.start(master, env=env), here.start(worker, "1", env=env), there.start(worker, "2", env=env)
+    ]  # fmt: skip
+    said = finish(running)
+    assert [process.returncode for process in running] == [0, 0, 0], said
+    assert said[0][0].splitlines() == [
+        "[3.0, 3.0]", "3 42", "worker2 says 6", "9", "True", "['tls', 'tls', 'tls']"
+    ]  # fmt: skip
+
+
+@pytest.mark.process
+def test_a_worker_with_another_secret_is_refused(hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    secret.make(other)
+    worker = script(tmp_path, "worker", WORKER)
+    master = hosts[0].start(script(tmp_path, "master", MASTER), env=env)
+    stranger = hosts[1].start(worker, "1", env={**env, "RPCBENCH_SECRET_FILE": str(other)})
+    (said,) = finish([stranger])
+    assert "AuthenticationError" in said[1] and "another secret" in said[1], said
+    master.send_signal(signal.SIGINT)
+    finish([master])
+
+
+# -- in this process
+def test_without_a_secret_nothing_is_bound_beyond_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RPCBENCH_SECRET_FILE", raising=False)
+    with pytest.raises(RpcError, match=r"Make one with: rpcbench secret .*RPCBENCH_SECRET_FILE"):
+        meet("me", "tcp://192.0.2.7:29500", 0, 2, 5.0, 3)
+
+
+def test_the_command_that_makes_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "secret"
+    assert main(["secret", str(path)]) == 0
+    assert f"RPCBENCH_SECRET_FILE={path}" in capsys.readouterr().out
+    assert path.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setenv("RPCBENCH_SECRET_FILE", str(path))
+    assert secret.load() == bytes.fromhex(path.read_text())
+    assert main(["secret", str(path)]) == 1
+    assert "File exists" in capsys.readouterr().err
+    assert secret.load() == bytes.fromhex(path.read_text()), "and the old one stays"
+
+
+@pytest.mark.parametrize("text", ["", "secret", "ab" * 31, "ab" * 33, "zz" * 32])
+def test_a_secret_that_could_be_guessed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    path = tmp_path / "secret"
+    path.write_text(text)
+    path.chmod(0o600)
+    monkeypatch.setenv("RPCBENCH_SECRET_FILE", str(path))
+    with pytest.raises(ValueError, match="does not hold a secret; make one with: rpcbench secret"):
+        secret.load()
+
+
+def test_a_secret_that_others_may_read_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret.make(tmp_path / "secret")
+    os.chmod(tmp_path / "secret", 0o640)
+    monkeypatch.setenv("RPCBENCH_SECRET_FILE", str(tmp_path / "secret"))
+    with pytest.raises(PermissionError, match="chmod go-rwx"):
+        secret.load()
+
+
+def test_ranks_listen_where_the_master_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret.make(tmp_path / "secret")
+    monkeypatch.setenv("RPCBENCH_SECRET_FILE", str(tmp_path / "secret"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("RPCBENCH_BIND", "192.0.2.9")
+    found = [meet("me", "tcp://192.0.2.7:29500", rank, 2, 5.0, 3) for rank in (0, 1)]
+    assert [config.remote for config in found] == ["tls://192.0.2.7:29500", "tls://192.0.2.9:0"]
+    assert {config.leader for config in found} == {"tls://192.0.2.7:29500"}
+    assert {config.bind for config in found} == {"192.0.2.9"}
+    assert found[0].secret == found[1].secret == secret.load()
