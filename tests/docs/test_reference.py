@@ -44,6 +44,7 @@ def documented():
 PLACES = dict(documented())
 EXAMPLES = {doc: place for place, doc in PLACES.items() if ">>>" in doc}  # a name may be offered in several places
 TEXTS = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+FENCE = re.compile(r"^```python\n(>>> .*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def test_pages_are_those_of_the_docstrings():
@@ -84,6 +85,13 @@ def test_examples_that_make_their_own_world_run(doc, no_leaks):
     script = f"import doctest; doctest.run_docstring_examples({doc!r}, {{}}, optionflags={OPTIONS})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+@pytest.mark.process
+def test_examples_of_the_migration_page_run(names):
+    examples = FENCE.findall((ROOT / "docs" / "migration.md").read_text())
+    assert examples
+    assert failures("\n".join(examples), "migration", names) == ""
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
