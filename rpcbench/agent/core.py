@@ -63,6 +63,8 @@ class Agent:
         self.running = False
         self.owner: object = None  # what this agent belongs to, say a cluster
         self.on_thread: Job = lambda: None  # first on each thread that runs users' functions
+        self.on_error: Callable[[BaseException], object] = lambda error: None  # what a caller's function raised here
+        self.asynchronous: set[tuple[int, int]] = set()  # (caller, call) whose function has returned a Future
         self.on_end: list[Job] = []
         self.complete, self.closing = threading.Event(), threading.Event()
         self.holds: set[Hold] = set()
@@ -118,11 +120,12 @@ class Agent:
         if self._refusal is not None:
             raise RpcError(f"{self.name} may not join: {self._refusal}")
 
-    def shutdown(self, graceful: bool = True, timeout: float = 0) -> None:
+    def shutdown(self, graceful: bool = True, timeout: float = 0, last: Job = lambda: None) -> None:
         """Leave the world. Graceful: first wait for calls in flight, and in a closed world for all others.
 
-        `timeout` in seconds bounds each wait; 0 waits as long as the others take. Idempotent. RpcError where the time
-        was too short; the agent has stopped then, too.
+        `timeout` in seconds bounds each wait; 0 waits as long as the others take. `last` runs in a closed world when
+        all are done and still hear each other. Idempotent. RpcError where the time was too short; the agent has
+        stopped then, too.
         """
         if not self.running:
             return
@@ -135,6 +138,8 @@ class Agent:
             self.machine.feed(lambda node: node.outcome(node.members.ready(leaving)))
             if not leaving and not self.closing.wait(timeout or None):
                 raise RpcError(f"{self.name} waited {timeout} s for the others to shut down; some are still at work")
+            if not leaving:
+                last()
         finally:
             self.stop()
 
@@ -171,9 +176,13 @@ class Agent:
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
         timeout: float = UNSET_TIMEOUT,
+        label: str = "",
     ) -> Future[Any]:
-        """Run `function(*args, **kwargs)` on a worker; a future of what it returns."""
-        target, label, seconds = self.member(to).id, label_of(function), seconds_of(timeout, self.rpc_timeout)
+        """Run `function(*args, **kwargs)` on a worker; a future of what it returns.
+
+        `label` is what errors and pictures call the function.
+        """
+        target, label, seconds = self.member(to).id, label or label_of(function), seconds_of(timeout, self.rpc_timeout)
         with self._whole(target):
             body, forks, scope = self._pack(target, function, args, kwargs)
             number, future = self._waiting.new()
@@ -187,9 +196,10 @@ class Agent:
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
         timeout: float = UNSET_TIMEOUT,
+        label: str = "",
     ) -> Handle:
         """Run a function on a worker and leave what it returns there; a handle on that value, at once."""
-        target, label, seconds = self.member(to).id, label_of(function), seconds_of(timeout, self.rpc_timeout)
+        target, label, seconds = self.member(to).id, label or label_of(function), seconds_of(timeout, self.rpc_timeout)
         with self._whole(target):
             body, forks, scope = self._pack(target, function, args, kwargs)
             number, future = self._waiting.new()
@@ -456,7 +466,7 @@ class Agent:
             except queue.Empty:
                 item = None
             if isinstance(item, Hold):
-                self.holds.remove(item)
+                self.holds.discard(item)
                 self.release(item.fork)
             del item
             due, pause = self._waiting.deadlines.pop_due(self._link.clock())

@@ -41,11 +41,16 @@ def find() -> Agent | None:
 
 def start(agent: Agent, timeout: float) -> None:
     """Start an agent: it is the current one for its own threads, and for others until a later one starts."""
+    adopt(agent)
+    agent.start(timeout)
+
+
+def adopt(agent: Agent) -> None:
+    """As `start`, for an agent that is started elsewhere."""
     agent.on_thread = lambda: _enter(agent)
     agent.on_end.append(lambda: _leave(agent))
     with _lock:
         _started.append(agent)
-    agent.start(timeout)
 
 
 def _enter(agent: Agent) -> None:

@@ -25,6 +25,9 @@ class Home(Protocol):
     def id(self) -> int: ...
 
     @property
+    def running(self) -> bool: ...
+
+    @property
     def released(self) -> SimpleQueue[Any]:
         """Takes the holds whose handle is gone."""
 
@@ -55,10 +58,24 @@ class Handle:
         self._type = type_
         self._site = sites.here()
         self._creation: Future[Any] | None = None  # on the user that called remote(): done when the value is there
+        self._released = False
         if fork is not None:
             hold = Hold(self, agent.released.put)
             hold.fork = fork
             agent.holds.add(hold)
+
+    def release(self) -> None:
+        """Let go of the value now, not when the last reference to this object goes; it cannot be used after that."""
+        self._released = True
+        self._value = None
+        for hold in weakref.getweakrefs(self):
+            if isinstance(hold, Hold):
+                self._agent.released.put(hold)
+
+    def _check_alive(self, use: str) -> None:
+        """RpcError where the value was let go of, or all were when the agent shut down."""
+        if self._released or (self._fork is not None and not self._agent.running):
+            raise RpcError(f"{self!r} has been let go of. Cannot call {use} after deletion.")
 
 
 class Outgoing:
@@ -71,6 +88,7 @@ class Outgoing:
     def give(self, value: object) -> int | None:
         if not isinstance(value, Handle):
             return None
+        value._check_alive("fork an UserRRef")
         if value._agent is not self._agent:
             raise RpcError(f"{value!r} belongs to another world and cannot be sent in this one")
         self.handles.append(value)

@@ -76,6 +76,11 @@ class Pool:
         self._made = 0
         self._closed = False
 
+    @property
+    def busy(self) -> int:
+        """How many users' functions run; those that wait are not counted."""
+        return self._running
+
     def spawn(self, job: Job) -> None:
         """Run a job of the runtime now, on a thread of its own. Dropped once the pool is closed."""
         with self._lock:

@@ -19,6 +19,9 @@ class WorkerInfo(NamedTuple):
     name: str
     id: int
 
+    def __repr__(self) -> str:
+        return f"WorkerInfo(id={self.id}, name={self.name})"  # as torch's, which programs match
+
 
 MemberHandler = Callable[[str, WorkerInfo, str], object]
 """("joined" | "left" | "lost", who, reason)"""

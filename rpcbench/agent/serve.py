@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -31,6 +31,14 @@ class Server(Protocol):
 
     @property
     def values(self) -> Values: ...
+
+    @property
+    def asynchronous(self) -> set[tuple[int, int]]:
+        """(caller, call) whose function has returned a Future that is not done yet."""
+
+    @property
+    def on_error(self) -> Callable[[BaseException], object]:
+        """Told what a caller's function has raised."""
 
     def reply(self, to: int, call: int, answer: Result | Failure) -> None:
         """Answer a call, unless its caller has gone."""
@@ -82,8 +90,8 @@ class Later:
     def __init__(self, future: Any) -> None:
         if not isinstance(future, torch._C.Future):  # what `then` returns, too
             raise RuntimeError(
-                f"Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
-                f"but got {type(future)}"
+                f"Functions decorated with @rpc.async_function must return a torch.futures.Future object, but got "
+                f"{type(future)}"
             )
         self.future: Any = future
 
@@ -100,6 +108,7 @@ def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
             _fail(agent, source, message, error)
             return
     if isinstance(result, Later):
+        agent.asynchronous.add((source, message.call))
         result.future.add_done_callback(lambda done: _answer_later(agent, source, message, done))
         return
     _answer(agent, source, message, result)
@@ -116,6 +125,7 @@ def _run(agent: Server, source: int, message: Call | Create) -> Any:
 
 
 def _answer_later(agent: Server, source: int, message: Call | Create, done: torch.futures.Future[Any]) -> None:
+    agent.asynchronous.discard((source, message.call))
     try:
         value = done.value()
     except Exception as error:  # noqa: BLE001  (as above)
@@ -142,6 +152,7 @@ def _send_value(agent: Server, source: int, message: Call | Fetch, value: Any) -
 
 
 def _fail(agent: Server, source: int, message: Call | Create, error: BaseException) -> None:
+    agent.on_error(error)
     if isinstance(message, Create):
         agent.values.made(message.rref, None, stored(agent, error))
     agent.reply(source, message.call, failure(agent, message.call, error))
@@ -188,7 +199,10 @@ def reraise(agent: Server, worker: str, answer: Failure) -> NoReturn:
         except Exception:  # noqa: BLE001  (its class cannot be rebuilt here; its story can be shown)
             error = None
     if not isinstance(error, Exception):
-        told = f"{answer.type} on {worker}, which cannot be shown as itself here:\n{answer.text}"
+        told = (
+            f"{answer.type} on {worker}, which cannot be made anew here. Original exception on remote side was:\n"
+            f"{answer.text}"
+        )
         lost = answer.type == ConnectionLostError.__name__  # the answer itself was
         error = ConnectionLostError(answer.text) if lost else RpcError(told)
     raise error from RemoteError(worker, answer.text)

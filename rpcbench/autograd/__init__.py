@@ -16,6 +16,7 @@ import torch
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.autograd.recorder import AutogradRecorder
+from rpcbench.protocol.node import Node
 
 __all__ = ["backward", "context", "get_gradients"]
 
@@ -83,3 +84,18 @@ def _is_valid_context(context_id: int) -> bool:
 
 def _get_max_id() -> int:
     return (current.current().id << 48) | ((1 << 48) - 1)
+
+
+def _init(worker_id: int) -> None:
+    """Does nothing: an agent has its recorder from the start."""
+
+
+def _get_debug_info() -> dict[str, str]:
+    """Counts: contexts known here, and passes that go on in them."""
+    contexts, passes = current.current().machine.ask(_counts)
+    return {"num_autograd_contexts": str(contexts), "num_current_backward_passes": str(passes)}
+
+
+def _counts(node: Node) -> tuple[int, int]:
+    contexts = node.contexts.contexts.values()
+    return len(contexts), sum(len(context.walks) for context in contexts)

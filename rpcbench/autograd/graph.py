@@ -88,7 +88,15 @@ def _no_view(tensor: Tensor) -> Tensor:
 
 def edges(tensors: Iterable[Tensor]) -> list[GradientEdge | None]:
     """For each tensor of a message about to be sent: where its gradient will enter the graph, None if nowhere."""
-    return [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in tensors]
+    return [_edge(tensor) if tensor.requires_grad else None for tensor in tensors]
+
+
+def _edge(tensor: Tensor) -> GradientEdge:
+    if tensor.grad_fn is None and tensor.layout is not torch.strided:
+        with torch.enable_grad():  # torch asks a view for its leaf, and a sparse tensor has no views
+            copy: Any = tensor.clone()
+        return GradientEdge(copy.grad_fn.next_functions[0][0], 0)
+    return get_gradient_edge(tensor)
 
 
 _LEAF: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ import torch
 
 from rpcbench.autograd import recorder
 from rpcbench.rpc import RRef, rpc_async
-from rpcbench.words.futures import wait_all
+from rpcbench.words.futures import settle_all
 
 
 def clip_grad_norm_(
@@ -29,13 +29,13 @@ def clip_grad_norm_(
     owners: dict[int, list[RRef[Any]]] = defaultdict(list)
     for rref in params_rref:
         owners[rref.owner().id].append(rref)
-    norms = wait_all([rpc_async(owner, _norm, (context_id, rrefs, norm_type)) for owner, rrefs in owners.items()])
+    norms = settle_all([rpc_async(owner, _norm, (context_id, rrefs, norm_type)) for owner, rrefs in owners.items()])
     total = float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.double), norm_type)) if norms else 0.0
     if error_if_nonfinite and not math.isfinite(total):
         raise RuntimeError(f"the norm of the gradients is {total}, so they cannot be clipped")
     factor = max_norm / (total + 1e-6)
     if not factor >= 1:
-        wait_all([rpc_async(owner, _scale, (context_id, rrefs, factor)) for owner, rrefs in owners.items()])
+        settle_all([rpc_async(owner, _scale, (context_id, rrefs, factor)) for owner, rrefs in owners.items()])
     return total
 
 

@@ -17,7 +17,7 @@ from rpcbench.autograd import recorder
 from rpcbench.optim import checkpoint
 from rpcbench.optim.local import LocalOptimizer, State, merged
 from rpcbench.rpc import RRef, remote, rpc_async
-from rpcbench.words.futures import wait_all
+from rpcbench.words.futures import settle_all
 
 Params = Sequence[RRef[Any]] | Sequence[Mapping[str, Any]]
 """RRefs of parameters, or torch's parameter groups: dicts with "params" (RRefs) and options of their own."""
@@ -90,7 +90,7 @@ class DistributedOptimizer:
         self._on_each(_restore, str(directory), files)
 
     def _on_each(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        return wait_all([rpc_async(rref.owner(), function, (rref, *args)) for rref in self.remote_optimizers])
+        return settle_all([rpc_async(rref.owner(), function, (rref, *args)) for rref in self.remote_optimizers])
 
 
 class DistributedScheduler:

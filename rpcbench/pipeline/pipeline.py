@@ -33,7 +33,7 @@ from rpcbench.pipeline.timeline import Timeline
 from rpcbench.rpc import RRef
 from rpcbench.words.errors import PipelineError, WorkerLostError
 from rpcbench.words.events import Row
-from rpcbench.words.futures import Future, wait_all
+from rpcbench.words.futures import Future, settle_all, wait_all
 
 OptimizerSpec = tuple[type[torch.optim.Optimizer], dict[str, Any]]
 _NUMBERS = itertools.count()
@@ -193,30 +193,10 @@ class Pipeline:
             )
             running[id_] = self.workers[id_].rpc_async(timeout=0).run(task)
         try:
-            return step, self._reports(running)
+            return step, wait_all(running.values())  # the first failure at once, whichever worker it comes from
         except BaseException as error:
             self._abort(step, f"{type(error).__name__}: {error}", running)
             raise
-
-    def _reports(self, running: dict[int, Future[Any]]) -> list[Report]:
-        """All reports; the first failure as soon as it is there, whichever worker it comes from."""
-        first: Future[None] = Future()
-        for future in running.values():
-            future.add_done_callback(lambda done: self._pass_failure(done, first))
-
-        def complete(_: object) -> None:
-            first.deliver(lambda: None, self._agent.submit)
-
-        torch.futures.collect_all(list(running.values())).add_done_callback(complete)
-        first.wait()
-        return [future.value() for future in running.values()]
-
-    def _pass_failure(self, done: torch.futures.Future[Any], first: Future[None]) -> None:
-        try:
-            done.value()
-        except Exception as error:  # noqa: BLE001  (passed on to the one who waits)
-            failure = error
-            first.deliver(lambda: _raise(failure), self._agent.submit)
 
     def _abort(self, step: int, reason: str, running: dict[int, Future[Any]]) -> None:
         """Wake the workers that still wait for each other; none of them is waited for, so the error is told at once."""
@@ -228,7 +208,7 @@ class Pipeline:
     def _apply(self, context: int) -> None:
         owners = [(self._homes[stage], rref) for stage, rref in self.optimizers.items()]
         grouped = {id_: [rref for owner, rref in owners if owner == id_] for id_ in self._ids}
-        wait_all([self._agent.call(i, _apply, (rrefs, context), timeout=0) for i, rrefs in grouped.items() if rrefs])
+        settle_all([self._agent.call(i, _apply, (rrefs, context), timeout=0) for i, rrefs in grouped.items() if rrefs])
 
     def _gather(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:
         """Named tensors of all stages, renamed as in the un-split model."""
@@ -260,10 +240,6 @@ class Batch:
         if not self._pipe.optimizers:
             raise PipelineError("this pipeline has no optimizer; give Pipeline one, as (torch.optim.SGD, {'lr': 0.1})")
         self._pipe._apply(self.context)
-
-
-def _raise(error: Exception) -> None:
-    raise error
 
 
 # -- what runs on the workers

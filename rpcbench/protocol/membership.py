@@ -28,6 +28,7 @@ class Membership:
         self.epoch = 0
         self.closing = False
         self._complete = self._closed = False  # told already
+        self._turned_away: dict[int, str] = {}  # by id, and why: a closed world waits for them in vain
         self._ready: set[int] = set()
         self._lost: dict[int, str] = {}
 
@@ -60,10 +61,22 @@ class Membership:
             effects, outbox = self.lost(source, "it was started again")
         reason = self._objection(source, message)
         if reason:
-            return effects, [*outbox, (source, Refused(reason))]
+            more, out = self._refuse(source, reason)
+            return effects + more, outbox + out
         self._lost.pop(source, None)
+        self._turned_away.pop(source, None)
         more, out = self._change(lambda: self.members.update({source: message.member}))
         return effects + more, outbox + out
+
+    def _refuse(self, source: int, reason: str) -> Outcome:
+        """Refuse one; and all, when all have come and the world cannot be complete."""
+        outbox: Outbox = [(source, Refused(reason))]
+        if self.world_size is None or self._complete or source in self.members or source >= self.world_size:
+            return [], outbox
+        self._turned_away[source] = reason
+        if len(self.members) + len(self._turned_away) < self.world_size:
+            return [], outbox
+        return [Rejected(reason)], outbox + [(to, Refused(reason)) for to in self.members if to != LEADER]
 
     def _objection(self, source: int, message: Join) -> str | None:
         member, size = message.member, self.world_size

@@ -15,7 +15,7 @@ from rpcbench.protocol.contexts import Contexts
 from rpcbench.protocol.delivery import COUNT_BITS, Delivery, Pair, due, lives, newer, once
 from rpcbench.protocol.effects import Effects, Gone, Heard, Joined, Run, Send, Wake
 from rpcbench.protocol.membership import LEADER, Membership
-from rpcbench.protocol.rrefs import Outbox, RRefs
+from rpcbench.protocol.rrefs import Held, Outbox, RRefs
 from rpcbench.wire import messages as m
 from rpcbench.words.errors import (
     CallCancelled,
@@ -43,6 +43,7 @@ class Node:
         self.rrefs = RRefs(me.id, me.incarnation)
         self.contexts = Contexts(me.id)
         self.members = Membership(me, world_size)
+        self.leaks: list[Held] = []  # what members held on to when they left a world that was over
         self.delivery = Delivery(me.incarnation, lossy)
         self._gone: dict[int, Gone] = {}
         self._early: dict[int, list[tuple[int, m.Message, float]]] = {}
@@ -280,6 +281,10 @@ class Node:
             return []  # one that has a successor already
         if self.members.closing:
             self.delivery.pairs.pop(worker, None)  # nobody is told of a loss any more
+            if member is not None:  # but what it held until now is not waited for
+                self.leaks += self.rrefs.held_by(worker)
+                effects, outbox, _ = self.rrefs.lost(worker, incarnation)
+                return self._after(effects, [(to, message) for to, message in outbox if to != worker])
         return self._after(*self.members.lost(worker, reason))
 
     def broken(self, worker: int, incarnation: int, reason: str) -> Effects:

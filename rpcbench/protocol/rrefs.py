@@ -20,8 +20,9 @@ Why each table exists
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rpcbench.protocol.effects import Effects, Free, OwnerLost, Unmade
 from rpcbench.wire.messages import ChildAccept, Fork, ForkAccept, ForkRequest, UserDelete
@@ -59,11 +60,21 @@ class User:
     children: dict[Id, int] = field(default_factory=dict)
 
 
+class Held(NamedTuple):
+    """A fork of an RRef that this member owns, and who holds it."""
+
+    rref: Id
+    type: str
+    fork: Id
+    holder: int
+
+
 class RRefs:
     """All RRefs of one member. Methods return effects and messages, `(effects, outbox)`."""
 
     def __init__(self, me: int, incarnation: int) -> None:
         self.note: Note | None = None
+        self.on_empty: Callable[[], object] | None = None  # called when nothing is owned or used any more
         self.me = me
         self.owned: dict[Id, Owned] = {}
         self.users: dict[Id, User] = {}
@@ -211,6 +222,15 @@ class RRefs:
         return effects, outbox, waiting
 
     # -- looking
+    def held_by(self, worker: int | None = None) -> list[Held]:
+        """Forks of RRefs owned here that a member holds; of all members, if None."""
+        return [
+            Held(rref, owned.type, fork, holder)
+            for rref, owned in self.owned.items()
+            for fork, holder in owned.forks.items()
+            if worker is None or holder == worker
+        ]
+
     def tables(self) -> dict[str, Table]:
         return {
             "owned": {str(rref): _owned_row(rref, owned) for rref, owned in self.owned.items()},
@@ -243,6 +263,7 @@ class RRefs:
     def _let_go(self, rref: Id) -> Effects:
         del self.owned[rref]
         self._tell_owned("RRefFreed", rref)
+        self._tell_empty()
         return [Free(rref)]
 
     def _child_known(self, child: Id) -> tuple[Effects, Outbox]:
@@ -264,6 +285,11 @@ class RRefs:
         for child in self.users.pop(fork).children:
             del self.children[child]
         self._tell_user("UserGone", fork)
+        self._tell_empty()
+
+    def _tell_empty(self) -> None:
+        if self.on_empty is not None and not (self.owned or self.users):
+            self.on_empty()
 
     def _tell_owned(self, kind: str, rref: Id) -> None:
         if self.note is not None:

@@ -7,43 +7,97 @@ from __future__ import annotations
 
 from rpcbench.agent.current import cancelled
 from rpcbench.agent.roster import WorkerInfo
-from rpcbench.rpc import constants, functions, options
+from rpcbench.autograd import _get_debug_info as _autograd_debug_info
+from rpcbench.rpc import api, backend_registry, constants, functions, internal, options
+from rpcbench.rpc.accounting import _delete_all_user_and_unforked_owner_rrefs, _rref_context_get_debug_info
+from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.api import (
+    AllGatherStates,
     _get_current_rpc_agent,
     _is_current_rpc_agent_set,
+    _set_and_start_rpc_agent,
     _set_rpc_timeout,
+    enable_gil_profiling,
     get_rpc_timeout,
     get_worker_info,
-    init_rpc,
-    is_available,
     remote,
     rpc_async,
     rpc_sync,
     shutdown,
 )
+from rpcbench.rpc.backend_registry import (
+    BackendType,
+    BackendValue,
+    backend_registered,
+    construct_rpc_backend_options,
+    init_backend,
+    register_backend,
+)
 from rpcbench.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
 from rpcbench.rpc.rref import RRef
+from rpcbench.rpc.server_process_global_profiler import _server_process_global_profile
+from rpcbench.rpc.world import (
+    RpcBackend,
+    _init_rpc_backend,
+    init_model_parallel,
+    init_rpc,
+    is_available,
+    join_rpc,
+    wait_all_workers,
+)
 from rpcbench.words.futures import Future
 
 __all__ = [
+    "AllGatherStates",
+    "BackendType",
+    "BackendValue",
     "Future",
     "RRef",
+    "RpcAgent",
+    "RpcBackend",
     "RpcBackendOptions",
     "TensorPipeRpcBackendOptions",
     "WorkerInfo",
+    "_delete_all_user_and_unforked_owner_rrefs",
     "_get_current_rpc_agent",
+    "_init_rpc_backend",
     "_is_current_rpc_agent_set",
+    "_rref_context_get_debug_info",
+    "_server_process_global_profile",
+    "_set_and_start_rpc_agent",
     "_set_rpc_timeout",
+    "api",
+    "backend_registered",
+    "backend_registry",
     "cancelled",
     "constants",
+    "construct_rpc_backend_options",
+    "enable_gil_profiling",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",
+    "init_backend",
+    "init_model_parallel",
     "init_rpc",
+    "internal",
     "is_available",
+    "join_rpc",
     "options",
+    "register_backend",
     "remote",
     "rpc_async",
     "rpc_sync",
     "shutdown",
+    "wait_all_workers",
 ]
+
+# torch's other names for the same
+PyRRef = RRef
+TensorPipeAgent = RpcAgent
+method_factory, new_method = api.method_factory, api.new_method
+
+
+def _get_debug_info() -> dict[str, str]:
+    """Counts of RRefs, threads, calls and autograd contexts of this worker."""
+    agent = _get_current_rpc_agent()
+    return {**_rref_context_get_debug_info(), **agent.get_debug_info(), **_autograd_debug_info()}

@@ -1,102 +1,176 @@
-"""The functions of torch.distributed.rpc: init_rpc, shutdown, rpc_sync, rpc_async, remote, get_worker_info."""
+"""The functions of torch.distributed.rpc.api: calls, RRefs, who is there, and the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+import contextlib
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
 
 from rpcbench.agent import current
-from rpcbench.agent.core import Agent
+from rpcbench.agent.core import NOT_INITIALIZED, Agent
 from rpcbench.agent.roster import WorkerInfo
+from rpcbench.rpc import overloads
+from rpcbench.rpc.accounting import (
+    _delete_all_user_and_unforked_owner_rrefs,
+    _rref_context_get_debug_info,
+    check_leaks,
+)
+from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
-from rpcbench.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
-from rpcbench.rpc.rendezvous import meet
+from rpcbench.rpc.gathering import (
+    AllGatherStates,
+    _all_gather,
+    _barrier,
+    _broadcast_to_followers,
+    _gather_to_leader,
+    _wait_all_workers,
+)
+from rpcbench.rpc.internal import PythonUDF, RPCExecMode, _internal_rpc_pickler, _run_pickled
+from rpcbench.rpc.naming import Named
+from rpcbench.rpc.profiling import profiled
 from rpcbench.rpc.rref import RRef
-from rpcbench.rpc.start import start_agent
-from rpcbench.words.config import JOIN_SECONDS
-from rpcbench.words.futures import Future
+from rpcbench.words.futures import Future, wait_all
+
+__all__ = [
+    "AllGatherStates",
+    "RRef",
+    "_all_gather",
+    "_barrier",
+    "_broadcast_to_followers",
+    "_gather_to_leader",
+    "_rref_context_get_debug_info",
+    "_wait_all_workers",
+    "get_worker_info",
+    "method_factory",
+    "new_method",
+    "remote",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Function = Callable[..., Any] | str
+logger = logging.getLogger(__name__)
+
+_ignore_rref_leak = True
+"""False: `shutdown` raises where RRefs are left."""
+_default_pickler: Any = _internal_rpc_pickler
+_thread_local_var = threading.local()
 
 
-def is_available() -> bool:
-    """Whether RPC can be used: always."""
-    return True
-
-
-def init_rpc(
-    name: str,
-    backend: Any = None,
-    rank: int = -1,
-    world_size: int | None = None,
-    rpc_backend_options: RpcBackendOptions | None = None,
-) -> None:
-    """Join a world of workers; returns when it is complete and this process serves calls.
-
-    name: unique in the world. rank: this worker's id; worker 0 leads. world_size: how many workers to wait for, and
-    that no others may join; None for a world where workers come and go. backend is accepted for torch's programs.
-    RuntimeError where this process is in a world already, or the world refuses it.
-    """
-    if rpc_backend_options is not None and not isinstance(rpc_backend_options, RpcBackendOptions):
-        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
-    if current.find() is not None:
-        raise RuntimeError("RPC is already initialized in this process; call rpc.shutdown() first")
-    options = rpc_backend_options or TensorPipeRpcBackendOptions()
-    threads = getattr(options, "num_worker_threads", TensorPipeRpcBackendOptions().num_worker_threads)
-    config = meet(name, options.init_method, rank, world_size, options.rpc_timeout, threads)
-    start_agent(config, timeout=max(JOIN_SECONDS, options.rpc_timeout))
-
-
-def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
-    """Leave the world. Graceful: wait for calls in flight, and in a world of fixed size for all other workers.
-
-    timeout in seconds bounds each wait, 0 waits without end. RuntimeError where RPC is not initialized.
-    """
-    current.current().shutdown(graceful, timeout)
-
-
-def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
-    """Name and id of a worker, this one by default. RuntimeError for an unknown one."""
-    agent = current.current()
-    return WorkerInfo(agent.name, agent.id) if worker_name is None else agent.member(worker_name)
-
-
+# -- calls
 def rpc_sync(
     to: int | str | WorkerInfo,
-    func: Callable[..., Any],
+    func: Function,
     args: Sequence[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Any:
     """Run `func(*args, **kwargs)` on worker `to` and return what it returns, or raise what it raises.
 
-    timeout in seconds; 0 for none; default the agent's (60 s). RpcTimeoutError, WorkerLostError, SerializationError.
+    `func` may be the name of a function in the callee's main namespace, or "module:name". timeout in seconds; 0 for
+    none; default the agent's (60 s). RpcTimeoutError, WorkerLostError, SerializationError; NoOverloadError for an
+    operator of torch that does not take these arguments.
     """
-    return rpc_async(to, func, args, kwargs, timeout).wait_or_cancel()
+    return _invoke_rpc(to, func, RPCExecMode.SYNC, args, kwargs, timeout).wait_or_cancel()
 
 
 def rpc_async(
     to: int | str | WorkerInfo,
-    func: Callable[..., Any],
+    func: Function,
     args: Sequence[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Future[Any]:
     """As `rpc_sync`, returning a Future at once. Do not change argument tensors until it is done."""
-    if not callable(func):
-        raise TypeError("function should be callable.")
-    return current.current().call(to, func, args or (), kwargs, timeout)
+    future = _invoke_rpc(to, func, RPCExecMode.ASYNC, args, kwargs, timeout)
+    if hasattr(_thread_local_var, "future_list"):
+        _thread_local_var.future_list.append(future)
+    return future
 
 
 def remote(
     to: int | str | WorkerInfo,
-    func: Callable[..., Any],
+    func: Function,
     args: Sequence[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> RRef[Any]:
     """Run `func(*args, **kwargs)` on worker `to` and leave the result there; an RRef of it, at once."""
-    if not callable(func):
+    function, arguments, keywords = _prepare(func, args or (), kwargs or {})
+    agent = current.current()
+    with profiled(agent, RPCExecMode.REMOTE, func, to) as until:
+        rref = agent.create(to, function, arguments, keywords, timeout)
+        until(rref._creation)
+    return cast("RRef[Any]", rref)
+
+
+def _invoke_rpc(
+    to: int | str | WorkerInfo,
+    func: Function,
+    mode: RPCExecMode,
+    args: Sequence[Any] | None,
+    kwargs: dict[str, Any] | None,
+    timeout: float,
+) -> Future[Any]:
+    function, arguments, keywords = _prepare(func, args or (), kwargs or {})
+    agent = current.current()
+    with profiled(agent, mode, func, to) as until:
+        future = agent.call(to, function, arguments, keywords, timeout)
+        until(future)
+    return future
+
+
+def _prepare(
+    func: Function, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
+    """What is really called over there. TypeError for what cannot be."""
+    function = Named(func) if isinstance(func, str) else func
+    if not callable(function):
         raise TypeError("function should be callable.")
-    return cast("RRef[Any]", current.current().create(to, func, args or (), kwargs, timeout))
+    overloads.check(function, args, kwargs)
+    if _default_pickler is not _internal_rpc_pickler:
+        return _run_pickled, _default_pickler.serialize(PythonUDF(function, tuple(args), kwargs)), {}
+    return function, args, kwargs
+
+
+@contextlib.contextmanager
+def _wait_all() -> Iterator[None]:
+    """At the end of the block, wait for all that this thread began in it with `rpc_async`; raise the first error."""
+    futures: list[Future[Any]] = []
+    _thread_local_var.future_list = futures
+    try:
+        yield
+    finally:
+        del _thread_local_var.future_list
+        wait_all(futures)
+
+
+@contextlib.contextmanager
+def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
+    """Calls made in this block, in all threads, are packed by `rpc_pickler.serialize(obj) -> (bytes, tensors)`."""
+    global _default_pickler
+    _default_pickler = rpc_pickler
+    try:
+        yield
+    finally:
+        _default_pickler = _internal_rpc_pickler
+
+
+# -- who is there
+def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
+    """Name and id of a worker, this one by default. RuntimeError for an unknown one."""
+    agent = current.current()
+    return WorkerInfo(agent.name, agent.id) if worker_name is None else agent.member(worker_name)
+
+
+def _to_worker_info(to: int | str | WorkerInfo) -> WorkerInfo:
+    return current.current().member(to)
 
 
 def get_rpc_timeout() -> float:
@@ -108,9 +182,73 @@ def _set_rpc_timeout(seconds: float) -> None:
     current.current().rpc_timeout = seconds
 
 
-def _get_current_rpc_agent() -> Agent:
-    return current.current()
+# -- the agent
+def _get_current_rpc_agent() -> RpcAgent:
+    return cast(RpcAgent, current.current())
 
 
 def _is_current_rpc_agent_set() -> bool:
     return current.find() is not None
+
+
+def _set_and_start_rpc_agent(agent: Agent) -> None:
+    """Speak through this agent from now on. It may be started already."""
+    if not isinstance(agent, Agent):
+        raise TypeError(f"an agent must be an rpcbench Agent, or derive from it, to take calls; not {agent!r}")
+    current.adopt(agent)
+
+
+def _init_rpc_states(agent: Any) -> None:
+    """An agent that a backend has made becomes the current one, unless it is already."""
+    if not _is_current_rpc_agent_set():
+        _set_and_start_rpc_agent(agent)
+
+
+def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
+    """For functions that need an agent: RuntimeError where there is none."""
+
+    @functools.wraps(func)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not _is_current_rpc_agent_set():
+            raise RuntimeError(NOT_INITIALIZED)
+        return func(*args, **kwargs)
+
+    return checked
+
+
+def enable_gil_profiling(flag: bool) -> None:
+    """Measure how long calls wait for Python's lock here: `agent.gil_average_wait_time_us` in `get_metrics`."""
+    _get_current_rpc_agent().enable_gil_profiling(flag)
+
+
+# -- the end
+def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
+    """Leave the world. Graceful: wait for calls in flight, and in a world of fixed size for all other workers; then
+    let go of all RRefs.
+
+    timeout in seconds bounds each wait, 0 waits without end. RuntimeError where RPC is not initialized; where
+    `_ignore_rref_leak` is False also with a list of the RRefs that are left.
+    """
+    agent = current.current()
+    agent.shutdown(graceful, timeout, last=lambda: _let_go(agent))
+    if not _ignore_rref_leak:
+        check_leaks(agent)
+
+
+def _let_go(agent: Agent) -> None:
+    with current.using(agent):
+        _delete_all_user_and_unforked_owner_rrefs()
+
+
+# -- names that torch exports from the loop that makes its RRef
+def method_factory(method_name: str, docstring: str) -> Callable[..., Any]:
+    """A method that calls the method of this name of the class above."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(type(self), self), method_name)(*args, **kwargs)
+
+    method.__doc__ = docstring
+    return method
+
+
+new_method = method_factory("to_here", RRef.to_here.__doc__ or "")

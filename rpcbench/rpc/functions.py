@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def async_execution(function: F) -> F:
+def async_execution(fn: F) -> F:
     """Mark a function whose return value is a Future of its result.
 
     The worker's thread is free as soon as the function has returned; the answer is sent when the Future completes.
@@ -17,9 +17,9 @@ def async_execution(function: F) -> F:
     returns something else.
     """
 
-    @functools.wraps(function)
+    @functools.wraps(fn)
     def marked(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
+        return fn(*args, **kwargs)
 
-    marked._wrapped_async_rpc_function = function  # type: ignore[attr-defined]
+    marked._wrapped_async_rpc_function = fn  # type: ignore[attr-defined]
     return marked  # type: ignore[return-value]

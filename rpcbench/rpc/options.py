@@ -19,6 +19,8 @@ class RpcBackendOptions:
     ) -> None:
         if kwargs:
             raise TypeError(f"no such option: {', '.join(kwargs)}")
+        if isinstance(rpc_timeout, bool) or not isinstance(rpc_timeout, int | float):
+            raise TypeError(f"incompatible constructor arguments: rpc_timeout is in seconds, not {rpc_timeout!r}")
         if rpc_timeout < 0:
             raise RuntimeError(f"RPC Timeout must be non-negative; got {rpc_timeout}")
         self.rpc_timeout = rpc_timeout

@@ -1,16 +1,19 @@
-"""RRef: a reference to a value on a worker, with the methods of torch.distributed.rpc.RRef."""
+"""RRef: a reference to a value on a worker, with the methods of torch.distributed.rpc.RRef, and a few more:
+`to_here_async`, `release`, and proxies that can be called and asked for attributes."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
+
+import torch
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.handles import Handle
 from rpcbench.agent.roster import WorkerInfo
-from rpcbench.agent.serve import ASYNC_MARK, Later
+from rpcbench.autograd import backward
+from rpcbench.rpc.rref_proxy import CheckedProxy, RRefProxy
 from rpcbench.words.config import UNSET_TIMEOUT
 from rpcbench.words.errors import RpcTimeoutError
 from rpcbench.words.futures import Future
@@ -26,11 +29,13 @@ class RRef(Handle, Generic[T]):
     """
 
     _agent: Agent
+    _has: set[str]  # names that the value is known to have
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
         agent = current.current()
         made = agent.values.keep(value, type(value).__name__)
         Handle.__init__(self, agent, made._rref, made._owner, None, made._value, made._type)
+        self._has: set[str] = set()
 
     @classmethod
     def held(
@@ -39,6 +44,7 @@ class RRef(Handle, Generic[T]):
         """For the runtime: a reference to what is known already."""
         new = cls.__new__(cls)
         Handle.__init__(new, agent, rref, owner, fork, value, type_)
+        new._has = set()
         return new
 
     # -- who has it
@@ -71,6 +77,7 @@ class RRef(Handle, Generic[T]):
 
     def to_here_async(self, timeout: float = UNSET_TIMEOUT) -> Future[T]:
         """As `to_here`, as a future."""
+        self._check_alive("to_here() on it")
         if self._value is not None:
             return self._value
         self._raise_failed_creation()
@@ -78,30 +85,91 @@ class RRef(Handle, Generic[T]):
 
     def local_value(self) -> T:
         """The value itself, on its owner; waits until it is made. RuntimeError elsewhere."""
+        self._check_alive("local_value() on it")
         if self._value is None:
             raise RuntimeError(
-                f"For {self}, can't call local_value() on user {self._agent.name}: the value lives on "
-                f"{self.owner_name()}. Use to_here() for a copy."
+                f"For {self._long_name()}, can't call localValue() on user {self._here()}. Call it on owner "
+                f"{self.owner()}, or use to_here() for a copy."
             )
         value: T = self._value.wait()
         return value
 
     # -- calls on it
     def rpc_sync(self, timeout: float = UNSET_TIMEOUT) -> Any:
-        """`rref.rpc_sync().method(*args)` runs the method on the owner and waits for what it returns."""
-        return _Proxy(self, lambda call: self._call(call, timeout).wait_or_cancel())
+        """`rref.rpc_sync().method(*args)` runs the method on the owner and waits for what it returns.
+
+        `rref.rpc_sync()(*args)` calls the value itself; `rref.rpc_sync().attr("name")` reads an attribute.
+        """
+
+        def wait(to: int, function: Callable[..., Any], args: Any, timeout: float) -> Any:
+            return self._call(function, args, timeout).wait_or_cancel()
+
+        return RRefProxy(self, wait, timeout)
 
     def rpc_async(self, timeout: float = UNSET_TIMEOUT) -> Any:
         """As `rpc_sync`, returning a Future."""
-        return _Proxy(self, lambda call: self._call(call, timeout))
+
+        def promise(to: int, function: Callable[..., Any], args: Any, timeout: float) -> Future[Any]:
+            return self._call(function, args, timeout)
+
+        return RRefProxy(self, promise, timeout)
 
     def remote(self, timeout: float = UNSET_TIMEOUT) -> Any:
-        """As `rpc_sync`, returning an RRef of the result, which stays on the owner."""
-        return _Proxy(self, lambda call: self._agent.create(self._owner, _on_owner, call, timeout=timeout))
+        """As `rpc_sync`, returning an RRef of the result, which stays on the owner.
+
+        AttributeError where the value has no such method; so the first call of each waits until the value is made.
+        """
+
+        def create(to: int, function: Callable[..., Any], args: Any, timeout: float) -> Handle:
+            return self._agent.create(to, function, args, timeout=timeout, label=self._label(function, args))
+
+        return CheckedProxy(self, create, timeout)
+
+    def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
+        """Backward from the value, a scalar tensor, over all workers of an autograd context.
+
+        On the owner, no context is plain `.backward()`. RuntimeError on a user without a context, and for a value
+        that is no tensor; else as `autograd.backward`.
+        """
+        if not self.is_owner():
+            if dist_autograd_ctx_id == -1:
+                raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
+            self._call(_backward, (self, dist_autograd_ctx_id, retain_graph), UNSET_TIMEOUT).wait_or_cancel()
+            return
+        value: Any = self.local_value()
+        if not isinstance(value, torch.Tensor):
+            raise RuntimeError("RRef should contain a tensor for .backward()")
+        if dist_autograd_ctx_id == -1:
+            value.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        else:
+            backward(dist_autograd_ctx_id, [value], retain_graph)
+
+    def _get_type(self, timeout: float = UNSET_TIMEOUT, blocking: bool = True) -> Any:
+        """The class of the value, or a Future of it; waits until the value is made."""
+        future = self._call(_type_of, (self,), timeout)
+        return future.wait() if blocking else future
+
+    def _get_future(self) -> Future[Any]:
+        """Of the user that called `remote()`: done when the value is made. Else, of a value that is there: done."""
+        if self._creation is not None:
+            return self._creation
+        future: Future[Any] = Future()
+        future.set_result(None)
+        return future
 
     # -- inside
-    def _call(self, call: tuple[Any, ...], timeout: float) -> Future[Any]:
-        return self._agent.call(self._owner, _on_owner, call, timeout=timeout)
+    def _call(self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Future[Any]:
+        return self._agent.call(self._owner, function, args, timeout=timeout, label=self._label(function, args))
+
+    def _label(self, function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+        name = args[1] if len(args) > 1 and isinstance(args[1], str) else function.__name__.strip("_")
+        return f"{self._type or 'value'}.{name}"
+
+    def _here(self) -> WorkerInfo:
+        return WorkerInfo(self._agent.name, self._agent.id)
+
+    def _long_name(self) -> str:
+        return f"UserRRef(rref_id={_global(self._rref)}, fork_id={_global(self._fork or self._rref)})"
 
     def _creation_error(self) -> Exception | None:
         if self._creation is None or not self._creation.done():
@@ -136,24 +204,10 @@ def _global(id_: Id) -> str:
     return f"GloballyUniqueId(created_on={id_.worker}, local_id={id_.serial})"
 
 
-class _Proxy:
-    """Methods of the value, called on its owner."""
-
-    def __init__(self, rref: RRef[Any], send: Callable[[tuple[Any, ...]], Any]) -> None:
-        self._rref = rref
-        self._send = send
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)
-        return functools.partial(self._call, name)
-
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self._send((self._rref, method, args, kwargs))
+# -- what runs on the owner
+def _type_of(rref: RRef[Any]) -> type[Any]:
+    return type(rref.local_value())
 
 
-def _on_owner(rref: RRef[Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs on the owner: call a method of the value."""
-    function = getattr(rref.local_value(), method)
-    result = function(*args, **kwargs)
-    return Later(result) if getattr(function, ASYNC_MARK, None) is not None else result
+def _backward(rref: RRef[Any], context: int, retain_graph: bool) -> None:
+    rref.backward(context, retain_graph)

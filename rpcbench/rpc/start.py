@@ -8,6 +8,7 @@ from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.publish import Publisher
 from rpcbench.autograd.recorder import AutogradRecorder
+from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.rref import RRef
 from rpcbench.transport.base import Link
 from rpcbench.words.config import JOIN_SECONDS, WorldConfig
@@ -18,12 +19,12 @@ def start_agent(
     link: Link | None = None,
     timeout: float = JOIN_SECONDS,
     parts: Sequence[Callable[[Agent], object]] = (),
-) -> Agent:
+) -> RpcAgent:
     """A started agent, with these parts, ready to serve.
 
     RpcError where the world does not let it in, or stays incomplete.
     """
-    agent = Agent(config, RRef.held, link)
+    agent = RpcAgent(config, RRef.held, link)
     agent.values.recorder = AutogradRecorder(agent)
     for part in (Publisher, *parts):
         agent.part(part)

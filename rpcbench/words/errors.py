@@ -6,6 +6,7 @@
         ├── WorkerLostError           the other process is gone
         ├── ConnectionLostError       the other process is there, but a message to or from it was lost on the way
         ├── UnknownWorkerError        (also ValueError) no such worker: a typing error of the caller
+        ├── NoOverloadError           (also TypeError) an operator of torch that does not take these arguments
         ├── SerializationError        (also TypeError) an argument or result that cannot travel
         │   └── MissingCodeError      (also AttributeError) the other side lacks a function or class; wire.code has it
         ├── RemoteError               what stands behind a user's error: worker and remote traceback; its `cause`
@@ -79,6 +80,10 @@ class ConnectionLostError(RpcError):
 
 class UnknownWorkerError(RpcError, ValueError):
     """A name or id that belongs to no member of this world."""
+
+
+class NoOverloadError(RpcError, TypeError):
+    """A call of an operator of torch with arguments that fit none of its signatures; nothing was sent."""
 
 
 class SerializationError(RpcError, TypeError):

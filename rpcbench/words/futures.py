@@ -249,27 +249,60 @@ class Future(_Base[T]):
 
 
 def collect_all(futures: Iterable[torch.futures.Future[Any]]) -> Future[list[torch.futures.Future[Any]]]:
-    """A future of all the given ones, done when each is done, with interruptible `wait()`. As torch's collect_all."""
+    """A future of all the given ones: done when all are, or failed as soon as one fails. As torch's, interruptible."""
     gathered: Future[list[torch.futures.Future[Any]]] = Future()
     futures = list(futures)
+    left = len(futures)
+    lock = threading.Lock()
 
-    def finish(inner: torch.futures.Future[Any]) -> None:
-        error: Exception | None = None
-        for future in futures:
-            try:
-                future.value()
-            except Exception as failure:  # noqa: BLE001  (whatever a call raised becomes the result)
-                error = failure
-                break
-        if error is None:
-            gathered.set_result(futures)
+    def ended(future: torch.futures.Future[Any]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = not left
+        try:
+            future.value()
+        except Exception as error:  # noqa: BLE001  (whatever a call raised becomes the result)
+            failure = error
+            gathered.deliver(lambda: _raise(failure), _now)
         else:
-            gathered.set_exception(error)
+            if last:
+                gathered.deliver(lambda: futures, _now)
 
-    torch.futures.collect_all(futures).add_done_callback(finish)
+    if not futures:
+        gathered.set_result(futures)
+    for future in futures:
+        future.add_done_callback(ended)
     return gathered
 
 
 def wait_all(futures: Iterable[torch.futures.Future[T]]) -> list[T]:
-    """Values of all the given futures, in order; the first error is raised. Interruptible, as torch's is not."""
+    """Values of all the given futures, in order; the first error, as soon as there is one. Interruptible."""
     return [cast(T, future.value()) for future in collect_all(futures).wait()]
+
+
+def settle_all(futures: Iterable[torch.futures.Future[T]]) -> list[T]:
+    """As `wait_all`, but an error is raised only when all are done: nothing that was asked for is still going on."""
+    futures = list(futures)
+    for future in futures:
+        with contextlib.suppress(Exception):  # raised below, in order
+            future.wait()
+    return [future.value() for future in futures]
+
+
+def _now(job: Callable[[], None]) -> None:
+    job()
+
+
+_collect_in_torch = torch._C._collect_all
+
+
+def _collect(futures: list[Any]) -> Any:
+    if any(isinstance(future, Future) for future in futures):
+        return collect_all(futures)
+    return _collect_in_torch(futures)
+
+
+# torch.futures.collect_all and wait_all go through this function. torch's own looks at the C++ side of a future only,
+# where an error set from Python is a value like any other: it would not end the wait before all others are done.
+torch._C._collect_all = _collect

@@ -21,8 +21,8 @@ def world(size: int | None, *joined: Member) -> Membership:
 
 
 def objection(leader: Membership, member: Member, size: int | None, source: int | None = None) -> str:
-    effects, [(to, refused)] = leader.on_join(member.id if source is None else source, Join(member, size))
-    assert effects == [] and isinstance(refused, Refused)
+    _, [(to, refused), *_] = leader.on_join(member.id if source is None else source, Join(member, size))
+    assert isinstance(refused, Refused)
     assert to == (member.id if source is None else source)
     return refused.reason
 
@@ -64,6 +64,25 @@ def test_who_does_not_fit_is_told_why(size: int | None, member: Member, asked: i
     assert re.search(words, objection(leader, member, asked))
     assert list(leader.members) == [0, 1]
     assert Membership(TWO, 3).on_refused(Refused("no")) == [Rejected("no")]
+
+
+def test_when_all_have_come_and_do_not_fit_nobody_waits_on() -> None:
+    leader = world(4, ONE)
+    twin, double = (Member(id_, "worker1", 0, "") for id_ in (2, 3))
+    assert leader.on_join(2, Join(twin, 4)) == leader.on_join(2, Join(twin, 4))  # worker 3 may come yet: they wait
+    effects, outbox = leader.on_join(3, Join(double, 4))
+    reason = "worker name worker1 is not unique: another worker has it already"
+    assert effects == [Rejected(reason)] and outbox == [(3, Refused(reason)), (1, Refused(reason))]
+
+
+def test_who_comes_again_under_another_name_is_let_in() -> None:
+    leader = world(3, ONE)
+    effects, _ = leader.on_join(2, Join(Member(2, "worker1", 0, ""), 3))
+    assert isinstance(effects[0], Rejected)
+    leader = world(4, ONE)
+    leader.on_join(2, Join(Member(2, "worker1", 0, ""), 4))
+    assert leader.on_join(2, Join(TWO, 4))[0] == [Joined(TWO)]
+    assert leader.on_join(3, Join(Member(3, "worker3", 0, ""), 4))[0][-1] == Complete(False)
 
 
 def test_nobody_asks_for_another_or_joins_an_ending_world() -> None:

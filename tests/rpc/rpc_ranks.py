@@ -49,7 +49,7 @@ def calls(rank: int, url: str) -> None:
     with pytest.raises(RuntimeError, match="already initialized"):
         join(rank, url)
     with pytest.raises(TypeError, match="callable"):
-        rpc.rpc_sync(right, "who")  # type: ignore[arg-type]
+        rpc.rpc_sync(right, 7)  # type: ignore[arg-type]
     rpc.shutdown()
     for late in (lambda: rpc.rpc_sync(right, who), rpc.get_worker_info, lambda: rpc.RRef(1), rpc.shutdown):
         with pytest.raises(RuntimeError, match=OVER):

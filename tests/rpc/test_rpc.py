@@ -13,7 +13,7 @@ import pytest
 
 import rpcbench.rpc as rpc
 from rpcbench.launch.process import ProcessLauncher
-from rpcbench.rpc import api
+from rpcbench.rpc import world
 from rpcbench.rpc.rendezvous import meet
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.config import WorldConfig
@@ -102,7 +102,7 @@ def test_a_program_for_torch_runs_by_env(runtime: Path) -> None:
     ]
     done = [rank.communicate(timeout=SECONDS) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], done
-    assert done == [("[4.0, 4.0] WorkerInfo(name='worker1', id=1)\n", ""), ("", "")]
+    assert done == [("[4.0, 4.0] WorkerInfo(id=1, name=worker1)\n", ""), ("", "")]
 
 
 # -- in this process
@@ -130,7 +130,7 @@ def test_a_world_of_one(alone: rpc.TensorPipeRpcBackendOptions) -> None:
 def test_a_world_that_stays_incomplete_is_given_up(
     alone: rpc.TensorPipeRpcBackendOptions, monkeypatch: pytest.MonkeyPatch, rank: int, message: str
 ) -> None:
-    monkeypatch.setattr(api, "JOIN_SECONDS", 0.3)
+    monkeypatch.setattr(world, "JOIN_SECONDS", 0.3)
     with pytest.raises(RpcError, match=message):
         rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2, rpc_backend_options=alone)
     with pytest.raises(RuntimeError, match="RPC has not been initialized"):

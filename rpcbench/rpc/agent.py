@@ -1,0 +1,81 @@
+"""The agent as torch.distributed.rpc.RpcAgent: what programs that ask for the current agent may call on it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from rpcbench.agent.core import Agent
+from rpcbench.agent.roster import WorkerInfo
+from rpcbench.protocol.effects import Enqueue
+from rpcbench.protocol.node import Node
+
+__all__ = ["RpcAgent"]
+
+
+class RpcAgent(Agent):
+    """An agent with torch's names for what it knows. Figures are strings, as torch's."""
+
+    around_serving: Callable[[], AbstractContextManager[None]] | None = None
+    """What a profiler puts around each call that is served."""
+    _profiles_gil = False
+    _gil_waits = (0, 0.0)
+
+    @property
+    def is_static_group(self) -> bool:
+        """Whether the world has a fixed size."""
+        return self.config.world_size is not None
+
+    def get_worker_info(self, worker_name: str | int | None = None) -> WorkerInfo:
+        """Name and id of a member, this one by default. UnknownWorkerError, WorkerLostError."""
+        return WorkerInfo(self.name, self.id) if worker_name is None else self.member(worker_name)
+
+    def get_worker_infos(self) -> list[WorkerInfo]:
+        """All members, by id."""
+        return self.members()
+
+    def join(self, shutdown: bool = False, timeout: float = 0) -> None:
+        """Wait, `timeout` seconds at most (0: without end), until no call of this member is in flight."""
+        self._waiting.settle(timeout or None)
+
+    def sync(self) -> None:
+        """Does nothing: a call that was made has been handed to the transport."""
+
+    def get_metrics(self) -> dict[str, str]:
+        """Threads and calls: `agent.thread_pool_size`, `agent.num_idle_threads`, `agent.*_active_calls`."""
+        served, called = self.machine.ask(_calls)
+        metrics = {
+            "agent.thread_pool_size": self._pool.limit,
+            "agent.num_idle_threads": max(0, self._pool.limit - self._pool.busy),
+            "agent.client_active_calls": called,
+            "agent.server_active_calls": served,
+            "agent.server_active_async_calls": len(self.asynchronous),
+        }
+        if self._profiles_gil:
+            waits, seconds = self._gil_waits
+            metrics["agent.gil_average_wait_time_us"] = round(seconds / max(1, waits) * 1e6)
+        return {name: str(value) for name, value in metrics.items()}
+
+    def get_debug_info(self) -> dict[str, str]:
+        """As `get_metrics`."""
+        return self.get_metrics()
+
+    def enable_gil_profiling(self, flag: bool) -> None:
+        """Measure, for each call served, how long its thread waits for Python's lock; the mean is among the metrics."""
+        self._profiles_gil = flag
+        self._gil_waits = (0, 0.0)
+
+    def _serve(self, effect: Enqueue) -> None:
+        if self._profiles_gil:
+            began = time.perf_counter()
+            time.sleep(0)  # gives the lock up, and takes it again
+            waits, seconds = self._gil_waits
+            self._gil_waits = (waits + 1, seconds + time.perf_counter() - began)
+        with self.around_serving() if self.around_serving is not None else contextlib.nullcontext():
+            super()._serve(effect)
+
+
+def _calls(node: Node) -> tuple[int, int]:
+    return len(node.calls.serving), len(node.calls.outgoing)

@@ -1,0 +1,185 @@
+"""All workers, or some, exchange an object each and wait for one another: `_all_gather`, `_barrier`.
+
+One of them leads: for all workers member 0, else the one whose name sorts first. It counts rounds, so that workers
+which have come later, and threads that gather at once, agree on who belongs together: a contribution goes into the
+oldest round that has none of that worker yet. A round of all is complete when everyone who is in the world by then has
+given something; a round of some fails when one of them goes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from rpcbench.agent import current
+from rpcbench.agent.core import Agent
+from rpcbench.agent.roster import WorkerInfo
+from rpcbench.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from rpcbench.words.errors import RpcError, RpcTimeoutError, WorkerLostError
+from rpcbench.words.futures import blocked
+
+_ALL: frozenset[str] = frozenset()
+_Key = frozenset[str]
+
+
+class AllGatherStates:
+    """One round: what was given so far, by name of the giver; `proceed_signal` is set when there will be no more."""
+
+    def __init__(self) -> None:
+        self.gathered_objects: dict[str, Any] = {}
+        self.proceed_signal = threading.Event()
+        self.error: Exception | None = None
+
+    def end(self, objects: dict[str, Any] | Exception) -> None:
+        if isinstance(objects, Exception):
+            self.error = objects
+        else:
+            self.gathered_objects = objects
+        self.proceed_signal.set()
+
+
+class _Gathering:
+    """What one agent knows of rounds: those it leads, and those it waits for."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._lock = threading.Lock()
+        self._rounds: dict[_Key, int] = {}  # numbers that were given out
+        self._led: dict[tuple[_Key, int], AllGatherStates] = {}  # not complete yet
+        self._followed: dict[tuple[_Key, int], AllGatherStates] = {}
+        agent.on_member(self._changed)
+
+    def leader(self, key: _Key) -> str:
+        return min(key) if key else self._agent.member(0).name
+
+    # -- the leader
+    def give(self, key: _Key, giver: str, value: Any) -> int:
+        """Put a contribution into a round; its number."""
+        with self._lock:
+            number = next((n for k, n in self._led if k == key and giver not in self._led[k, n].gathered_objects), None)
+            if number is None:
+                number = self._rounds.get(key, 0)
+                self._rounds[key] = number + 1
+                self._led[key, number] = AllGatherStates()
+            self._led[key, number].gathered_objects[giver] = value
+            if giver == self._agent.name:
+                self._followed[key, number] = self._led[key, number]
+        self._end_complete()
+        return number
+
+    def _end_complete(self) -> None:
+        everyone = {info.name for info in self._agent.members()}
+        with self._lock:
+            for (key, number), states in list(self._led.items()):
+                if (key or everyone) <= states.gathered_objects.keys():
+                    del self._led[key, number]
+                    states.proceed_signal.set()
+
+    def _changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
+        """Somebody has come or gone."""
+        if kind != "joined":
+            error = WorkerLostError(f"{who.name} has gone while others waited for it in _all_gather: {reason}")
+            with self._lock:
+                hopeless = [
+                    place for place, states in self._led.items()
+                    if who.name in place[0] and who.name not in states.gathered_objects
+                ]  # fmt: skip
+                ended = [self._led.pop(place) for place in hopeless]
+                ended += [states for place, states in self._followed.items() if self._was_led_by(place[0], who)]
+            for states in ended:
+                states.end(error)
+        self._end_complete()
+
+    @staticmethod
+    def _was_led_by(key: _Key, who: WorkerInfo) -> bool:
+        return who.name == min(key) if key else who.id == 0
+
+    # -- followers
+    def round(self, key: _Key, number: int) -> AllGatherStates:
+        with self._lock:
+            return self._followed.setdefault((key, number), AllGatherStates())
+
+    def forget(self, key: _Key, number: int) -> None:
+        with self._lock:
+            self._followed.pop((key, number), None)
+            self._led.pop((key, number), None)
+
+
+# -- what runs on other workers
+def _gather_to_leader(key: _Key, giver: str, value: Any) -> int:
+    return current.current().part(_Gathering).give(key, giver, value)
+
+
+def _broadcast_to_followers(key: _Key, number: int, objects: dict[str, Any] | Exception) -> None:
+    current.current().part(_Gathering).round(key, number).end(objects)
+
+
+# -- API
+def _all_gather(
+    obj: Any, worker_names: Iterable[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT
+) -> dict[str, Any]:
+    """What every worker gives, by name; returns when all of `worker_names` (by default all there are) have given.
+
+    `timeout` in seconds bounds each message and the wait; by default the wait has no end, and messages the agent's
+    timeout. RpcTimeoutError, and WorkerLostError where one that is waited for, or the one who leads, is gone.
+    """
+    agent = current.current()
+    gathering = agent.part(_Gathering)
+    key = frozenset(worker_names) if worker_names else _ALL
+    waiting = None if timeout in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT) else timeout
+    leader = gathering.leader(key)
+    if leader == agent.name:
+        number = gathering.give(key, agent.name, obj)
+    else:
+        number = agent.call(leader, _gather_to_leader, (key, agent.name, obj), timeout=timeout).wait()
+    states = gathering.round(key, number)
+    try:
+        agent.member(leader)  # should it go now, the round is told; had it gone before, this raises
+        with blocked():
+            ended = states.proceed_signal.wait(waiting)
+        if not ended:
+            states.error = RpcTimeoutError(
+                f"{agent.name} waited {timeout:.2f} s in _all_gather, and {leader}, which leads it, did not have all"
+            )
+        if leader == agent.name:
+            _tell(agent, key, number, states, timeout)
+    finally:
+        gathering.forget(key, number)
+    if states.error is not None:
+        raise states.error
+    return states.gathered_objects
+
+
+def _tell(agent: Agent, key: _Key, number: int, states: AllGatherStates, timeout: float) -> None:
+    """The leader passes on what was gathered; followers that have gone since need it no more."""
+    there = {info.name for info in agent.members()} - {agent.name}
+    told = states.error or states.gathered_objects
+    sent = {
+        name: agent.call(name, _broadcast_to_followers, (key, number, told), timeout=timeout)
+        for name in there & states.gathered_objects.keys()
+    }
+    errors: dict[str, Exception] = {}
+    for name, future in sent.items():
+        try:
+            future.wait()
+        except WorkerLostError:
+            continue
+        except RpcError as error:
+            errors[name] = error
+    if errors:
+        seconds = agent.rpc_timeout if timeout == UNSET_RPC_TIMEOUT else timeout
+        raise RpcTimeoutError(
+            f"Followers {sorted(errors)} timed out in _all_gather after {seconds:.2f} seconds. The first exception is "
+            f"{next(iter(errors.values()))}"
+        )
+
+
+def _barrier(worker_names: Iterable[str]) -> None:
+    """Returns when all these workers have called it. Errors as `_all_gather`."""
+    _all_gather(None, worker_names)
+
+
+def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
+    """Returns when all workers have called it. Errors as `_all_gather`."""
+    _all_gather(None, timeout=timeout)

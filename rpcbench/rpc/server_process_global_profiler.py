@@ -1,0 +1,99 @@
+"""Profiles of all calls that a worker serves meanwhile, whichever thread serves them, by torch's legacy profiler.
+
+    profile = rpc.remote("worker1", rpc._server_process_global_profile)
+    profile.rpc_sync().__enter__()
+    ...
+    profile.rpc_sync().__exit__(None, None, None)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.autograd import profiler_legacy, profiler_util
+from torch.autograd.profiler_legacy import profile
+
+from rpcbench.agent import current
+from rpcbench.agent.core import Agent
+from rpcbench.rpc.agent import RpcAgent
+
+__all__: list[str] = []
+_autograd: Any = torch.autograd
+_parse: Any = profiler_legacy._parse_legacy_records
+_EventList: Any = profiler_util.EventList
+_profiler: Any = torch.profiler
+
+
+class _Watchers:
+    """The profiles that go on in one agent; each gets every call."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._lock = threading.Lock()
+        self._records: list[tuple[Any, list[Any]]] = []
+        assert isinstance(agent, RpcAgent)
+        agent.around_serving = self._watch
+
+    def begin(self, config: Any) -> list[Any]:
+        records: list[Any] = []
+        with self._lock:
+            self._records.append((config, records))
+        return records
+
+    def end(self, records: list[Any]) -> None:
+        with self._lock:
+            self._records = [entry for entry in self._records if entry[1] is not records]
+
+    @contextlib.contextmanager
+    def _watch(self) -> Iterator[None]:
+        with self._lock:
+            config = self._records[-1][0] if self._records else None
+        if config is None or _autograd._profiler_enabled():  # the latter: a call to oneself, profiled already
+            yield
+            return
+        _autograd._enable_profiler_legacy(config)
+        try:
+            yield
+        finally:
+            record = _autograd._disable_profiler_legacy()
+            with self._lock:
+                for _, records in self._records:
+                    records.append(record)
+
+
+class _server_process_global_profile(profile):  # noqa: N801  (torch's name)
+    """As torch.autograd.profiler_legacy.profile, for the threads that serve calls here.
+
+    After the block: `function_events`, all of them; `process_global_function_events`, a list for each call served.
+    """
+
+    def __enter__(self) -> _server_process_global_profile | None:
+        if not self.enabled:
+            return None
+        if self.entered:
+            raise RuntimeError("autograd profiler traces are not reentrant")
+        self.entered = True
+        kind = _autograd.ProfilerState.CUDA if self.use_cuda else _autograd.ProfilerState.CPU
+        config = _autograd.ProfilerConfig(
+            kind, self.record_shapes, self.profile_memory, False, False, False, _profiler._ExperimentalConfig()
+        )
+        self._watchers = current.current().part(_Watchers)
+        self._records = self._watchers.begin(config)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if not self.enabled:
+            return
+        self._watchers.end(self._records)
+        self.process_global_function_events = [
+            sorted(_parse(record), key=lambda event: (event.time_range.start, -event.time_range.end))
+            for record in self._records
+        ]
+        flat = list(itertools.chain.from_iterable(self.process_global_function_events))
+        device = "cuda" if self.use_cuda else None
+        self.function_events = _EventList(flat, use_device=device, profile_memory=self.profile_memory)
+        self.function_events._build_tree()

@@ -1,0 +1,163 @@
+"""How a script joins a world: `init_rpc`, and torch's older names for it and for the end."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import secrets
+import sys
+import traceback
+from typing import Any
+
+import torch.distributed
+from torch._C._distributed_c10d import Store
+
+from rpcbench.agent.core import Agent
+from rpcbench.rpc import api, backend_registry
+from rpcbench.rpc.backend_registry import BackendType
+from rpcbench.rpc.constants import DEFAULT_NUM_WORKER_THREADS
+from rpcbench.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
+from rpcbench.rpc.rendezvous import meet
+from rpcbench.rpc.start import start_agent
+from rpcbench.transport.base import Link
+from rpcbench.words.config import JOIN_SECONDS
+
+
+def is_available() -> bool:
+    """Whether RPC can be used: always."""
+    return True
+
+
+def init_rpc(
+    name: str,
+    backend: BackendType | None = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
+    """Join a world of workers; returns when it is complete and this process serves calls.
+
+    name: unique in the world. rank: this worker's id; worker 0 leads. world_size: how many workers to wait for, and
+    that no others may join; None for a world where workers come and go. backend: by default the one of the options.
+    TypeError for what is neither backend nor options, or options of no backend; RuntimeError where this process is in
+    a world already, or the world refuses it.
+    """
+    if backend is not None and not isinstance(backend, BackendType):
+        raise TypeError("Argument backend must be a member of BackendType")
+    if rpc_backend_options is not None and not isinstance(rpc_backend_options, RpcBackendOptions):
+        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
+    if backend is None:
+        backend = _TENSORPIPE if rpc_backend_options is None else _backend_of(rpc_backend_options)
+    options = rpc_backend_options or backend_registry.construct_rpc_backend_options(backend)
+    _init_rpc_backend(backend, None, name, rank, world_size, options)
+
+
+def _backend_of(options: RpcBackendOptions) -> BackendType:
+    for candidate in BackendType:
+        if isinstance(options, type(backend_registry.construct_rpc_backend_options(candidate))):
+            return candidate
+    raise TypeError(f"Could not infer backend for options {options}")
+
+
+def _init_rpc_backend(
+    backend: BackendType | None = None,
+    store: Store | None = None,
+    name: str | None = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
+    """As `init_rpc`; where there is a store, the workers meet by it, not by the options' init_method."""
+    if api._is_current_rpc_agent_set():
+        raise RuntimeError("RPC is already initialized in this process; call rpc.shutdown() first")
+    backend = backend or _TENSORPIPE
+    options = rpc_backend_options or backend_registry.construct_rpc_backend_options(backend)
+    made = backend_registry.init_backend(
+        backend, store=store, name=name, rank=rank, world_size=world_size, rpc_backend_options=options
+    )
+    api._init_rpc_states(made)
+
+
+def join_world(
+    store: Store | None,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    rpc_backend_options: RpcBackendOptions,
+    link: Link | None = None,
+) -> Agent:
+    """For backends: a started agent in the world of these options."""
+    threads = getattr(rpc_backend_options, "num_worker_threads", DEFAULT_NUM_WORKER_THREADS)
+    url, timeout = rpc_backend_options.init_method, rpc_backend_options.rpc_timeout
+    config = meet(name, url if store is None else _place_in(store, rank), rank, world_size, timeout, threads)
+    return start_agent(config, link, max(JOIN_SECONDS, timeout), [_tell_errors])
+
+
+def _place_in(store: Store, rank: int) -> str:
+    """A meeting place for one world that only users of this store know."""
+    key = f"rpcbench/place/{store.add(f'rpcbench/comings/{rank}', 1)}"
+    if rank == 0:
+        store.set(key, secrets.token_hex(16))
+    return f"file:///{store.get(key).decode()}"
+
+
+def _tell_errors(agent: Agent) -> None:
+    """A script says on its own stderr, too, what a caller's function has raised in it."""
+
+    def tell(error: BaseException) -> None:
+        story = "".join(traceback.format_exception(error))
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed; the caller hears of it anyway
+            sys.stderr.write(f"On WorkerInfo(id={agent.id}, name={agent.name}):\n{error!r}\n{story}")
+
+    agent.on_error = tell
+
+
+def _options(rpc_timeout: float, init_method: str, **kwargs: Any) -> TensorPipeRpcBackendOptions:
+    return TensorPipeRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **kwargs)
+
+
+_TENSORPIPE = backend_registry.register_backend("TENSORPIPE", _options, join_world)
+
+
+# -- names from torch 1.3 and 1.4
+class RpcBackend(enum.Enum):
+    """The backends of torch 1.3; there is one runtime here, whichever is named."""
+
+    PROCESS_GROUP = 1
+
+
+def init_model_parallel(
+    self_name: str,
+    backend: RpcBackend | BackendType = RpcBackend.PROCESS_GROUP,
+    self_rank: int = -1,
+    init_method: str | None = None,
+    num_send_recv_threads: int = 4,
+) -> None:
+    """`init_rpc` of torch 1.3: rank and size of the world are those of torch's default process group.
+
+    Call `torch.distributed.init_process_group("gloo", ...)` first; RuntimeError without. ValueError where `self_rank`
+    is not the rank in the group. Without an init_method the workers meet by the group.
+    """
+    group = torch.distributed
+    if not group.is_initialized():
+        raise RuntimeError(
+            "init_model_parallel takes rank and world size from the default process group, and there is none: call "
+            'torch.distributed.init_process_group("gloo", ...) first, or use init_rpc'
+        )
+    rank, size = group.get_rank(), group.get_world_size()
+    if self_rank not in (-1, rank):
+        raise ValueError(f"self_rank is {self_rank}, but this process has rank {rank} in the default process group")
+    place: list[Any] = [secrets.token_hex(16)]
+    group.broadcast_object_list(place, src=0)
+    url = init_method or f"file:///{place[0]}"
+    init_rpc(self_name, None, rank, size, _options(60.0, url, num_worker_threads=num_send_recv_threads))
+
+
+def join_rpc() -> None:
+    """`shutdown()`, as torch 1.3 called it."""
+    api.shutdown()
+
+
+def wait_all_workers() -> None:
+    """`shutdown()`, as torch 1.4 called it."""
+    api.shutdown()
