@@ -17,7 +17,7 @@ from rpcbench.autograd import recorder
 from rpcbench.optim import checkpoint
 from rpcbench.optim.local import LocalOptimizer, State, merged
 from rpcbench.rpc import RRef, remote, rpc_async
-from rpcbench.words.futures import settle_all
+from rpcbench.words.futures import wait_all
 
 Params = Sequence[RRef[Any]] | Sequence[Mapping[str, Any]]
 """RRefs of parameters, or torch's parameter groups: dicts with "params" (RRefs) and options of their own."""
@@ -56,7 +56,7 @@ class DistributedOptimizer:
         self.remote_optimizers: list[RRef[Any]] = [
             remote(owner, _make, (optimizer_class, share, args, kwargs)) for owner, share in shares.items()
         ]
-        self._on_each(_rates)
+        self._on_each(_made)
 
     def step(self, context_id: int) -> None:
         """Step on all owners at once, with the gradients of the context. RuntimeError for an unknown context."""
@@ -90,7 +90,7 @@ class DistributedOptimizer:
         self._on_each(_restore, str(directory), files)
 
     def _on_each(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        return settle_all([rpc_async(rref.owner(), function, (rref, *args)) for rref in self.remote_optimizers])
+        return wait_all([rpc_async(rref.owner(), function, (rref, *args)) for rref in self.remote_optimizers])
 
 
 class DistributedScheduler:
@@ -140,6 +140,11 @@ def _make(
 ) -> LocalOptimizer:
     groups = [{**group, "params": [rref.local_value() for rref in group["params"]]} for group in share.groups]
     return LocalOptimizer(optimizer_class, groups, *args, numbers=share.numbers, **kwargs)
+
+
+def _made(rref: RRef[LocalOptimizer]) -> None:
+    """Raises what went wrong when it was made."""
+    rref.local_value()
 
 
 def _step(rref: RRef[LocalOptimizer], context_id: int) -> None:

@@ -107,6 +107,26 @@ def test_every_optimizer_steps_as_a_local_one(agents: list[Agent], kind: Any, op
     check(rrefs, weights)
 
 
+class Halving(torch.optim.Optimizer):
+    """One of a user's own, without so much as a learning rate."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> None:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.mul_(0.5)
+
+
+def test_an_optimizer_of_a_users_own(agents: list[Agent]) -> None:
+    rrefs, weights = spread(), local()
+    train(rrefs, DistributedOptimizer(Halving, rrefs).step)
+    train_locally(weights, Halving(weights).step)
+    check(rrefs, weights)
+
+
 def test_no_optimizer_of_torch_is_forgotten() -> None:
     known = {kind for kind, _ in EVERY} | {torch.optim.LBFGS, torch.optim.SparseAdam, torch.optim.Optimizer}
     there = {kind for kind in vars(torch.optim).values() if isinstance(kind, type)}
