@@ -1,0 +1,203 @@
+"""Modules on other workers: a drop-in for `torch.distributed.nn.RemoteModule`.
+
+    module = RemoteModule("worker1", nn.Linear, (20, 30))
+    y = module(x)                                # runs on worker1; recorded, inside an autograd context
+    optimizer = DistributedOptimizer(torch.optim.SGD, module.remote_parameters(), lr=0.05)
+
+A plain class: nothing is generated and the worker imports nothing for it, so modules defined in a notebook cell work.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from rpcbench.agent import current
+from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
+from rpcbench.wire.pickling import register_reducer
+from rpcbench.words.errors import UnknownWorkerError
+from rpcbench.words.futures import Future
+
+__all__ = ["RemoteModule"]
+
+_REMOTE_MODULE_PICKLED_ATTRIBUTES = ("on", "device", "is_device_map_set", "is_scriptable", "module_rref")
+_UNSUPPORTED = (
+    "add_module apply bfloat16 buffers children cpu cuda double extra_repr float half ipu load_state_dict modules "
+    "named_buffers named_children named_modules named_parameters register_backward_hook register_buffer "
+    "register_forward_hook register_forward_pre_hook register_parameter requires_grad_ share_memory state_dict type "
+    "xpu zero_grad"
+)
+
+
+class RemoteModule(nn.Module):
+    """`module_cls(*args, **kwargs)`, made and kept on a worker; calling it runs it there.
+
+    remote_device: "worker1", "worker1/cuda:0" or "rank:1/cpu"; the module is moved to that device there.
+    ValueError where that cannot be parsed, and, on first use, where module_cls makes no nn.Module. Tensors given as
+    arguments are moved to the module's device; without a device map results come back on the CPU.
+    """
+
+    is_scriptable = False
+    is_device_map_set = False
+
+    def __init__(
+        self,
+        remote_device: str,
+        module_cls: Callable[..., nn.Module],
+        args: tuple[Any, ...] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        _module_interface_cls: Any = None,
+    ) -> None:
+        if _module_interface_cls is not None:
+            raise NotImplementedError("TorchScript's interfaces are not supported: pass the module class alone")
+        on, device = _parse(remote_device)
+        self._hold(on, device, remote(on, _make, (module_cls, args or (), kwargs or {}, device)))
+
+    @staticmethod
+    def init_from_module_rref(remote_device: str, module_rref: RRef[Any]) -> RemoteModule:
+        """A RemoteModule over a module that some worker has made already; remote_device says where it is."""
+        return _held(*_parse(remote_device), module_rref)
+
+    def _hold(self, on: str | int, device: str, module_rref: RRef[Any]) -> None:
+        super().__init__()
+        self.on, self.device, self.module_rref = on, device, module_rref
+
+    # -- using it
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module on its worker and return what it returns."""
+        return self.forward_async(*args, **kwargs).wait()
+
+    def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """As `forward`, as a Future."""
+        return rpc_async(self.module_rref.owner(), _forward, (self.module_rref, self.device, args, kwargs))
+
+    def get_module_rref(self) -> RRef[Any]:
+        """The RRef of the module itself."""
+        return self.module_rref
+
+    def remote_parameters(self, recurse: bool = True) -> list[RRef[Any]]:
+        """An RRef of each parameter, for a DistributedOptimizer; `recurse` False leaves out submodules'."""
+        rrefs: list[RRef[Any]] = rpc_sync(self.module_rref.owner(), _parameters, (self.module_rref, recurse))
+        return rrefs
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch the module there to training mode, or, with `mode` False, to evaluation."""
+        rpc_sync(self.module_rref.owner(), _train, (self.module_rref, mode))
+        self.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """As `train(False)`."""
+        return self.train(False)
+
+    def to(self, remote_device: str, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
+        """Move the module, parameters and all, to another worker ("worker2" or "worker2/cuda:0").
+
+        RRefs of its parameters stay with the module that it was: ask for new ones. ValueError for anything else.
+        """
+        try:
+            on, device = _parse(remote_device)
+            current.current().member(on)
+        except (UnknownWorkerError, TypeError, AttributeError):
+            _refuse("to")
+        if args or kwargs:
+            _refuse("to")
+        moved = remote(on, _adopt, (self.module_rref, device))
+        rpc_sync(on, _exists, (moved,))
+        self.on, self.device, self.module_rref = on, device, moved
+        return self
+
+    def parameters(self, recurse: bool = True) -> NoReturn:
+        raise ValueError(
+            "Method ``parameters`` not supported for RemoteModule. Please use ``remote_parameters`` instead."
+        )
+
+    def __getstate__(self) -> NoReturn:
+        raise RuntimeError(
+            "Cannot pickle RemoteModule in python pickler. RemoteModule can only be pickled when using RPC"
+        )
+
+    def __repr__(self) -> str:
+        return f"RemoteModule(on {self.on}/{self.device}, {self.module_rref})"
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"Method ``{name}`` not supported for RemoteModule")
+
+
+for _name in _UNSUPPORTED.split():
+    setattr(RemoteModule, _name, functools.partialmethod(lambda self, name, *args, **kwargs: _refuse(name), _name))
+
+
+def _parse(remote_device: str) -> tuple[str | int, str]:
+    """Worker (a name, or the id of "rank:1") and device of "worker/device". ValueError, RuntimeError for no device."""
+    worker, slash, device = remote_device.partition("/")
+    rank = worker.removeprefix("rank:")
+    if not worker or "/" in device or (rank != worker and not rank.isdigit()):
+        raise ValueError(
+            f"Could not parse remote_device: {remote_device}. The valid format is '<workername>/<device>' or "
+            "'rank:<rank>/<device>'"
+        )
+    return (worker if rank == worker else int(rank)), str(torch.device(device if slash else "cpu"))
+
+
+def _reduced(module: RemoteModule) -> tuple[Callable[..., RemoteModule], tuple[Any, ...]]:
+    return _held, (module.on, module.device, module.module_rref, module.training)
+
+
+register_reducer(RemoteModule, _reduced)
+
+
+def _held(on: str | int, device: str, module_rref: RRef[Any], training: bool = True) -> RemoteModule:
+    """A RemoteModule over what is there; so it also arrives in messages."""
+    module = RemoteModule.__new__(RemoteModule)
+    module._hold(on, device, module_rref)
+    module.training = training
+    return module
+
+
+# -- on the worker
+def _make(
+    module_cls: Callable[..., nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any], device: str
+) -> nn.Module:
+    module = module_cls(*args, **kwargs)
+    if not isinstance(module, nn.Module):
+        raise ValueError(
+            "Expect `module_cls(*args, **kwargs)` returns an instance of <class nn.Module>, but it returns an instance "
+            f"of {type(module)}."
+        )
+    return module.to(device)
+
+
+def _forward(module_rref: RRef[Any], device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    module = module_rref.local_value()
+    if torch.device(device).type == "cpu":
+        return module(*args, **kwargs)
+    args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (args, kwargs))
+    result = module(*args, **kwargs)
+    return tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
+
+
+def _parameters(module_rref: RRef[Any], recurse: bool) -> list[RRef[Any]]:
+    return [RRef(parameter) for parameter in module_rref.local_value().parameters(recurse)]
+
+
+def _train(module_rref: RRef[Any], mode: bool) -> None:
+    module_rref.local_value().train(mode)
+
+
+def _adopt(module_rref: RRef[Any], device: str) -> nn.Module:
+    module: nn.Module = module_rref.to_here()
+    return module.to(device)
+
+
+def _exists(module_rref: RRef[Any]) -> None:
+    module_rref.local_value()
+
+
+_RemoteModule = RemoteModule  # torch's name, for the arguments that few programs use

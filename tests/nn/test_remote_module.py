@@ -1,0 +1,155 @@
+"""A module on another worker, used as if it were here."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from worlds import nothing_left, world
+
+from rpcbench import autograd
+from rpcbench.agent.core import Agent
+from rpcbench.nn import RemoteModule
+from rpcbench.optim import DistributedOptimizer
+from rpcbench.rpc import RRef, get_worker_info, rpc_sync
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+        nothing_left(made)
+
+
+class Scale(nn.Module):
+    """Names the worker it ran on; has a submodule, a buffer and a hook's mark."""
+
+    def __init__(self, factor: float = 2.0, *, bias: float = 0.0) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(factor, dtype=torch.double))
+        self.inner = nn.Linear(1, 1)
+        self.register_buffer("bias", torch.tensor(bias, dtype=torch.double))
+
+    def forward(self, x: torch.Tensor, *, twice: bool = False) -> tuple[str, torch.Tensor]:
+        assert isinstance(self.bias, torch.Tensor)
+        y = x * self.factor + self.bias
+        return get_worker_info().name, y * 2 if twice else y
+
+
+def one() -> torch.Tensor:
+    return torch.ones(3, dtype=torch.double)
+
+
+def run(module: RemoteModule, x: torch.Tensor) -> tuple[str, torch.Tensor]:
+    return module(x)
+
+
+def is_training(rref: RRef[nn.Module]) -> bool:
+    return rref.local_value().training
+
+
+@pytest.mark.parametrize("where", ["worker1", "worker1/cpu", "rank:1", "rank:1/cpu"])
+def test_it_runs_where_it_was_made(agents: list[Agent], where: str) -> None:
+    module = RemoteModule(where, Scale, (3.0,), {"bias": 1.0})
+    assert module.on in ("worker1", 1) and module.device == "cpu" and not module.is_device_map_set
+    name, y = module(one())
+    assert name == "worker1" and y.tolist() == [4, 4, 4]
+    assert module.forward(one(), twice=True)[1].tolist() == [8, 8, 8]
+    assert module.forward_async(one()).wait()[0] == "worker1"
+
+
+def test_a_class_of_this_function_alone(agents: list[Agent]) -> None:
+    class Mine(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    assert RemoteModule("worker1", Mine)(one()).tolist() == [2, 2, 2]
+
+
+def test_parameters_train(agents: list[Agent]) -> None:
+    module, beside = RemoteModule("worker1", Scale), Scale()
+    parameters = module.remote_parameters()
+    assert [rref.owner_name() for rref in parameters] == ["worker1"] * 3
+    assert len(module.remote_parameters(recurse=False)) == 1
+    optimizer = DistributedOptimizer(torch.optim.SGD, parameters, lr=0.1)
+    with autograd.context() as context_id:
+        autograd.backward(context_id, [module(one())[1].square().sum()])
+        optimizer.step(context_id)
+    (one() * beside.factor).square().sum().backward()
+    torch.optim.SGD(beside.parameters(), lr=0.1).step()
+    torch.testing.assert_close(parameters[0].to_here(), beside.factor, rtol=0, atol=1e-12)
+
+
+def test_train_and_eval_reach_it(agents: list[Agent]) -> None:
+    module = RemoteModule("worker1", Scale)
+    for mode in (True, False):
+        assert module.train(mode) is module and module.training is mode
+        assert rpc_sync("worker1", is_training, (module.get_module_rref(),)) is mode
+    module.train()
+    assert module.eval() is module
+    assert rpc_sync("worker1", is_training, (module.module_rref,)) is False
+
+
+def test_it_can_be_passed_on(agents: list[Agent]) -> None:
+    module = RemoteModule("worker1", Scale).eval()
+    module.note = "not sent"
+    name, y = rpc_sync("worker2", run, (module, one()))
+    assert name == "worker1" and y.tolist() == [2, 2, 2]
+    assert rpc_sync("worker2", attributes, (module,)) == ("worker1", "cpu", False, False)
+    same = rpc_sync("worker2", RemoteModule.init_from_module_rref, ("worker1", module.get_module_rref()))
+    assert same(one())[0] == "worker1"
+
+
+def attributes(module: RemoteModule) -> Any:
+    return module.on, module.device, module.training, hasattr(module, "note")
+
+
+def test_it_moves_with_its_parameters(agents: list[Agent]) -> None:
+    module = RemoteModule("worker1", Scale, (5.0,)).eval()
+    assert module.to("worker2") is module
+    name, y = module(one())
+    assert name == "worker2" and y.tolist() == [5, 5, 5]
+    assert [rref.owner_name() for rref in module.remote_parameters()] == ["worker2"] * 3
+    assert rpc_sync("worker2", is_training, (module.module_rref,)) is False
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda:0", torch.device("cpu"), torch.float64, "nobody"])
+def test_what_is_no_worker_is_refused(agents: list[Agent], place: Any) -> None:
+    with pytest.raises(ValueError, match="Method ``to`` not supported for RemoteModule"):
+        RemoteModule("worker1", Scale).to(place)
+
+
+def test_what_makes_no_module(agents: list[Agent]) -> None:
+    with pytest.raises(ValueError, match=r"an instance of <class nn.Module>, but it returns .*int"):
+        RemoteModule("worker1", int)(one())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", ["/", "/cuda:0", "worker1/cpu/cpu", "rank:x"])
+def test_places_that_cannot_be_parsed(agents: list[Agent], place: str) -> None:
+    with pytest.raises(ValueError, match=r"Could not parse remote_device: .*The valid format is"):
+        RemoteModule(place, Scale)
+
+
+def test_devices_that_do_not_exist(agents: list[Agent]) -> None:
+    with pytest.raises(RuntimeError, match="cpu2"):
+        RemoteModule("worker1/cpu2", Scale)
+
+
+def test_methods_that_would_work_on_nothing_are_refused(agents: list[Agent]) -> None:
+    module = RemoteModule("worker1", Scale)
+    with pytest.raises(ValueError, match=r"Method ``parameters`` not supported .*use ``remote_parameters`` instead"):
+        module.parameters()
+    for name in ("state_dict", "cuda", "register_forward_hook", "named_parameters", "zero_grad", "extra_repr"):
+        with pytest.raises(ValueError, match=f"Method ``{name}`` not supported for RemoteModule"):
+            getattr(module, name)(1, a=2)
+    assert repr(module).startswith("RemoteModule(on worker1/cpu, UserRRef")
+
+
+def test_it_travels_in_calls_alone(agents: list[Agent]) -> None:
+    with pytest.raises(RuntimeError, match="Cannot pickle RemoteModule in python pickler"):
+        pickle.dumps(RemoteModule("worker1", Scale))
