@@ -32,7 +32,7 @@ from rpcbench.agent.values import MakeHandle, Values
 from rpcbench.agent.waiting import Waiting, label_of, seconds_of
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
-from rpcbench.transport.base import Link
+from rpcbench.transport.base import Link, Transmit
 from rpcbench.transport.handshake import Identity
 from rpcbench.transport.memory import MemoryConnection
 from rpcbench.wire import messages as m
@@ -159,6 +159,7 @@ class Agent:
         self.closing.set()
         self.bus.filled.set()
         self._pool.close(patience=1.0)
+        self._link.closed()
 
     def _over(self) -> RpcError:
         return ShutdownError(f"{self.name} has shut down")
@@ -330,9 +331,15 @@ class Agent:
         return self.machine.ask(lambda node: {**node.tables(), **self.bus.feature_tables()})
 
     # -- messages
-    def _send(self, effect: fx.Send, may_wait: bool) -> None:
+    def use(self, link: Link) -> None:
+        """Put another link between the machines and the connections, from now on."""
+        link.attach(self._transmit, self._deliver)
+        self._link = link
+        self.machine.ask(lambda node: node.delivery.may_lose(link.lossy))
+
+    def _send(self, effect: fx.Send, may_wait: bool, send: Transmit | None = None) -> None:
         try:
-            self._link.outgoing(effect.to, effect.seq, effect.message, may_wait)
+            (send or self._link.outgoing)(effect.to, effect.seq, effect.message, may_wait)
         except RpcError as error:
             self._unsent(effect, error)
 
@@ -357,7 +364,7 @@ class Agent:
         if may_wait:
             self._peers.connect(to, member.ways(self._peers.me.host)).send(control, body, may_wait)
         else:
-            self._pool.spawn(lambda: self._send(fx.Send(to, seq, message), True))
+            self._pool.spawn(lambda: self._send(fx.Send(to, seq, message), True, self._transmit))  # the link has had it
 
     def _arrived(self, source: Identity, frame: Frame) -> None:
         seq, message = m.unpack(frame.control, frame.body)

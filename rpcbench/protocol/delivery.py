@@ -12,8 +12,9 @@ How
     Seen      an acknowledgement, itself without a number: every 256 messages, and a tick after the last one
     Forget    "if you have not had these numbers, never take them"; `Fate` is the answer. Both are control messages.
 
-Ticks are asked for (`Wake`) only while something is owed or missing. Over a connection that keeps what it takes,
-nothing is sent again; after a break, and over a lossy link, control messages are, at growing intervals.
+Ticks are asked for (`Wake`) only while something is owed or missing. What is not acknowledged for two of them goes
+again, at growing intervals. Data counts as lost only where it may be: if it went out before the connection broke, or
+over a lossy link. Otherwise it is merely long, and its sender waits.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _WITH_BODY: frozenset[type[Any]] = frozenset((m.Call, m.Create, m.Result, m.Fail
 class Pair:
     """Messages to and from one other process (or this one)."""
 
-    __slots__ = ("_base", "asked", "before", "kept", "late", "life", "owed", "peer", "sent", "shaky", "stamp", "window")
+    __slots__ = ("_base", "asked", "before", "kept", "late", "life", "owed", "peer", "sent", "stamp", "window")
 
     def __init__(self, peer: int, mine: int, theirs: int) -> None:
         self.peer = peer
@@ -56,7 +57,6 @@ class Pair:
         self.asked: dict[int, m.Message] = {}
         self.window = Window()
         self.owed = 0
-        self.shaky = False
 
     # -- sending
     def number(self, message: m.Message) -> Send:
@@ -79,7 +79,6 @@ class Pair:
         for count in [count for count in self.kept if count < seen.floor or count in early]:
             del self.kept[count]
             self.late.pop(count, None)
-        self.shaky = self.shaky and self.missing()
 
     def missing(self) -> bool:
         return bool(self.kept or self.asked)
@@ -101,13 +100,13 @@ class Pair:
             self.asked.pop(count, None)
         return [self.asked.pop(count) for count in fate.lost if count in self.asked]
 
-    def mend(self) -> list[Send]:
+    def mend(self, lossy: bool) -> list[Send]:
         """A tick has passed: what goes out again, and what is given up."""
         again, lost = [], []
         for count, message in self.kept.items():
             ticks = self.late[count] = self.late.get(count, 0) + 1
             if type(message) in _ONCE:
-                lost += [count] if ticks >= _LOST else []
+                lost += [count] if ticks >= _LOST and (lossy or count < self.before) else []
             elif ticks in _AGAIN or ticks % _SELDOM == 0:
                 again.append(count)
         return self.again(again) + self.forget(lost)
@@ -148,39 +147,30 @@ class Delivery:
         pair = self.pairs.get(peer)
         return pair if pair is not None and pair.life == life & _LIFE else None
 
+    def may_lose(self, lossy: bool) -> None:
+        """Whether connections may lose messages, from now on."""
+        self.lossy = lossy
+
     def number(self, pair: Pair, message: m.Message) -> Send:
-        if self.lossy or pair.shaky:
-            self.stir()
+        if not self._ticking:
+            self._ticking = self.stirred = True
         return pair.number(message)
 
     def first_time(self, pair: Pair, seq: int) -> bool:
         """Whether a message is new. It is owed an acknowledgement in any case: the last one may be lost."""
-        if not pair.owed:
-            self.stir()
-        pair.owed += 1
-        return pair.window.first_time(seq & _COUNT)
-
-    def shake(self, pair: Pair) -> None:
-        """Something has not gone out, or into a connection that is no more."""
-        pair.shaky = True
-        self.stir()
-
-    def stir(self) -> None:
         if not self._ticking:
             self._ticking = self.stirred = True
+        pair.owed += 1
+        return pair.window.first_time(seq & _COUNT)
 
     def tick(self) -> Effects:
         sends: list[Send] = []
         for pair in self.pairs.values():
-            if self._mends(pair):
-                sends += pair.mend()
+            sends += pair.mend(self.lossy)
             if pair.owed:
                 sends.append(pair.seen())
-        self._ticking = any(self._mends(pair) for pair in self.pairs.values())
+        self._ticking = any(pair.missing() for pair in self.pairs.values())
         return [*sends, *([Wake()] if self._ticking else [])]
-
-    def _mends(self, pair: Pair) -> bool:
-        return (self.lossy or pair.shaky) and pair.missing()
 
     def left(self) -> dict[int, str]:
         """Pairs with something unfinished, for those who wonder."""
@@ -199,6 +189,11 @@ def due(pair: Pair) -> bool:
 def lives(seq: int) -> tuple[int, int]:
     """Incarnations of sender and receiver, as far as a number holds them."""
     return seq >> COUNT_BITS + LIFE_BITS, seq >> COUNT_BITS & _LIFE
+
+
+def count_of(seq: int) -> int:
+    """A number without the incarnations."""
+    return seq & _COUNT
 
 
 def newer(life: int, than: int) -> bool:

@@ -37,7 +37,7 @@ _FROM_LEADER = (m.Refused, m.View)
 
 class Node:
     def __init__(self, me: m.Member, world_size: int | None, lossy: bool = False) -> None:
-        """`lossy`: connections may lose messages without breaking, so what is not acknowledged goes again."""
+        """`lossy`: connections may lose messages without breaking, so users' data that is late may be lost."""
         self.me = me.id
         self.calls = Calls()
         self.rrefs = RRefs(me.id, me.incarnation)
@@ -263,8 +263,7 @@ class Node:
             instead = _instead(message, error)
             filled = [] if instead is None else [pair.replace(send.seq, instead)]
             return filled + self._after(*self._taken_back(send.to, message, error))
-        self.delivery.shake(pair)
-        return self._stirred([])
+        return []
 
     def never_sent(self, to: int, message: m.Message, error: RpcError) -> Effects:
         """A message that has no number will not be sent after all."""
@@ -293,7 +292,6 @@ class Node:
         if pair is None:
             return []
         pair.before = pair.sent
-        self.delivery.shake(pair)
         calls = [(call, waiting) for call, waiting in self.calls.outgoing.items() if waiting.to == worker]
         effects: Effects = []
         for call, waiting in calls:
@@ -375,8 +373,9 @@ class Node:
         effects: Effects = []
         outbox: Outbox = []
         for message in messages:
-            what = "the answer" if isinstance(message, m.Result) else "what was to be done"
-            error = ConnectionLostError(f"{what} was lost on its way to {self.name(to)}", isinstance(message, m.Result))
+            answer = isinstance(message, m.Result)
+            what = "an answer" if answer else getattr(message, "label", type(message).__name__)
+            error = ConnectionLostError(f"{what} was lost on its way to {self.name(to)}", answer)
             more, out = self._taken_back(to, message, error)
             effects, outbox = effects + more, outbox + out
             if isinstance(message, m.Result | m.Create):

@@ -93,6 +93,9 @@ class Link:
         assert self._deliver is not None
         self._deliver(source, seq, message)
 
+    def closed(self) -> None:
+        """The agent has stopped."""
+
     def clock(self) -> float:
         """Monotonic seconds, for deadlines; a subclass may stop it."""
         return time.monotonic()

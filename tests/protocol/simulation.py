@@ -65,7 +65,7 @@ class World:
         self.events: list[Event] = []
         self.history: list[str] = [f"seed {seed}, {size} members"]
         self.dead: set[int] = set()
-        self.down: set[frozenset[int]] = set()  # pairs without a connection
+        self.down: dict[frozenset[int], list[Member]] = {}  # pairs without a connection, and who of them knows
         self.handled: set[tuple[int, int, int]] = set()
         self.calm = False
         self.members = {id_: kind(self, id_, size) for id_ in range(size)}
@@ -144,22 +144,22 @@ class World:
         if len(pair) < 2 or pair & self.dead or pair in self.down:
             return
         self.tell(f"{one} and {other} are cut off from each other")
-        self.down.add(pair)
+        self.down[pair] = []
         self.events = [e for e in self.events if e.packet is None or {e.packet.source, e.packet.to} != pair]
-        noticed: list[Member] = []
         for member, peer in ((self.members[one], other), (self.members[other], one)):
-            self.within(10, member.id, partial(self._notice, member, peer, noticed))
+            self.within(10, member.id, partial(self._notice, member, peer))
 
-    def _notice(self, member: Member, peer: int, noticed: list[Member]) -> None:
-        member.feed(lambda: member.node.broken(peer, 0, "cut"))
+    def _notice(self, member: Member, peer: int) -> None:
+        noticed = self.down[frozenset((member.id, peer))]
         noticed.append(member)
         if len(noticed) == 2:
-            self.within(10, -1, partial(self._reconnect, noticed))
+            self.within(10, -1, partial(self._reconnect, *noticed))
+        member.feed(lambda: member.node.broken(peer, 0, "cut"))
 
-    def _reconnect(self, both: list[Member]) -> None:
-        self.tell(f"{both[0].id} and {both[1].id} are connected again")
-        self.down.discard(frozenset(member.id for member in both))
-        for member, peer in (both, reversed(both)):
+    def _reconnect(self, one: Member, other: Member) -> None:
+        self.tell(f"{one.id} and {other.id} are connected again")
+        del self.down[frozenset((one.id, other.id))]
+        for member, peer in ((one, other), (other, one)):
             resume = partial(member.node.resume, peer.id, 0)
             self.within(10, member.id, partial(member.feed, resume))
 
@@ -234,7 +234,7 @@ class Member:
             self.world.send(Packet(self.id, *send))
 
     def _obstacle(self, send: fx.Send) -> RpcError | None:
-        if frozenset((self.id, send.to)) in self.world.down and self.world.chance(0.5):
+        if self in self.world.down.get(frozenset((self.id, send.to)), ()):
             return BROKEN
         if isinstance(send.message, m.Join | m.View):
             return None

@@ -1,0 +1,167 @@
+"""Worlds whose messages are lost, late, repeated and held: programs see nothing of it but time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import config, nothing_left, until
+
+from rpcbench.agent import current
+from rpcbench.agent.core import Agent
+from rpcbench.rpc import RRef, remote
+from rpcbench.rpc.start import start_agent
+from rpcbench.testing import Faults, install
+from rpcbench.words.errors import ConnectionLostError, RpcTimeoutError
+
+RETRY = 0.1
+
+
+@contextlib.contextmanager
+def disturbed(directory: Path, *links: Faults) -> Iterator[list[Agent]]:
+    """Agents whose messages go through these links; the first is the current one."""
+    agents: list[Agent] = []
+    try:
+        for number, link in enumerate(links):
+            agents.append(start_agent(config(directory, number), link))
+        until(lambda: all(len(agent.members()) == len(links) for agent in agents))
+        with current.using(agents[0]):
+            yield agents
+    finally:
+        for agent in reversed(agents):
+            agent.stop()
+
+
+def quiet(agents: list[Agent]) -> None:
+    """Wait until nothing is left anywhere, and no message is kept or missing."""
+    nothing_left(agents)
+    until(lambda: not any(agent.machine.ask(lambda node: node.delivery.left()) for agent in agents), "the last words")
+
+
+def fetch(rref: RRef[Any]) -> Any:
+    return rref.to_here()
+
+
+def shared(agent: Agent, number: int) -> Any:
+    """A value of worker1, fetched by worker2; None where users' data was lost on the way."""
+    rref = remote("worker1", divmod, (number, 5))
+    with contextlib.suppress(ConnectionLostError):
+        return agent.call(2, fetch, (rref,)).wait()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_world_that_loses_repeats_and_delays_works(tmp_path: Path, seed: int) -> None:
+    links = [Faults(seed, drop=0.1, duplicate=0.2, delay=0.02, retry_seconds=RETRY) for _ in range(3)]
+    with disturbed(tmp_path, *links) as agents:
+        answers = [shared(agents[0], number) for number in range(4)]
+        for link in links:
+            link.heal()
+        assert any(line.endswith("lost") for link in links for line in link.history)
+        assert {answer for answer in answers if answer} <= {divmod(number, 5) for number in range(4)} and any(answers)
+        quiet(agents)
+
+
+@pytest.mark.parametrize("kind", ["ForkRequest", "ForkAccept", "ChildAccept", "UserDelete"])
+def test_a_shared_rref_survives_the_loss_of_any_control_message(tmp_path: Path, kind: str) -> None:
+    links = [Faults(retry_seconds=RETRY) for _ in range(3)]
+    for link in links:
+        link.drop(kind, times=2)
+    with disturbed(tmp_path, *links) as agents:
+        rref = remote("worker1", divmod, (17, 5))
+        future = agents[0].call(2, fetch, (rref,))
+        del rref
+        assert future.wait() == (3, 2)
+        quiet(agents)
+        lost = [line for link in links for line in link.history if line.endswith(": lost")]
+        assert len(lost) >= 2 and all(f" {kind}(" in line for line in lost)
+
+
+def test_a_parent_waits_while_its_childs_request_is_held(tmp_path: Path) -> None:
+    links = [Faults(retry_seconds=RETRY) for _ in range(3)]
+    links[2].hold("ForkRequest")
+    with disturbed(tmp_path, *links) as agents:
+        rref = remote("worker1", divmod, (17, 5))
+        rref.to_here()
+        future = agents[0].call(2, fetch, (rref,))
+        del rref
+        until(lambda: bool(links[2].held), "the request")
+        until(lambda: all(row["state"] == "deleting" for row in agents[0].tables()["users"].values()), "the drop")
+        assert len(agents[1].tables()["owned"]) == 1 and not future.done()
+        links[2].release()
+        assert future.wait() == (3, 2)
+        quiet(agents)
+
+
+def test_what_cannot_be_sent_is_the_callers_error_and_leaves_nothing(tmp_path: Path) -> None:
+    here = Faults(retry_seconds=RETRY)
+    here.refuse("Call")
+    with disturbed(tmp_path, here, Faults(retry_seconds=RETRY)) as agents:
+        rref = RRef("mine")
+        with pytest.raises(ConnectionLostError, match="on purpose") as refused:
+            agents[0].call(1, fetch, (rref,)).wait()
+        assert not refused.value.maybe_executed
+        del rref, refused
+        assert any(line.endswith(": refused") for line in here.history)
+        quiet(agents)
+
+
+def test_a_lost_call_without_a_deadline_ends_too(tmp_path: Path) -> None:
+    here, there = Faults(retry_seconds=RETRY), Faults(retry_seconds=RETRY)
+    with disturbed(tmp_path, here, there) as agents:
+        here.drop("Call")
+        with pytest.raises(ConnectionLostError, match=r"divmod .* worker1"):
+            agents[0].call(1, divmod, (1, 1), timeout=0).wait()
+        here.heal()
+        there.drop("Result")
+        with pytest.raises(ConnectionLostError, match="answer"):
+            agents[0].call(1, divmod, (1, 1), timeout=0).wait()
+        quiet(agents)
+
+
+def test_members_that_are_cut_off_find_together_again(tmp_path: Path) -> None:
+    links = [Faults(retry_seconds=RETRY) for _ in range(2)]
+    with disturbed(tmp_path, *links) as agents:
+        rref = remote("worker1", divmod, (17, 5))
+        assert rref.to_here() == (3, 2)
+        links[0].cut(1)
+        links[1].cut(0)
+        with pytest.raises((RpcTimeoutError, ConnectionLostError)):
+            agents[0].call(1, divmod, (1, 1), timeout=0.2).wait()
+        del rref
+        links[0].heal()
+        links[1].heal()
+        assert agents[0].call(1, divmod, (17, 5)).wait() == (3, 2)
+        quiet(agents)
+
+
+def test_faults_can_come_into_a_world_that_runs(tmp_path: Path) -> None:
+    with disturbed(tmp_path, Faults(), Faults()) as agents:
+        faults = install(Faults(retry_seconds=RETRY), agents[1])
+        faults.delay("Result", 0.3)
+        with pytest.raises(RpcTimeoutError):
+            agents[0].call(1, divmod, (1, 1), timeout=0.05).wait()
+        assert agents[0].call(1, divmod, (17, 5)).wait() == (3, 2)
+        assert any("Result" in line and line.endswith("late") for line in faults.history)
+        quiet(agents)
+
+
+# -- the link alone
+def fate(seed: int) -> list[str]:
+    link = Faults(seed, drop=0.3, duplicate=0.3)
+    sent: list[int] = []
+    link.attach(lambda to, seq, message, may_wait: sent.append(seq), lambda *arrived: None)
+    for seq in range(50):
+        link.outgoing(1, seq, Faults, False)
+    return [line.partition("#")[2] for line in link.history] + [str(sent)]
+
+
+def test_a_seed_gives_the_same_faults_again() -> None:
+    assert fate(3) == fate(3) != fate(4)
+
+
+def test_a_message_that_does_not_exist_is_not_waited_for() -> None:
+    with pytest.raises(ValueError, match="ForkRequest"):
+        Faults().drop("ForkRequests")
