@@ -1,0 +1,237 @@
+"""A world of three in your hands, for lesson 02: its members are plain values, and you are the network.
+
+No process, no thread, no clock: `notebook`, `worker1` and `worker2` are three `protocol.node.Node`, the same machines
+that run inside real workers. What they want to send lies here until you `deliver` it, in any order you like.
+
+The story begins when `notebook` has asked `worker1` to make a value; that value is the RRef `r`, and worker1 owns it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from chart import Arrow, Note, draw, tell
+
+from rpcbench.protocol import effects as fx
+from rpcbench.protocol.node import Node
+from rpcbench.protocol.rrefs import Outbox, RRefs
+from rpcbench.wire import messages as m
+from rpcbench.words.ids import Id
+
+NAMES = ["notebook", "worker1", "worker2"]
+NOTEBOOK, OWNER, OTHER = range(3)
+
+
+@dataclass(eq=False)
+class Letter:
+    """A message on its way."""
+
+    source: int
+    to: int
+    seq: int
+    message: Any
+    arrow: Arrow
+
+    @property
+    def kind(self) -> str:
+        return type(self.message).__name__
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.source, self.to, self.seq
+
+    def __str__(self) -> str:
+        brings = ", brings r" if getattr(self.message, "forks", ()) else ""
+        return f"{self.kind}: {NAMES[self.source]} → {NAMES[self.to]}{brings}"
+
+
+class World:
+    """Three members, the messages between them, and what has happened so far.
+
+    `rules` is the class that keeps the books of references: rpcbench's own, or one that you have changed.
+    """
+
+    def __init__(self, rules: Callable[[int, int], RRefs] = RRefs) -> None:
+        self.nodes = [Node(m.Member(number, name, 0, ""), len(NAMES)) for number, name in enumerate(NAMES)]
+        for number, node in enumerate(self.nodes):
+            node.rrefs = rules(number, 0)
+        self.letters: list[Letter] = []
+        self.history: list[Arrow | Note] = []
+        self.value = "not made yet"  # or: there, freed
+        self.wrong = ""
+        self._now = 0
+        self.rref, fork = self.nodes[NOTEBOOK].rrefs.create_user(OWNER, "Tensor")
+        self.held: dict[int, Id] = {NOTEBOOK: fork}  # who has a Python object for r, and its fork
+        self._feed(NOTEBOOK, lambda node: node.call(OWNER, _create(self.rref, fork), 0.0, None))
+
+    # -- what you can do
+    def deliver(self, kind: str) -> World:
+        """Let a message of this kind arrive; of several, the oldest."""
+        found = [letter for letter in self.letters if letter.kind == kind]
+        if not found:
+            raise ValueError(f"no {kind} is on its way; these are: {', '.join(x.kind for x in self.letters) or 'none'}")
+        return self.hand_over(found[0])
+
+    def share(self) -> World:
+        """notebook calls a function on worker2, with r as an argument."""
+        if NOTEBOOK not in self.held:
+            raise ValueError("notebook has no reference to r any more")
+        rrefs = self.nodes[NOTEBOOK].rrefs
+        fork = rrefs.share(self.rref, self.held[NOTEBOOK], "Tensor", OTHER, 0.0)
+        self._note(NOTEBOOK, "calls worker2 with r")
+        return self._feed(NOTEBOOK, lambda node: node.call(OTHER, _call(fork), 0.0, None))
+
+    def drop(self, name: str) -> World:
+        """A member lets go of its last Python object for r: `del r`."""
+        member = NAMES.index(name)
+        if member not in self.held:
+            raise ValueError(f"{name} has no reference to r")
+        fork = self.held.pop(member)
+        self._note(member, "drops r")
+        return self._feed(member, lambda node: node.outcome(([], node.rrefs.release(fork))))
+
+    def settle(self) -> World:
+        """Deliver everything, the oldest message first, until nothing is on its way."""
+        while self.letters:
+            self.hand_over(self.letters[0])
+        return self
+
+    # -- looking
+    def state(self) -> str:
+        """What is on its way, and what the owner knows."""
+        row = self.nodes[OWNER].rrefs.owned.get(self.rref)
+        counted = ", ".join(NAMES[holder] for holder in row.forks.values()) if row else ""
+        lines = [f"the value is {self.value}; its owner counts: {counted or 'nobody'}"]
+        lines += [f"on its way: {letter}" for letter in self.letters]
+        return "\n".join([*lines, *([f"WRONG: {self.wrong}"] if self.wrong else [])])
+
+    def __repr__(self) -> str:
+        return f"{tell(NAMES, self.history)}\n{self.state()}"
+
+    def _repr_svg_(self) -> str:
+        return draw(NAMES, self.history)
+
+    def moves(self) -> Iterator[Callable[[World], Any]]:
+        """All that could happen next, for a search: each message that could arrive, each object that could go."""
+        for letter in self.letters:
+            yield lambda world, key=letter.key: world.hand_over(next(x for x in world.letters if x.key == key))
+        for member in self.held:
+            yield lambda world, name=NAMES[member]: world.drop(name)
+
+    # -- inside
+    def hand_over(self, letter: Letter) -> World:
+        self.letters.remove(letter)
+        self._now += 1
+        letter.arrow.arrives = self._now
+        return self._feed(letter.to, lambda node: node.handle(letter.source, letter.seq, letter.message, 0.0))
+
+    def _feed(self, member: int, event: Callable[[Node], fx.Effects]) -> World:
+        for effect in event(self.nodes[member]):
+            self._carry_out(member, effect)
+        self._look()
+        return self
+
+    def _carry_out(self, member: int, effect: fx.Effect) -> None:
+        if isinstance(effect, fx.Send):
+            self._now += 1
+            arrow = Arrow(member, effect.to, type(effect.message).__name__, self._now)
+            self.history.append(arrow)
+            self.letters.append(Letter(member, *effect, arrow))
+        elif isinstance(effect, fx.Enqueue):
+            self._feed(member, lambda node: node.begin(effect.source, effect.call, 0.0))
+        elif isinstance(effect, fx.Run):
+            self._run(member, effect.message)
+        elif isinstance(effect, fx.Free):
+            self.value = "freed"
+            self._note(member, "frees the value")
+
+    def _run(self, member: int, message: m.Create | m.Call) -> None:
+        if isinstance(message, m.Create):
+            self.nodes[member].rrefs.value_set(self.rref, "Tensor", False)
+            self.value = "there"
+            self._note(member, "makes the value")
+        else:
+            self._note(member, "runs the function, keeps r")
+            self.held[member] = message.forks[0].fork
+
+    def _note(self, member: int, text: str) -> None:
+        self._now += 1
+        self.history.append(Note(member, text, self._now))
+
+    def _look(self) -> None:
+        """The promise: a value is there as long as anybody can still reach it."""
+        reaching = [f"{NAMES[member]} still uses it" for member in self.held]
+        reaching += [f"a {x.kind} brings it to {NAMES[x.to]}" for x in self.letters if getattr(x.message, "forks", ())]
+        waiting = [user for user in self.nodes[OTHER].rrefs.users.values() if not user.released]
+        reaching += [f"a call on {NAMES[OTHER]} waits to use it" for _ in waiting if OTHER not in self.held]
+        if self.value == "freed" and reaching and not self.wrong:
+            self.wrong = f"the value is gone, but {reaching[0]}"
+            self._note(OWNER, "too early!")
+
+
+def ruled(may_say_goodbye: Callable[[bool, bool, int], object]) -> type[RRefs]:
+    """rpcbench's books, but for one rule: when a user may tell the owner that it is gone."""
+
+    class Ruled(RRefs):
+        def _retire(self, fork: Id) -> Outbox:
+            user = self.users[fork]
+            if not may_say_goodbye(user.released, user.confirmed, len(user.children)):
+                return []
+            self._forget_user(fork)
+            return [(user.owner, m.UserDelete(user.rref, fork))]
+
+    return Ruled
+
+
+class Trial(NamedTuple):
+    """What a search has found: how many states it saw, and the story of one that is wrong."""
+
+    states: int
+    wrong: str
+    story: World | None
+
+
+def every_order(rules: Callable[[int, int], RRefs]) -> Trial:
+    """Try every order in which things can happen, from `remote()` to the end, where notebook shares r once or never.
+
+    The shortest story that goes wrong is found first. Worlds that look the same go on the same way, so each is
+    followed once.
+    """
+    todo: deque[list[Callable[[World], Any]]] = deque([[]])
+    seen: set[str] = set()
+    while todo:
+        moves = todo.popleft()
+        world = World(rules)
+        for move in moves:
+            move(world)
+        if world.wrong:
+            return Trial(len(seen), world.wrong, world)
+        key = _key(world)
+        if key in seen:
+            continue
+        seen.add(key)
+        ahead = [*world.moves()]
+        if NOTEBOOK in world.held and World.share not in moves:
+            ahead.append(World.share)
+        if not ahead and world.value != "freed":
+            return Trial(len(seen), "all have let go and nothing is on its way, but the value is still kept", world)
+        todo += [[*moves, move] for move in ahead]
+    return Trial(len(seen), "", None)
+
+
+def _key(world: World) -> str:
+    """A world without its past."""
+    tables = [(node.rrefs.tables(), sorted(node.rrefs.children)) for node in world.nodes]
+    under_way = sorted(letter.key for letter in world.letters)
+    return repr((tables, under_way, sorted(world.held), world.value))
+
+
+def _create(rref: Id, fork: Id) -> m.Create:
+    return m.Create(0, rref, fork, "make", None, (), None, m.EMPTY)
+
+
+def _call(fork: m.Fork) -> m.Call:
+    return m.Call(1, "use", None, (fork,), None, m.EMPTY)
