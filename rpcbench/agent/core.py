@@ -451,7 +451,7 @@ class Agent:
         self.roster.went(effect)
 
     def _rejected(self, effect: fx.Rejected) -> None:
-        self._refusal = effect.reason
+        self._refusal = self._refusal or effect.reason
         self.complete.set()
 
     def _record(self, use: Callable[[Recorder], None]) -> None:

@@ -76,7 +76,8 @@ class Membership:
         self._turned_away[source] = reason
         if len(self.members) + len(self._turned_away) < self.world_size:
             return [], outbox
-        return [Rejected(reason)], outbox + [(to, Refused(reason)) for to in self.members if to != LEADER]
+        others = [member for member in self.members if member != LEADER]
+        return [], outbox + [(to, Refused(reason)) for to in [*others, LEADER]]  # itself last: it ends by it
 
     def _objection(self, source: int, message: Join) -> str | None:
         member, size = message.member, self.world_size

@@ -32,6 +32,7 @@ from rpcbench.rpc.internal import PythonUDF, RPCExecMode, _internal_rpc_pickler,
 from rpcbench.rpc.naming import Named
 from rpcbench.rpc.profiling import profiled
 from rpcbench.rpc.rref import RRef
+from rpcbench.words.errors import WorkerLostError
 from rpcbench.words.futures import Future, wait_all
 
 __all__ = [
@@ -121,7 +122,11 @@ def _invoke_rpc(
     function, arguments, keywords = _prepare(func, args or (), kwargs or {})
     agent = current.current()
     with profiled(agent, mode, func, to) as until:
-        future = agent.call(to, function, arguments, keywords, timeout)
+        try:
+            future = agent.call(to, function, arguments, keywords, timeout)
+        except WorkerLostError as error:  # that it is gone is known already: no different from hearing of it later
+            future = Future()
+            future.set_exception(error)
         until(future)
     return future
 

@@ -16,7 +16,13 @@ from torch.overrides import TorchFunctionMode
 from rpcbench.words.errors import NoOverloadError
 
 _C: Any = torch._C
-_HOMES = {"torch._C._nn": _C._nn, "torch._C._linalg": _C._linalg, "torch._C._fft": _C._fft, None: _C._VariableFunctions}
+_HOMES = {
+    "torch": _C._VariableFunctions,
+    "torch._C._nn": _C._nn,
+    "torch._C._linalg": _C._linalg,
+    "torch._C._fft": _C._fft,
+    "torch._C._special": _C._special,
+}  # where those live whose arguments torch's own parser reads
 
 
 class _ParseOnly(TorchFunctionMode):

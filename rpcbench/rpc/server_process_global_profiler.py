@@ -34,24 +34,27 @@ class _Watchers:
 
     def __init__(self, agent: Agent) -> None:
         self._lock = threading.Lock()
-        self._records: list[tuple[Any, list[Any]]] = []
+        self._records: dict[int, tuple[Any, list[Any]]] = {}
+        self._numbers = itertools.count()
         assert isinstance(agent, RpcAgent)
         agent.around_serving = self._watch
 
-    def begin(self, config: Any) -> list[Any]:
-        records: list[Any] = []
+    def begin(self, config: Any) -> int:
+        """The number of a new profile."""
         with self._lock:
-            self._records.append((config, records))
-        return records
+            number = next(self._numbers)
+            self._records[number] = (config, [])
+        return number
 
-    def end(self, records: list[Any]) -> None:
+    def end(self, number: int) -> list[Any]:
+        """What it has recorded: one thing for each call."""
         with self._lock:
-            self._records = [entry for entry in self._records if entry[1] is not records]
+            return self._records.pop(number)[1]
 
     @contextlib.contextmanager
     def _watch(self) -> Iterator[None]:
         with self._lock:
-            config = self._records[-1][0] if self._records else None
+            config = next(reversed(self._records.values()))[0] if self._records else None
         if config is None or _autograd._profiler_enabled():  # the latter: a call to oneself, profiled already
             yield
             return
@@ -61,7 +64,7 @@ class _Watchers:
         finally:
             record = _autograd._disable_profiler_legacy()
             with self._lock:
-                for _, records in self._records:
+                for _, records in self._records.values():
                     records.append(record)
 
 
@@ -81,17 +84,16 @@ class _server_process_global_profile(profile):  # noqa: N801  (torch's name)
         config = _autograd.ProfilerConfig(
             kind, self.record_shapes, self.profile_memory, False, False, False, _profiler._ExperimentalConfig()
         )
-        self._watchers = current.current().part(_Watchers)
-        self._records = self._watchers.begin(config)
+        self._number = current.current().part(_Watchers).begin(config)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if not self.enabled:
             return
-        self._watchers.end(self._records)
+        records = current.current().part(_Watchers).end(self._number)
         self.process_global_function_events = [
             sorted(_parse(record), key=lambda event: (event.time_range.start, -event.time_range.end))
-            for record in self._records
+            for record in records
         ]
         flat = list(itertools.chain.from_iterable(self.process_global_function_events))
         device = "cuda" if self.use_cuda else None

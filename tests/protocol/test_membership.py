@@ -72,13 +72,14 @@ def test_when_all_have_come_and_do_not_fit_nobody_waits_on() -> None:
     assert leader.on_join(2, Join(twin, 4)) == leader.on_join(2, Join(twin, 4))  # worker 3 may come yet: they wait
     effects, outbox = leader.on_join(3, Join(double, 4))
     reason = "worker name worker1 is not unique: another worker has it already"
-    assert effects == [Rejected(reason)] and outbox == [(3, Refused(reason)), (1, Refused(reason))]
+    assert effects == [] and outbox == [(to, Refused(reason)) for to in (3, 1, 0)]  # itself last
+    assert leader.on_refused(Refused(reason)) == [Rejected(reason)]
 
 
 def test_who_comes_again_under_another_name_is_let_in() -> None:
     leader = world(3, ONE)
-    effects, _ = leader.on_join(2, Join(Member(2, "worker1", 0, ""), 3))
-    assert isinstance(effects[0], Rejected)
+    _, outbox = leader.on_join(2, Join(Member(2, "worker1", 0, ""), 3))
+    assert [to for to, _ in outbox] == [2, 1, 0]
     leader = world(4, ONE)
     leader.on_join(2, Join(Member(2, "worker1", 0, ""), 4))
     assert leader.on_join(2, Join(TWO, 4))[0] == [Joined(TWO)]

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import rpcbench.rpc as rpc
+from rpcbench.rpc import api
 from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import RpcTimeoutError, UnknownWorkerError, WorkerLostError
 
@@ -240,3 +241,72 @@ _both = threading.Barrier(3)
 
 def meet_there() -> None:
     _both.wait(20)
+
+
+# -- what is left at the end
+def lets_go(rank: int, url: str) -> None:
+    """Python still holds RRefs at the end, in three ways; the workers let go of them all the same."""
+    api._ignore_rref_leak = False
+    join(rank, url)
+    right, next_right = f"rank{(rank + 1) % 3}", f"rank{(rank + 2) % 3}"
+    mine, own = rpc.remote(right, torch.ones, (2,)), rpc.RRef(rank)
+    rpc.rpc_sync(next_right, hold, (mine,))
+    rpc.rpc_sync(right, hold, (own,))
+    rpc.shutdown()
+    with pytest.raises(RuntimeError, match=r"Cannot call to_here\(\) on it after deletion"):
+        mine.to_here()
+    assert own.to_here() == rank
+
+
+_held: list[rpc.RRef[Any]] = []
+
+
+def hold(rref: rpc.RRef[Any]) -> None:
+    _held.append(rref)
+
+
+def leaks(rank: int, url: str) -> None:
+    """They do not let go: the owner says who holds what, where it was asked to."""
+    api._delete_all_user_and_unforked_owner_rrefs = lambda: None  # type: ignore[assignment]
+    for ignored in (True, False):
+        join(rank, url)
+        api._ignore_rref_leak = ignored
+        _held.append(rpc.remote(f"rank{(rank + 1) % 3}", torch.ones, (2,)))
+        if ignored:
+            rpc.shutdown()
+            continue
+        with pytest.raises(RuntimeError, match=f"(?s)rank{rank} has 1 RRef.*Leaking RRef.*rank{(rank - 1) % 3} holds"):
+            rpc.shutdown()
+
+
+# -- other ways in
+def old_ways(rank: int, url: str) -> None:
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        rpc.init_model_parallel(f"rank{rank}")
+    group = torch.distributed
+    group.init_process_group("gloo", init_method=f"{url}-group", rank=rank, world_size=3)
+    with pytest.raises(ValueError, match="self_rank is 7"):
+        rpc.init_model_parallel(f"rank{rank}", self_rank=7)
+    for place, end in ((None, rpc.join_rpc), (url, rpc.wait_all_workers)):
+        rpc.init_model_parallel(f"rank{rank}", rpc.RpcBackend.PROCESS_GROUP, rank, place, num_send_recv_threads=3)
+        assert [info.name for info in rpc._get_current_rpc_agent().get_worker_infos()] == ["rank0", "rank1", "rank2"]
+        assert rpc._get_debug_info()["agent.thread_pool_size"] == "3"
+        assert rpc.rpc_sync(f"rank{(rank + 1) % 3}", who) == f"rank{(rank + 1) % 3}"
+        end()
+    group.destroy_process_group()
+
+
+def by_store(rank: int, url: str) -> None:
+    store = torch.distributed.FileStore(f"{url.removeprefix('file://')}-store", 3)
+    for _ in range(3):
+        rpc._init_rpc_backend(rpc.BackendType.TENSORPIPE, store, f"rank{rank}", rank, 3)
+        assert rpc.rpc_sync(f"rank{(rank + 1) % 3}", who) == f"rank{(rank + 1) % 3}"
+        rpc.shutdown()
+
+
+def same_names(rank: int, url: str) -> None:
+    options = rpc.TensorPipeRpcBackendOptions(init_method=url)
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match="worker name one is not unique"):
+        rpc.init_rpc("one", rank=rank, world_size=3, rpc_backend_options=options)
+    assert time.monotonic() - begin < 20  # and not when the time to join is over

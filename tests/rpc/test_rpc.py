@@ -59,6 +59,11 @@ def test_three_ranks(run: Run, function: str) -> None:
     run(function)
 
 
+@pytest.mark.parametrize("function", ["lets_go", "leaks", "old_ways", "by_store", "same_names"])
+def test_three_ranks_begin_and_end(run: Run, function: str) -> None:
+    run(function)
+
+
 def test_deadlines(run: Run) -> None:
     run("timeouts", ranks=2)
 

@@ -1,0 +1,265 @@
+"""What may be called, and how: by name, operators of torch, RRefs' proxies; other picklers; several waits at once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from worlds import nothing_left, until, world
+
+import rpcbench.rpc as rpc
+from rpcbench.agent.core import Agent
+from rpcbench.rpc import RRef, api, remote, rpc_async, rpc_sync
+from rpcbench.rpc.internal import _internal_rpc_pickler, deserialize, serialize
+from rpcbench.words.errors import NoOverloadError, RpcError, RpcTimeoutError
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+
+
+# -- by name
+@pytest.fixture
+def in_main(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A `__main__` with functions; here all workers have the same."""
+    main = ModuleType("__main__")
+    main.double = lambda x: 2 * x  # type: ignore[attr-defined]
+    main.later = rpc.functions.async_execution(lambda x: rpc_async("worker2", abs, (x,)))  # type: ignore[attr-defined]
+    main.Counter = Counter  # type: ignore[attr-defined]
+    main.number = 3  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    return main
+
+
+class Counter:
+    """A value to hold on a worker."""
+
+    def __init__(self, begin: int = 0) -> None:
+        self.number = begin
+
+    @staticmethod
+    def zero() -> int:
+        return 0
+
+    def __call__(self, step: int = 1) -> int:
+        self.number += step
+        return self.number
+
+    def up(self) -> int:
+        return self(1)
+
+    @rpc.functions.async_execution
+    def up_later(self) -> torch.futures.Future[int]:
+        return rpc_async("worker2", abs, (self(1),))
+
+
+def test_a_name_is_a_function_of_the_callees_main(agents: list[Agent], in_main: ModuleType) -> None:
+    assert rpc_sync("worker1", "double", (4,)) == 8
+    assert rpc_async("worker1", "double", kwargs={"x": 5}).wait() == 10
+    assert remote("worker1", "Counter.zero").to_here() == 0
+    assert rpc_sync("worker1", "later", (-3,)) == 3
+
+
+def test_a_name_with_a_module_is_imported_there(agents: list[Agent]) -> None:
+    assert rpc_sync("worker1", "os.path:basename", ("/a/b",)) == "b"
+    assert rpc_sync("worker1", "collections:OrderedDict.fromkeys", ("ab",)) == {"a": None, "b": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("nothing", AttributeError, "worker1 has no function 'nothing' in its main namespace"),
+        ("os:nothing", AttributeError, "worker1 has no function 'nothing' in module os"),
+        ("no_such_module:f", AttributeError, "worker1 has no function 'f' in module no_such_module"),
+        ("number", TypeError, "'number' on worker1 is no function but a int"),
+    ],
+)
+def test_names_that_lead_nowhere(
+    agents: list[Agent], in_main: ModuleType, name: str, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        rpc_sync("worker1", name)
+    with pytest.raises(error, match=words):
+        remote("worker1", name).to_here()
+
+
+def test_a_timeout_names_what_was_called(agents: list[Agent], in_main: ModuleType) -> None:
+    gate = threading.Event()
+    in_main.wait_here = gate.wait  # type: ignore[attr-defined]
+    with pytest.raises(RpcTimeoutError, match="wait_here on worker1"):
+        rpc_sync("worker1", "wait_here", (20,), timeout=0.1)
+    gate.set()
+
+
+# -- operators of torch
+@pytest.mark.parametrize("call", [rpc_sync, rpc_async, remote])
+@pytest.mark.parametrize(("function", "args"), [(torch.add, ()), (torch.add, ("a", 1)), (torch.matmul, (1, 2))])
+def test_an_operator_that_does_not_take_the_arguments_is_not_sent(
+    agents: list[Agent], call: Any, function: Any, args: tuple[Any, ...]
+) -> None:
+    served: list[Any] = []
+    agents[1].on_error = served.append
+    text = f"(?s)Overloaded torch operator .* failed to match any schema.*{function.__name__}"
+    with pytest.raises(NoOverloadError, match=text):
+        call("worker1", function, args)
+    assert rpc_sync("worker1", abs, (-1,)) == 1 and served == []
+
+
+def test_whatever_python_accepts_is_sent(agents: list[Agent]) -> None:
+    ones = rpc_sync("worker1", torch.ones, (2, 3), {"requires_grad": True})
+    assert ones.shape == (2, 3) and ones.requires_grad
+    assert torch.equal(rpc_sync("worker1", torch.add, (torch.ones(2), 2), {"alpha": 3}), torch.full((2,), 7.0))
+    with pytest.raises(RuntimeError, match="size of tensor"):  # only the callee can know
+        rpc_sync("worker1", torch.add, (torch.ones(2), torch.ones(3)))
+    assert rpc_sync("worker1", min, (2, 1)) == 1
+    assert rpc_sync("worker1", torch.nn.functional.gelu, (torch.zeros(2),)).tolist() == [0, 0]
+
+
+def test_the_check_runs_nothing() -> None:
+    counted = torch.zeros(1)
+    api.overloads.check(torch.relu_, (counted,), {})
+    before = torch.get_num_threads()
+    api.overloads.check(torch.set_num_threads, (before + 1,), {})
+    assert torch.get_num_threads() == before
+
+
+# -- proxies
+def test_a_proxy_calls_the_value_itself_and_reads_its_attributes(agents: list[Agent]) -> None:
+    counter = remote("worker1", Counter, (5,))
+    assert counter.rpc_sync()() == 6
+    assert counter.rpc_async()(step=4).wait() == 10
+    assert counter.remote()(0).to_here() == 10
+    assert counter.rpc_sync().attr("number") == counter.rpc_async().attr("number").wait() == 10
+    assert counter.remote().attr("number").to_here() == 10
+    assert counter.rpc_sync().up_later() == counter.rpc_sync().attr("number") == 11
+    assert counter.remote().up_later().to_here() == 12
+    for wrong in (lambda: counter.rpc_sync().attr("no"), lambda: counter.remote().attr("no")):
+        with pytest.raises(AttributeError, match="no attribute 'no'"):
+            wrong()
+    number = remote("worker1", int, (3,))
+    for wrong in (lambda: number.rpc_sync()(), lambda: number.remote()()):
+        with pytest.raises(TypeError, match="'int' object is not callable"):
+            wrong()
+
+
+def test_a_missing_method_is_an_error_where_it_is_called(agents: list[Agent]) -> None:
+    counter = remote("worker1", Counter)
+    text = "'Counter' object has no attribute 'down'"
+    with pytest.raises(AttributeError, match=text):
+        counter.rpc_sync().down()
+    with pytest.raises(AttributeError, match=text):
+        counter.rpc_async().down().wait()
+    with pytest.raises(AttributeError, match=text):
+        counter.remote().down()
+
+
+def test_only_remote_asks_first_and_only_once(agents: list[Agent]) -> None:
+    counter = remote("worker1", Counter)
+    counter.to_here()
+    calls: list[str] = []
+    begin = agents[0].call
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs["label"])
+        return begin(*args, **kwargs)
+
+    agents[0].call = counting  # type: ignore[method-assign]
+    counter.rpc_sync().up()
+    assert len(calls) == 1
+    results = [counter.remote().up() for _ in range(3)]
+    assert len(calls) == 2 and {result.to_here() for result in results} == {2, 3, 4}
+
+
+def test_what_rrefs_know_of_their_type_and_making(agents: list[Agent]) -> None:
+    counter, own = remote("worker1", Counter), RRef(Counter())
+    assert counter._get_type() is Counter is own._get_type(blocking=False).wait()
+    assert counter._get_future().wait() is own._get_future().wait() is None
+    failed = remote("worker1", int, ("x",))
+    for ask in (failed._get_type, failed._get_future().wait, failed.remote().bit_length):
+        with pytest.raises(ValueError, match="invalid literal"):
+            ask()
+
+
+# -- letting go
+def test_a_released_rref_frees_the_value_and_says_so(agents: list[Agent]) -> None:
+    counter, own = remote("worker1", Counter), RRef(Counter())
+    counter.rpc_sync().up()
+    rpc_sync("worker1", Counter.zero)
+    for rref in (counter, own):
+        rref.release()
+        rref.release()
+        for use in (rref.to_here, rref.local_value, lambda rref=rref: rpc_sync("worker2", id, (rref,))):
+            with pytest.raises(RpcError, match="after deletion"):
+                use()
+    with pytest.raises(RpcError, match="Cannot call fork an UserRRef after deletion"):
+        serialize(counter)
+    nothing_left(agents)
+    assert "UserRRef" in repr(counter)
+
+
+# -- packing by another
+def test_values_as_bytes_and_tensors() -> None:
+    value = {"a": torch.arange(3), "b": [1, "x"]}
+    data, tensors = serialize(value)
+    assert isinstance(data, bytes) and [t.tolist() for t in tensors] == [[0, 1, 2]]
+    again = deserialize(data, [tensors[0] + 1])
+    assert again["a"].tolist() == [1, 2, 3] and again["b"] == [1, "x"]
+
+
+def test_calls_may_be_packed_by_another_pickler(agents: list[Agent]) -> None:
+    packed: list[Any] = []
+
+    class Recording:
+        def serialize(self, obj: Any) -> Any:
+            packed.append(obj)
+            return _internal_rpc_pickler.serialize(obj)
+
+    with api._use_rpc_pickler(Recording()):
+        assert rpc_sync("worker1", torch.add, (torch.ones(1), 1)).item() == 2
+        assert remote("worker1", Counter, kwargs={"begin": 4}).rpc_sync().up() == 5
+    assert [call.func for call in packed] == [torch.add, Counter] and packed[1].kwargs == {"begin": 4}
+    assert api._default_pickler is _internal_rpc_pickler
+
+
+# -- waiting for several
+def test_the_end_of_a_block_waits_for_what_began_in_it(agents: list[Agent]) -> None:
+    with pytest.raises(ValueError, match="invalid literal"), api._wait_all():
+        rpc_async("worker1", int, ("x",))
+    with api._wait_all():
+        futures = [rpc_async("worker1", time.sleep, (0.05,)), rpc_async("worker2", abs, (-1,))]
+        rpc_sync("worker1", abs, (1,))
+        assert api._thread_local_var.future_list == futures
+    assert all(future.done() for future in futures) and not hasattr(api._thread_local_var, "future_list")
+
+
+@pytest.mark.parametrize("wait_all", [torch.futures.wait_all, rpc.api.wait_all])
+def test_waiting_for_several_ends_with_the_first_error(agents: list[Agent], wait_all: Any) -> None:
+    gate = threading.Event()
+    Gates.gates.append(gate)
+    slow = rpc_async("worker1", Gates.wait, (len(Gates.gates) - 1,))
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="invalid literal"):
+        wait_all([slow, rpc_async("worker2", int, ("x",))])
+    assert not slow.done() and time.monotonic() - begin < 10
+    gate.set()
+    until(slow.done, "the slow call")
+    assert [f.wait() for f in torch.futures.collect_all([slow, rpc_async("worker2", int)]).wait()] == [True, 0]
+
+
+class Gates:
+    """Events that a call in this process may wait for, by number."""
+
+    gates: list[threading.Event] = []
+
+    @staticmethod
+    def wait(number: int) -> bool:
+        return Gates.gates[number].wait(20)

@@ -1,0 +1,157 @@
+"""Workers that exchange objects and wait for each other, also where members come and go; workers are threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future as Answer
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import config, until, world
+
+import rpcbench.rpc as rpc
+from rpcbench.agent import current
+from rpcbench.agent.core import Agent
+from rpcbench.rpc import api
+from rpcbench.rpc.gathering import _Gathering
+from rpcbench.rpc.start import start_agent
+from rpcbench.words.errors import RpcTimeoutError, WorkerLostError
+
+EVERYONE = ("notebook", "worker1", "worker2")
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+
+
+class As:
+    """Runs functions as a worker, each on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(16)
+
+    def __call__(self, agent: Agent, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Answer[Any]:
+        def run() -> Any:
+            with current.using(agent):
+                return function(*args, **kwargs)
+
+        return self._threads.submit(run)
+
+
+@pytest.fixture
+def on() -> Iterator[As]:
+    made = As()
+    yield made
+    made._threads.shutdown()
+
+
+def open_rounds(agent: Agent) -> int:
+    gathering = agent.part(_Gathering)
+    return len(gathering._led) + len(gathering._followed)
+
+
+def test_all_get_what_all_give(agents: list[Agent], on: As) -> None:
+    for number in range(5):
+        answers = [on(agent, api._all_gather, (agent.id, number)) for agent in agents]
+        expected = {name: (id_, number) for id_, name in enumerate(EVERYONE)}
+        assert [answer.result(20) for answer in answers] == [expected] * 3
+    assert [open_rounds(agent) for agent in agents] == [0, 0, 0]
+
+
+def test_nobody_goes_on_before_the_last_has_come(agents: list[Agent], on: As) -> None:
+    early = [on(agent, api._wait_all_workers) for agent in agents[:2]]
+    until(lambda: open_rounds(agents[0]) == 2 and open_rounds(agents[1]) == 1, "both to have given")
+    assert not any(answer.done() for answer in early)
+    on(agents[2], api._wait_all_workers).result(20)
+    assert [answer.result(20) for answer in early] == [None, None]
+
+
+def test_groups_do_not_mix_and_threads_of_one_worker_neither(agents: list[Agent], on: As) -> None:
+    pair, other = ["worker2", "worker1"], ["notebook", "worker2"]
+    answers = [on(agent, api._barrier, pair) for agent in agents[1:] for _ in range(3)]
+    answers += [on(agent, api._barrier, other) for agent in (agents[0], agents[2]) for _ in range(3)]
+    answers += [on(agents[0], api._barrier, ["notebook"])]
+    assert [answer.result(20) for answer in answers] == [None] * 13
+
+
+def test_who_comes_later_takes_part_in_the_next_round_of_all(agents: list[Agent], on: As, tmp_path: Path) -> None:
+    [answer.result(20) for answer in [on(agent, api._all_gather, 0) for agent in agents]]
+    late = start_agent(config(tmp_path, 3))
+    try:
+        until(lambda: all(len(agent.members()) == 4 for agent in agents))
+        answers = [on(agent, api._all_gather, agent.id) for agent in [late, *agents]]
+        assert [answer.result(20) for answer in answers] == [{**dict(zip(EVERYONE, range(3))), "worker3": 3}] * 4  # noqa: B905
+    finally:
+        late.stop()
+
+
+def test_who_leaves_is_not_waited_for_by_all(agents: list[Agent], on: As) -> None:
+    answers = [on(agent, api._all_gather, agent.id) for agent in agents[:2]]
+    until(lambda: open_rounds(agents[1]) == 1)
+    agents[2].shutdown(graceful=False)
+    assert [answer.result(20) for answer in answers] == [{"notebook": 0, "worker1": 1}] * 2
+
+
+@pytest.mark.parametrize("gone", [1, 2])  # who leads the round, and who does not
+def test_a_group_that_can_never_be_complete_fails(agents: list[Agent], on: As, gone: int) -> None:
+    stays = agents[3 - gone]
+    group = [EVERYONE[1], EVERYONE[2]]
+    if gone == 1:  # the one that leads the round; it is there while the other gives
+        answer = on(stays, api._all_gather, 0, group)
+        until(lambda: open_rounds(stays) == 1)
+    else:
+        answer = on(stays, api._all_gather, 0, group)
+        until(lambda: open_rounds(stays) == 2)
+    agents[gone].shutdown(graceful=False)
+    with pytest.raises(WorkerLostError, match=EVERYONE[gone]):
+        answer.result(20)
+    assert open_rounds(stays) == 0
+
+
+def test_a_wait_that_was_given_a_limit_ends(agents: list[Agent], on: As) -> None:
+    answers = [on(agent, api._all_gather, 0, EVERYONE, timeout=0.2) for agent in agents[:2]]
+    for answer in answers:
+        with pytest.raises(RpcTimeoutError, match="in _all_gather"):
+            answer.result(20)
+    answers = [on(agent, api._all_gather, agent.id, EVERYONE) for agent in agents]  # no trace is left of it
+    assert [answer.result(20) for answer in answers] == [{"notebook": 0, "worker1": 1, "worker2": 2}] * 3
+
+
+def test_followers_that_do_not_hear_the_result_in_time_are_named(agents: list[Agent], on: As) -> None:
+    gate = threading.Event()
+    Slow.gates.append(gate)
+    answers = [on(agent, api._all_gather, Slow(), timeout=0.5) for agent in agents]
+    told = r"Followers \['worker1', 'worker2'\] timed out in _all_gather after 0.50"
+    with pytest.raises(RpcTimeoutError, match=told):
+        answers[0].result(20)
+    gate.set()
+    for answer in answers[1:]:
+        with pytest.raises(RpcTimeoutError):
+            answer.result(20)
+
+
+class Slow:
+    """Unpacked by members other than 0 only when the gate opens."""
+
+    gates: list[threading.Event] = []
+
+    def __reduce__(self) -> Any:
+        return _unpack, ()
+
+
+def _unpack() -> Slow:
+    if current.current().id:
+        Slow.gates[-1].wait(20)
+    return Slow()
+
+
+def test_an_agent_is_needed() -> None:
+    for function in (api._all_gather, api._barrier):
+        with pytest.raises(RuntimeError, match="RPC has not been initialized"):
+            function([])
+    assert not rpc._is_current_rpc_agent_set()
