@@ -119,9 +119,7 @@ def test_lab_opens_the_notebooks(executed: list[list[str]], tmp_path: Path) -> N
     ]
 
 
-def test_lab_without_jupyterlab_names_the_command(
-    executed: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lab_without_jupyterlab_names_the_command(executed: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(SystemExit, match=r"pip install 'rpcbench\[lab\]'"):
         main(["lab"])

@@ -289,9 +289,12 @@ def test_each_rule_bites(tmp_path: Path, rule: Rule, files: dict[str, str], brea
 
 def test_a_clean_tree_breaks_no_rule(tmp_path: Path) -> None:
     pickling = '"""Reads pickles."""\nimport pickle\npickle.loads\n'
-    _plant(tmp_path, {
-        "wire/pickling.py": pickling,
-        "protocol/calls.py": '"""Pure."""\nimport enum\n',
-        "agent.py": '"""Uses the wire."""\nfrom rpcbench.wire import pickling\n__all__ = ["pickling"]\n',
-    })
+    _plant(
+        tmp_path,
+        {
+            "wire/pickling.py": pickling,
+            "protocol/calls.py": '"""Pure."""\nimport enum\n',
+            "agent.py": '"""Uses the wire."""\nfrom rpcbench.wire import pickling\n__all__ = ["pickling"]\n',
+        },
+    )
     assert {rule.__name__: rule(tmp_path) for rule in RULES} == {rule.__name__: [] for rule in RULES}

@@ -185,7 +185,7 @@ class Agent:
         """
         target, label, seconds = self.member(to).id, label or label_of(function), seconds_of(timeout, self.rpc_timeout)
         with self._whole(target):
-            body, forks, scope = self._pack(target, function, args, kwargs)
+            body, forks, scope = self._pack(target, label, function, args, kwargs)
             number, future = self._waiting.new()
             self._begin(target, m.Call(number, label, seconds, forks, scope, body), seconds)
         return future
@@ -202,7 +202,7 @@ class Agent:
         """Run a function on a worker and leave what it returns there; a handle on that value, at once."""
         target, label, seconds = self.member(to).id, label or label_of(function), seconds_of(timeout, self.rpc_timeout)
         with self._whole(target):
-            body, forks, scope = self._pack(target, function, args, kwargs)
+            body, forks, scope = self._pack(target, label, function, args, kwargs)
             number, future = self._waiting.new()
             handle = self.values.first(target, label)
             handle._creation = future
@@ -217,7 +217,11 @@ class Agent:
         context = self.values.context()
         recorder = self.values.recorder
         with self._whole(owner):
-            scope = recorder.sending(context, [], owner) if recorder is not None and context is not None else None
+            scope = (
+                recorder.sending(context, [], owner, "to_here")
+                if recorder is not None and context is not None
+                else None
+            )
             number, future = self._waiting.new()
             future.handle = handle  # type: ignore[attr-defined]  # the fork must live until the value is here
             self._begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
@@ -240,10 +244,10 @@ class Agent:
         return uninterrupted
 
     def _pack(
-        self, to: int, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
+        self, to: int, label: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
     ) -> tuple[Body, tuple[m.Fork, ...], m.Scope | None]:
         call = (function, tuple(args), kwargs or {})
-        return self.values.pack(to, call, self.values.context(), ("function", "args", "kwargs"))
+        return self.values.pack(to, call, label, self.values.context(), ("function", "args", "kwargs"))
 
     def _begin(self, to: int, message: m.Call | m.Create | m.Fetch, seconds: float | None) -> None:
         if not self.running:
@@ -408,12 +412,12 @@ class Agent:
             fx.Gone: self._gone,
             fx.Complete: self._completed,
             fx.Rejected: self._rejected,
-            fx.Explore: lambda e: self._record(lambda r: r.explore(e.context, e.walk, e.message)),
-            fx.Propagate: lambda e: self._record(lambda r: r.propagate(e.context, e.walk)),
-            fx.Accumulate: lambda e: self._record(lambda r: r.accumulate(e.source, e.message)),
-            fx.WalkEnded: lambda e: self._record(lambda r: r.ended(e.context, e.walk, e.failure, e.source)),
-            fx.ForgetWalk: lambda e: self._forget(e.context, e.walk),
-            fx.ForgetContext: lambda e: self._forget(e.context, None),
+            fx.Explore: lambda e: self._autograd.passes.explore(e.context, e.walk, e.message),
+            fx.Propagate: lambda e: self._autograd.passes.propagate(e.context, e.walk),
+            fx.Accumulate: lambda e: self._autograd.passes.accumulate(e.message),
+            fx.WalkEnded: lambda e: self._autograd.passes.ended(e.walk, e.failure),
+            fx.ForgetWalk: lambda e: self._autograd.passes.forget(e.context, e.walk),
+            fx.ForgetContext: lambda e: self._autograd.forget(e.context),
         }
 
     def _serve(self, effect: fx.Enqueue) -> None:
@@ -454,14 +458,10 @@ class Agent:
         self._refusal = self._refusal or effect.reason
         self.complete.set()
 
-    def _record(self, use: Callable[[Recorder], None]) -> None:
-        recorder = self.values.recorder
-        if recorder is not None:
-            self._pool.spawn(lambda: use(recorder))
-
-    def _forget(self, context: int, walk: Id | None) -> None:
-        if self.values.recorder is not None:
-            self.values.recorder.forget(context, walk)
+    @property
+    def _autograd(self) -> Recorder:
+        assert self.values.recorder is not None, "an agent that records nothing was sent a message of a backward pass"
+        return self.values.recorder
 
     # -- the keeper
     def _keep(self) -> None:

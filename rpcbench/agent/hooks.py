@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,15 +13,42 @@ if TYPE_CHECKING:
     import torch
 
 
+class Passes(Protocol):
+    """Answers the machines' questions about the graph."""
+
+    def explore(self, context: int, walk: Id, message: int) -> None:
+        """Find the recvs behind a send."""
+        ...
+
+    def propagate(self, context: int, walk: Id) -> None:
+        """Run backward from the roots."""
+        ...
+
+    def accumulate(self, message: Gradients) -> None:
+        """Gradients have come for a send."""
+        ...
+
+    def ended(self, walk: Id, failure: WalkFailed | None) -> None:
+        """A pass that this worker began is over."""
+        ...
+
+    def forget(self, context: int, walk: Id) -> None:
+        """A pass is over here."""
+        ...
+
+
 class Recorder(Protocol):
-    """Sees the tensors of every message of a context, and answers the machines' questions about the graph."""
+    """Sees the tensors of every message of a context. Nothing here waits, or runs a user's code."""
+
+    @property
+    def passes(self) -> Passes: ...
 
     def current(self) -> int | None:
         """The context of this thread, if it has one."""
         ...
 
-    def sending(self, context: int, tensors: list[torch.Tensor], to: int) -> Scope | None:
-        """A message of this context is about to go out; its number, or None where the context is over."""
+    def sending(self, context: int, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
+        """A message of this context, part of the call `label`, is about to go out; None where the context is over."""
         ...
 
     def unsent(self, scope: Scope) -> None:
@@ -35,24 +63,6 @@ class Recorder(Protocol):
         """Around a function that a message of this context asked for."""
         ...
 
-    def explore(self, context: int, walk: Id, message: int) -> None:
-        """Find the recvs behind a send."""
+    def forget(self, context: int) -> None:
+        """A context is over here."""
         ...
-
-    def propagate(self, context: int, walk: Id) -> None:
-        """Run backward from the roots."""
-        ...
-
-    def accumulate(self, source: int, message: Gradients) -> None:
-        """Gradients have come for a send."""
-        ...
-
-    def ended(self, context: int, walk: Id, failure: WalkFailed | None, source: int) -> None:
-        """A pass that this worker began is over."""
-        ...
-
-    def forget(self, context: int, walk: Id | None) -> None:
-        """A pass, or (None) a whole context, is over here."""
-        ...
-
-

@@ -143,8 +143,9 @@ def _answer(agent: Server, source: int, message: Call | Create, value: Any) -> N
 
 
 def _send_value(agent: Server, source: int, message: Call | Fetch, value: Any) -> None:
+    label = "to_here" if isinstance(message, Fetch) else message.label
     try:
-        body, forks, scope = agent.values.pack(source, value, message.scope.context if message.scope else None)
+        body, forks, scope = agent.values.pack(source, value, label, message.scope.context if message.scope else None)
     except Exception as error:  # noqa: BLE001  (a result that cannot travel is the caller's error)
         agent.reply(source, message.call, failure(agent, message.call, error))
         return

@@ -48,17 +48,17 @@ class Values:
 
     # -- messages
     def pack(
-        self, to: int, value: Any, context: int | None, label: str | tuple[str, ...] = "result"
+        self, to: int, value: Any, call: str, context: int | None, path: str | tuple[str, ...] = "result"
     ) -> tuple[Body, tuple[Fork, ...], Scope | None]:
-        """A value as the parts of a message: its RRefs forked, its tensors recorded.
+        """A value as the parts of a message of the call `call`: its RRefs forked, its tensors recorded.
 
-        SerializationError with the path to the part that cannot travel, under `label`.
+        SerializationError with the path to the part that cannot travel, which begins with `path`.
         """
         outgoing = Outgoing(self._home)
-        encoded = self.codec.encode(value, outgoing, label)
+        encoded = self.codec.encode(value, outgoing, path)
         scope = None
         if context is not None and self.recorder is not None:
-            scope = self.recorder.sending(context, encoded.tensors, to)
+            scope = self.recorder.sending(context, encoded.tensors, to, call)
         forks = self._share(outgoing.handles, to) if outgoing.handles else ()
         return encoded.body, forks, scope
 

@@ -1,31 +1,47 @@
 """A drop-in for `torch.distributed.autograd`: gradients across workers.
 
-    with autograd.context() as context_id:
-        loss = rpc.rpc_sync("worker1", forward, (x,)).sum()
-        autograd.backward(context_id, [loss])
-        grads = autograd.get_gradients(context_id)      # of this worker's leaves; .grad is left alone
+with autograd.context() as context_id:
+    loss = rpc.rpc_sync("worker1", forward, (x,)).sum()
+    autograd.backward(context_id, [loss])
+    grads = autograd.get_gradients(context_id)      # of this worker's leaves; .grad is left alone
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import torch
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
-from rpcbench.autograd.recorder import AutogradRecorder
-from rpcbench.protocol.node import Node
+from rpcbench.autograd.internals import (
+    DistAutogradContext,
+    _current_context,
+    _get_debug_info,
+    _get_max_id,
+    _init,
+    _is_valid_context,
+    _new_context,
+    _release_context,
+    _retrieve_context,
+)
+from rpcbench.autograd.recorder import recorder
 
-__all__ = ["backward", "context", "get_gradients"]
-
-
-def recorder(agent: Agent | None = None) -> AutogradRecorder:
-    """The recorder of an agent, by default the current one. RuntimeError where RPC is not initialized."""
-    found = (agent or current.current()).values.recorder
-    assert isinstance(found, AutogradRecorder), "an agent without distributed autograd"
-    return found
+__all__ = [
+    "DistAutogradContext",
+    "_current_context",
+    "_get_debug_info",
+    "_get_max_id",
+    "_init",
+    "_is_valid_context",
+    "_new_context",
+    "_release_context",
+    "_retrieve_context",
+    "backward",
+    "context",
+    "get_gradients",
+    "recorder",
+]
 
 
 @contextlib.contextmanager
@@ -45,12 +61,20 @@ def context() -> Iterator[int]:
         here.release(context_id)
 
 
-def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False) -> None:
+def backward(
+    context_id: int,
+    roots: Sequence[torch.Tensor],
+    retain_graph: bool = False,
+    mode: Literal["smart", "fast"] = "smart",
+) -> None:
     """Run backward from scalar `roots` on this worker, over all workers that took part in the context.
 
     Gradients add up in the context, on the workers that have the leaves. Only messages that the roots depend on take
-    part. RuntimeError for bad roots or an unknown context; an error of a remote function or hook is raised here, as
-    its own type and as RpcError; WorkerLostError where a worker that is needed is gone.
+    part. In mode `"fast"`, torch's, every message must that a worker which takes part has sent in the context; RpcError
+    names those that got no gradients.
+
+    RuntimeError for bad roots or an unknown context; an error of a remote function or hook is raised here, as its own
+    type and as RpcError; WorkerLostError where a worker that is needed is gone.
 
     >>> w = torch.ones(3, requires_grad=True)
     >>> with dist_autograd.context() as context_id:
@@ -59,43 +83,11 @@ def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool 
     ...     dist_autograd.get_gradients(context_id)[w]
     tensor([2., 2., 2.])
     """
-    recorder().backward(context_id, list(roots), retain_graph).wait()
+    if mode not in ("smart", "fast"):
+        raise ValueError(f"mode is 'smart' or 'fast', not {mode!r}")
+    recorder().passes.backward(context_id, list(roots), retain_graph, fast=mode == "fast")
 
 
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     """Leaf tensor → its gradient, for the leaves of this worker. RuntimeError for an unknown context."""
     return recorder().gradients(context_id)
-
-
-def _current_context() -> int:
-    """Id of this thread's context. RuntimeError where it has none."""
-    found = recorder().current()
-    if found is None:
-        raise RuntimeError(
-            "Current thread doesn't have a valid autograd context. Please wrap your code using: "
-            "`with torch.distributed.autograd.context() as context_id` to generate a valid context"
-        )
-    return found
-
-
-def _is_valid_context(context_id: int) -> bool:
-    return recorder().is_valid(context_id)
-
-
-def _get_max_id() -> int:
-    return (current.current().id << 48) | ((1 << 48) - 1)
-
-
-def _init(worker_id: int) -> None:
-    """Does nothing: an agent has its recorder from the start."""
-
-
-def _get_debug_info() -> dict[str, str]:
-    """Counts: contexts known here, and passes that go on in them."""
-    contexts, passes = current.current().machine.ask(_counts)
-    return {"num_autograd_contexts": str(contexts), "num_current_backward_passes": str(passes)}
-
-
-def _counts(node: Node) -> tuple[int, int]:
-    contexts = node.contexts.contexts.values()
-    return len(contexts), sum(len(context.walks) for context in contexts)

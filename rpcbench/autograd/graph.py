@@ -2,45 +2,37 @@
 
 Guarantees
 - The tensors of one received message are the outputs of one node; they are no leaves, so they may be changed in place.
+- The tensors of one sent message are the inputs of one node, whatever their layout; it keeps their graph alive.
 - `Reach` looks at every node once, however many edges are added, and without recursion: graphs may be deep.
 - A walk ends at leaves and at received tensors. Nothing here runs a node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple
+import contextlib
+import sys
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 
 from rpcbench.words.errors import RpcError
 
 Below = tuple[tuple[Node | None, int], ...]
 
 
-class Blank(NamedTuple):
-    """What a gradient of zeros looks like."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-    def zeros(self) -> Tensor:
-        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-
-
 class RecvRpc(torch.autograd.Function):
     """The node behind the tensors of one received message; a distributed backward collects there and never runs it.
 
-    Its context, which is the node, has `key` and, for each place in the message, a `Blank` where a gradient goes back.
+    Its context, which is the node, has `key` and, for each place in the message, whether a gradient goes back there.
     """
 
     @staticmethod
-    def forward(ctx: Any, _anchor: Tensor, key: Hashable, blanks: Sequence[Blank | None], *tensors: Tensor) -> Any:
+    def forward(ctx: Any, _anchor: Tensor, key: Hashable, wanted: Sequence[bool], *tensors: Tensor) -> Any:
         ctx.key = key
-        ctx.blanks = tuple(blanks)
+        ctx.wanted = tuple(wanted)
         ctx.mark_dirty(*tensors)
         return tensors
 
@@ -52,6 +44,32 @@ class RecvRpc(torch.autograd.Function):
         )
 
 
+class SendRpc(torch.autograd.Function):
+    """The node above the tensors of one sent message. Its output has no elements, and stands for the message."""
+
+    @staticmethod
+    def forward(_ctx: Any, *_tensors: Tensor) -> Tensor:
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(_ctx: Any, *_grads: Tensor) -> Any:
+        raise RpcError("A send node holds a sent message's place in the graph; gradients enter below it.")
+
+
+for _kind in (RecvRpc, SendRpc):  # the names of torch's own nodes, which its graphs show and programs look for
+    _kind._backward_cls.__name__ = f"torch::distributed::autograd::{_kind.__name__}Backward"
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[None]:
+    """What travels is recorded whatever mode the thread is in, as torch does it."""
+    if torch.is_grad_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
 def receive(tensors: Sequence[Tensor], key: Hashable) -> list[Tensor]:
     """Make those tensors of a message that require grad outputs of one recv node that carries `key`.
 
@@ -59,17 +77,15 @@ def receive(tensors: Sequence[Tensor], key: Hashable) -> list[Tensor]:
     message twice collects its gradient in the first place. The others are returned as they are.
     """
     received, outputs = list(tensors), []
-    blanks: list[Blank | None] = []
+    wanted: list[bool] = []
     for place, tensor in enumerate(tensors):
-        if not tensor.requires_grad:
-            blanks.append(None)
-            continue
-        output = received[place] = _no_view(tensor).requires_grad_(False)
-        outputs.append(output)
-        blanks.append(Blank(output.shape, output.dtype, output.device))
+        wanted.append(tensor.requires_grad)
+        if tensor.requires_grad:
+            received[place] = _no_view(tensor).requires_grad_(False)
+            outputs.append(received[place])
     if outputs:
-        with torch.inference_mode(False), torch.enable_grad():
-            RecvRpc.apply(torch.empty(0, requires_grad=True), key, blanks, *outputs)  # type: ignore[no-untyped-call]
+        with _recording():
+            RecvRpc.apply(torch.empty(0, requires_grad=True), key, wanted, *outputs)  # type: ignore[no-untyped-call]
     return received
 
 
@@ -86,17 +102,24 @@ def _no_view(tensor: Tensor) -> Tensor:
     return own
 
 
-def edges(tensors: Iterable[Tensor]) -> list[GradientEdge | None]:
-    """For each tensor of a message about to be sent: where its gradient will enter the graph, None if nowhere."""
-    return [_edge(tensor) if tensor.requires_grad else None for tensor in tensors]
+def edges(tensors: Sequence[Tensor]) -> list[GradientEdge | None]:
+    """For each tensor of a message about to be sent: where its gradient will enter the graph, None if nowhere.
+
+    Every edge holds the message's stand-in, and with it the graph.
+    """
+    recorded = [tensor for tensor in tensors if tensor.requires_grad]
+    if not recorded:
+        return [None] * len(tensors)
+    with _recording():
+        message: Any = SendRpc.apply(*recorded)  # type: ignore[no-untyped-call]
+    below = iter(message.grad_fn.next_functions)
+    return [GradientEdge._make((*next(below), message)) if tensor.requires_grad else None for tensor in tensors]
 
 
-def _edge(tensor: Tensor) -> GradientEdge:
-    if tensor.grad_fn is None and tensor.layout is not torch.strided:
-        with torch.enable_grad():  # torch asks a view for its leaf, and a sparse tensor has no views
-            copy: Any = tensor.clone()
-        return GradientEdge(copy.grad_fn.next_functions[0][0], 0)
-    return get_gradient_edge(tensor)
+def send_node(edges: Iterable[GradientEdge | None]) -> Any:
+    """The node above the tensors of a sent message."""
+    message: Any = next(edge.ownership_token for edge in edges if edge is not None)
+    return message.grad_fn
 
 
 _LEAF: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
@@ -131,15 +154,24 @@ class Reach:
         self.recvs: dict[Any, Any] = {}
         self.leaves: list[Any] = []
 
-    def add(self, edges: Iterable[GradientEdge | None]) -> list[Any]:
-        """Walk on from more edges; returns the keys of the received messages that were not reached before."""
+    def add(self, edges: Iterable[GradientEdge | None], most: int = sys.maxsize) -> list[Any]:
+        """Walk on from more edges; returns the keys of the received messages that were not reached before.
+
+        ValueError where that takes more than `most` nodes.
+        """
         known = len(self.recvs)
         for edge in edges:
-            if edge is not None:
-                self._walk(edge.node)
+            if edge is not None and edge.node not in self.below:
+                self._walk(edge.node, most)
         return list(self.recvs)[known:]
 
-    def _walk(self, start: Node) -> None:
+    def join(self, other: Reach) -> None:
+        """Add what another walk has found."""
+        self.below.update(other.below)  # what both know keeps its place here, and leads to nothing that is new
+        self.recvs.update(other.recvs)
+        self.leaves = list(dict.fromkeys([*self.leaves, *other.leaves]))
+
+    def _walk(self, start: Node, most: int) -> None:
         below = self.below
         entered: dict[Node, Below] = {}
         stack = [start]
@@ -151,6 +183,8 @@ class Reach:
                 below[node] = entered[node]
                 stack.pop()
             else:
+                if len(entered) >= most:
+                    raise ValueError(f"more than {most} nodes")
                 entered[node] = self._enter(node)
                 stack += [child for child, _ in entered[node] if child is not None]
 
@@ -169,4 +203,14 @@ def reach(edges: Iterable[GradientEdge | None]) -> Reach:
     """What these edges lead to."""
     found = Reach()
     found.add(edges)
+    return found
+
+
+def glance(edges: Iterable[GradientEdge | None], most: int) -> Reach | None:
+    """What these edges lead to, unless looking takes long: None beyond `most` nodes for an edge."""
+    found = Reach()
+    try:
+        found.add(edges, most)
+    except ValueError:
+        return None
     return found

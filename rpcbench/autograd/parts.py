@@ -18,9 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from rpcbench.autograd.gradients import total
 from rpcbench.autograd.graph import Below, Reach, is_leaf, is_recv, leaf_of
 
 RootEdges = Sequence["GradientEdge | None"]
@@ -47,7 +49,7 @@ class Part:
             self.ends[GradientEdge(node, 0)] = None
             return
         self.recvs.append(node)
-        for number in range(len(node.blanks) - node.blanks.count(None)):
+        for number in range(sum(node.wanted)):
             self.ends[GradientEdge(node, number)] = None
 
     def add(self, edge: GradientEdge, grad: Tensor) -> None:
@@ -55,10 +57,10 @@ class Part:
         before = self.entries.get(edge)
         if before is None:
             self.entries[edge] = grad
-        elif edge in self.sums and not before.is_sparse:
+        elif edge in self.sums and before.layout is torch.strided:
             before += grad
-        else:  # torch adds sparse to dense, and not dense to sparse
-            self.entries[edge] = grad + before if before.is_sparse else before + grad
+        else:
+            self.entries[edge] = total(before, grad)
             self.sums.add(edge)
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from rpcbench.autograd import taps
-from rpcbench.autograd.graph import Blank, Reach, is_leaf, leaf_of
+from rpcbench.autograd.graph import Reach, is_leaf, leaf_of
 from rpcbench.autograd.parts import Part, Plan
 from rpcbench.words.errors import ProtocolError
 
@@ -35,17 +35,11 @@ from rpcbench.words.errors import ProtocolError
 class Fired(NamedTuple):
     """The final gradients of one received message, one for each place in it.
 
-    None stands where no gradient came, and where `blanks` has None: there the tensor did not require one.
+    None stands where no gradient came, as it does between nodes of a local backward.
     """
 
     key: Any
     grads: list[Tensor | None]
-    blanks: tuple[Blank | None, ...]
-
-    def filled(self) -> list[Tensor | None]:
-        """The gradients, with zeros where none came."""
-        places = zip(self.grads, self.blanks, strict=True)
-        return [blank.zeros() if blank and grad is None else grad for grad, blank in places]
 
 
 class LocalPass:
@@ -128,5 +122,5 @@ class LocalPass:
 
 def _fired(recv: Any, final: Mapping[GradientEdge, Tensor]) -> Fired:
     outputs = itertools.count()
-    grads = [final.get(GradientEdge(recv, next(outputs))) if blank else None for blank in recv.blanks]
-    return Fired(recv.key, grads, recv.blanks)
+    grads = [final.get(GradientEdge(recv, next(outputs))) if wanted else None for wanted in recv.wanted]
+    return Fired(recv.key, grads)

@@ -99,6 +99,4 @@ def _bench(options: argparse.Namespace) -> None:
     from rpcbench.bench import command
 
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
-    command.run(
-        against=options.against, seed=seed, quick=options.quick, rounds=options.rounds, json_file=options.json
-    )
+    command.run(against=options.against, seed=seed, quick=options.quick, rounds=options.rounds, json_file=options.json)

@@ -151,9 +151,7 @@ def _step(rref: RRef[LocalOptimizer], context_id: int) -> None:
     rref.local_value().step(context_id)
 
 
-def _schedule(
-    rref: RRef[LocalOptimizer], scheduler_class: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def _schedule(rref: RRef[LocalOptimizer], scheduler_class: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     rref.local_value().schedule(scheduler_class, args, kwargs)
 
 

@@ -272,4 +272,3 @@ def _state(module: RRef[Any]) -> dict[str, torch.Tensor]:
 def _gradients(module: RRef[Any], context: int) -> dict[str, torch.Tensor]:
     held = autograd.recorder().gradients(context)
     return {name: held[param] for name, param in module.local_value().named_parameters() if param in held}
-

@@ -198,4 +198,3 @@ def _succeeded(future: Future[Any]) -> bool:
 
 def _bytes(value: Any) -> int:
     return value.nbytes if isinstance(value, torch.Tensor) else 0
-

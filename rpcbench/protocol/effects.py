@@ -102,12 +102,11 @@ class Accumulate(NamedTuple):
 
 
 class WalkEnded(NamedTuple):
-    """The backward pass that this member began is over; `failure` where it went wrong, with the worker to blame."""
+    """The backward pass that this member began is over; `failure` where it went wrong."""
 
     context: int
     walk: Id
     failure: WalkFailed | None
-    source: int
 
 
 class ForgetWalk(NamedTuple):

@@ -41,7 +41,7 @@ class Node:
         self.me = me.id
         self.calls = Calls()
         self.rrefs = RRefs(me.id, me.incarnation)
-        self.contexts = Contexts(me.id)
+        self.contexts = Contexts(me.id, self.name)
         self.members = Membership(me, world_size)
         self.leaks: list[Held] = []  # what members held on to when they left a world that was over
         self.delivery = Delivery(me.incarnation, lossy)
@@ -58,11 +58,11 @@ class Node:
             m.ForkAccept: self._on_fork_accept,
             m.ChildAccept: lambda source, msg, now: self.rrefs.on_child_accept(msg),
             m.UserDelete: lambda source, msg, now: (self.rrefs.on_user_delete(msg), []),
-            m.Discover: lambda source, msg, now: self.contexts.on_discover(source, msg),
-            m.Discovered: lambda source, msg, now: self.contexts.on_discovered(msg),
-            m.Gradients: lambda source, msg, now: self.contexts.on_gradients(source, msg),
-            m.Settled: lambda source, msg, now: self.contexts.on_settled(msg),
-            m.WalkFailed: lambda source, msg, now: self.contexts.on_failed(source, msg),
+            m.Discover: lambda source, msg, now: self.contexts.walks.on_discover(source, msg),
+            m.Discovered: lambda source, msg, now: self.contexts.walks.on_discovered(msg),
+            m.Gradients: lambda source, msg, now: self.contexts.walks.on_gradients(source, msg),
+            m.Settled: lambda source, msg, now: self.contexts.walks.on_settled(msg),
+            m.WalkFailed: lambda source, msg, now: self.contexts.walks.on_failed(source, msg),
             m.ReleaseContext: lambda source, msg, now: self.contexts.release(msg.context),
             m.Join: lambda source, msg, now: self.members.on_join(source, msg),
             m.Refused: lambda source, msg, now: (self.members.on_refused(msg), []),
@@ -163,10 +163,13 @@ class Node:
     def _taken_back(self, to: int, message: m.Message, error: Exception) -> Outcome:
         """What waits for a message that does not come, waits no more."""
         if isinstance(message, m.Discover | m.Gradients):
-            failure = m.WalkFailed(*message[:3], type(error).__name__, str(error), m.EMPTY)
-            return self.contexts.failed(message.context, message.walk, message.message, failure, to)
+            text = f"a message of the pass cannot be sent to {self.name(to)}: {error}"
+            failure = m.WalkFailed(message.context, message.walk, self.me, type(error).__name__, text, m.EMPTY)
+            return self.contexts.walks.failed(message.context, message.walk, failure)
         effects: Effects = []
         outbox: Outbox = []
+        if (scope := getattr(message, "scope", None)) is not None:
+            self.contexts.unsent(scope)
         if to in self._gone and isinstance(message, m.ForkRequest | m.Create | m.Uncreated):
             effects, outbox = self.rrefs.owner_lost(message.fork)
             effects += self.calls.confirmed(message.fork)
@@ -364,7 +367,7 @@ class Node:
         for message in held:
             more, out = self._not_run(message, WorkerLostError(why))
             effects, outbox = effects + more, outbox + out
-        failure = m.WalkFailed(0, Id(0, 0), 0, "WorkerLostError", why, m.EMPTY)
+        failure = m.WalkFailed(0, Id(0, 0), self.me, "WorkerLostError", why, m.EMPTY)
         more, out = self.contexts.lost(worker, failure, self.members.members)
         return effects + more + self._number(outbox + out)
 

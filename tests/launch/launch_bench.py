@@ -46,9 +46,7 @@ class Bench:
 
     def config(self, task):
         number = next(_NUMBERS)
-        return WorldConfig(
-            name=f"{task}{number}", id=number, cluster=task, directory=str(self.folder), secret=SECRET
-        )
+        return WorldConfig(name=f"{task}{number}", id=number, cluster=task, directory=str(self.folder), secret=SECRET)
 
     def start(self, task, on_exit=None):
         return self.launcher.start(self.config(task), on_exit)

@@ -1,7 +1,8 @@
 """Members that record random graphs of messages in a context, and walk back over them, as an agent's recorder does.
 
 A gradient here is a number: how many paths lead from the roots to a send. So a send that does not get its gradients
-once, or whose gradients go on before they are whole, is seen at once.
+once, or whose gradients go on before they are whole, is seen at once. Some members look what lies behind a message when
+they send it, others leave that to the backward pass.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from functools import partial
 from simulation import Member, World
 
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol.contexts import ROOT
+from rpcbench.protocol.walks import ROOT, Sent
 from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
-from rpcbench.words.ids import Id, global_id
+from rpcbench.words.ids import Id, global_id, worker_of
 
 WITH_TENSORS = Body(b"tensors", b"", [])
 
@@ -76,20 +77,21 @@ class Passer(Member):
     def _record(self, to: int) -> tuple[m.Scope | None, Body]:
         """A message that depends on some that were received."""
         number, self.messages = global_id(self.id, self.messages), self.messages + 1
-        tensors = self.world.random.random() < 0.85
-        recorded = False
+        pick = self.world.random
+        tensors = pick.random() < 0.85
+        reach = frozenset(pick.sample(self.recvs, min(len(self.recvs), pick.choice((0, 1, 1, 2, 3)))))
+        seen = reach if pick.random() < self.world.seen else None
+        scope: m.Scope | None = None
 
         def record() -> fx.Effects:
-            nonlocal recorded
-            recorded = self.node.contexts.record_send(self.world.context, number, to, tensors)
+            nonlocal scope
+            scope = self.node.contexts.record_send(self.world.context, number, Sent(to, "work"), seen, tensors)
             return []
 
         self.feed(record)
-        if recorded and tensors:
-            count = min(len(self.recvs), self.world.random.choice((0, 1, 1, 2, 3)))
-            self.reach[number] = frozenset(self.world.random.sample(self.recvs, count))
-            self.world.senders[number] = self.id
-        return m.Scope(self.world.context, number) if recorded else None, WITH_TENSORS if tensors else m.EMPTY
+        if scope is not None and tensors:
+            self.reach[number] = reach
+        return scope, WITH_TENSORS if tensors else m.EMPTY
 
     def _run(self, run: fx.Run) -> None:
         self._received(run.source, run.message)
@@ -107,14 +109,14 @@ class Passer(Member):
         tensors = message.body is WITH_TENSORS
 
         def record() -> fx.Effects:
-            if self.node.contexts.record_recv(scope.context, scope.message, source, tensors) and tensors:
+            if self.node.contexts.record_recv(scope, source, tensors) and tensors:
                 self.recvs.append(scope.message)
             return []
 
         self.feed(record)
 
     # -- backward
-    def begin(self) -> None:
+    def begin(self, fast: bool = False) -> None:
         """A pass over some of what was received here."""
         context, pick = self.world.context, self.world.random
         if context not in self.node.contexts.contexts:
@@ -122,44 +124,37 @@ class Passer(Member):
         walk = Id(self.id, len(self.begun))
         recvs = self.begun[walk] = frozenset(pick.sample(self.recvs, pick.randint(0, min(3, len(self.recvs)))))
         self.world.tell(f"{self.id} begins pass {walk} from {sorted(recvs)}")
-        self.feed(lambda: self.node.outcome(self.node.contexts.begin(context, walk, recvs)))
+        self.feed(lambda: self.node.outcome(self.node.contexts.walks.begin(context, walk, recvs, False, fast)))
 
     def _guarded(self, walk: Id, message: int, work: object) -> None:
         if self.world.goes_wrong(walk):
-            failure = m.WalkFailed(self.world.context, walk, message, "ValueError", "", m.EMPTY)
+            failure = m.WalkFailed(self.world.context, walk, self.id, "ValueError", "", m.EMPTY)
             self.world.tell(f"{self.id} fails in pass {walk} at {message}")
-            outcome = partial(self.node.contexts.failed, self.world.context, walk, message, failure, self.id)
+            outcome = partial(self.node.contexts.walks.failed, self.world.context, walk, failure)
             self.soon(lambda: self.feed(lambda: self.node.outcome(outcome())))
         else:
             self.soon(work)
 
     def _explore(self, effect: fx.Explore) -> None:
         recvs = self.reach[effect.message]
-        self.feed(lambda: self.node.outcome(self.node.contexts.explored(*effect, recvs)))
+        self.feed(lambda: self.node.outcome(self.node.contexts.walks.explored(*effect, recvs)))
 
     def _accumulate(self, effect: fx.Accumulate) -> None:
         self._arrive(effect.message.walk, effect.message.message, int(effect.message.body.payload))
 
     def _arrive(self, walk: Id, root: int, paths: int) -> None:
-        known = self.node.contexts.contexts.get(self.world.context)
-        if known is None or walk not in known.walks:
+        state = self.node.contexts.walks.find(self.world.context, walk)
+        if state is None:
             return
         if walk not in self.passes:
             begun = {ROOT: self.begun[walk]} if walk in self.begun else {}
-            self.passes[walk] = Local(begun | {send: self.reach[send] for send in known.walks[walk].needed})
+            self.passes[walk] = Local(begun | {send: self.reach[send] for send in state.needed})
         if root != ROOT:
             self.world.arrived[walk][root].append(paths)
         whole = self.passes[walk].arrive(root, paths)
-        sent = [(known.recvs[recv], self._gradients(walk, recv, count)) for recv, count in whole.items()]
-
-        def propagated() -> fx.Effects:
-            effects, outbox = self.node.contexts.propagated(self.world.context, walk, root, whole)
-            return self.node.outcome((effects, outbox + sent))
-
-        self.feed(propagated)
-
-    def _gradients(self, walk: Id, recv: int, paths: int) -> m.Gradients:
-        return m.Gradients(self.world.context, walk, recv, False, Body(b"%d" % paths, b"", []))
+        fired = {recv: Body(b"%d" % count, b"", []) for recv, count in whole.items()}
+        walks = self.node.contexts.walks
+        self.feed(lambda: self.node.outcome(walks.propagated(self.world.context, walk, root, fired)))
 
 
 class Passes(World):
@@ -168,11 +163,11 @@ class Passes(World):
     members: dict[int, Passer]
 
     def __init__(self, seed: int, size: int, lossy: bool = False) -> None:
-        self.senders: dict[int, int] = {}
         self.arrived: dict[Id, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         self.ended: dict[Id, list[m.WalkFailed | None]] = defaultdict(list)
         self.errors = 0.0
         super().__init__(seed, Passer, size, lossy)
+        self.seen = self.random.choice((0.0, 0.5, 0.9, 1.0))
         self.root = self.members[self.random.randrange(size)]
         self.context = global_id(self.root.id, 0)
         self.root.node.contexts.open(self.context)
@@ -211,6 +206,27 @@ class Passes(World):
             self.release()
             self._check_end()
 
+    def run_fast(self, messages: int) -> None:
+        """Record; walk back without asking. It fails where a worker that takes part has sent what nobody used."""
+        with self.telling():
+            self.record(messages)
+            self.settle()
+            self.root.begin(fast=True)
+            self.settle()
+            for walk, recvs in self.root.begun.items():
+                ways = self.paths(recvs)
+                partners = [self.members[worker] for worker in {self.root.id, *map(worker_of, ways)}]
+                sent = [member.node.contexts.contexts[self.context].sends for member in partners]
+                unused = set().union(*sent) - ways.keys()
+                (ended,) = self.ended[walk]
+                if not unused:
+                    assert ended is None and self.arrived[walk] == {send: [n] for send, n in ways.items()}
+                else:
+                    assert ended is not None and "got none" in ended.text, ended
+            self._check_walks_are_over()
+            self.release()
+            self._check_end()
+
     def run_into_trouble(self, messages: int, passes: int, trouble: str) -> None:
         """Functions fail, a worker dies, or the context is released, all at any time."""
         with self.telling():
@@ -230,6 +246,7 @@ class Passes(World):
             if self.root.id not in self.dead:
                 for walk in self.root.begun:
                     assert len(self.ended[walk]) == 1, f"pass {walk} ended {len(self.ended[walk])} times"
+                self._check_walks_are_over()
                 self.release()
             self._check_end()
 
@@ -240,7 +257,7 @@ class Passes(World):
         while ways:
             send = ways.pop()
             count[send] += 1
-            ways += self.members[self.senders[send]].reach[send]
+            ways += self.members[worker_of(send)].reach[send]
         return count
 
     def _check_walks_are_over(self) -> None:

@@ -1,6 +1,6 @@
 """Three workers: A begins a context, calls B, which calls C; each answer is used.
 
-    A ──1──> B ──2──> C ──3──> B ──4──> A        message numbers
+A ──1──> B ──2──> C ──3──> B ──4──> A        message numbers
 """
 
 from __future__ import annotations

@@ -1,0 +1,50 @@
+"""Errors of a backward pass, from the worker where it went wrong to the one that began it."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from rpcbench.wire.messages import EMPTY, WalkFailed
+from rpcbench.wire.pickling import Codec
+from rpcbench.words.errors import RemoteError, RpcError, WorkerLostError
+from rpcbench.words.ids import Id
+
+
+def failure_of(error: BaseException, context: int, walk: Id, worker: int, codec: Codec) -> WalkFailed:
+    """An error that was raised here, as a message: itself where it can travel, and always its story."""
+    text = f"Error on Node {worker}: {error}\n" + "".join(traceback.format_exception(error))
+    try:
+        body = codec.encode(error).body if isinstance(error, Exception) else EMPTY
+    except Exception:  # noqa: BLE001  (it cannot travel; its story does)
+        body = EMPTY
+    return WalkFailed(context, walk, worker, type(error).__name__, text, body)
+
+
+def raised(failure: WalkFailed, worker: str, codec: Codec) -> Exception:
+    """What to raise where the pass began: an error of both RpcError and the original type, with its story as cause."""
+    original: Any = None
+    if failure.body.payload:
+        try:
+            original = codec.decode(failure.body)
+        except Exception:  # noqa: BLE001  (its class cannot be rebuilt here; its story can be shown)
+            original = None
+    if original is None and failure.type == WorkerLostError.__name__:
+        return WorkerLostError(failure.text)
+    error = _both(failure.text.splitlines()[0] if failure.text else failure.type, original)
+    error.__cause__ = RemoteError(worker, f"{failure.type} while gradients went back:\n{failure.text}")
+    return error
+
+
+def _both(text: str, original: Any) -> Exception:
+    """An exception of both kinds, where the original's class allows it."""
+    if not isinstance(original, Exception) or isinstance(original, RpcError):
+        return original if isinstance(original, RpcError) else RpcError(text)
+    kind = type(original)
+    try:
+        both: Any = type(kind.__name__, (RpcError, kind), {"__module__": kind.__module__})
+        made: Exception = both.__new__(both, text)
+        made.args = (text,)
+    except TypeError:
+        return RpcError(text)
+    return made

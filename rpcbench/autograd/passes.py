@@ -1,0 +1,212 @@
+"""Backward passes on one worker: answers the questions of `protocol.walks` with the graph that was recorded.
+
+A pass runs on one thread at a time; gradients that arrive meanwhile queue. What belongs to a pass that began here runs
+on the thread that called `backward`, the rest on pool threads. Several passes may run at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from rpcbench.agent.core import Agent
+from rpcbench.autograd import graph
+from rpcbench.autograd.blame import failure_of, raised
+from rpcbench.autograd.gradients import Leaves
+from rpcbench.autograd.recorded import Grads, Pass, Recorded, SentTensors
+from rpcbench.autograd.regions import LocalPass
+from rpcbench.protocol.walks import ROOT
+from rpcbench.wire.messages import Gradients, WalkFailed
+from rpcbench.words.futures import blocked
+from rpcbench.words.ids import Counter, Id
+
+Job = Callable[[], object]
+
+
+@dataclass(slots=True, eq=False)
+class _Begun:
+    """A pass that began here: its roots, the jobs for the thread that waits for it, and how it ended."""
+
+    roots: SentTensors
+    seeds: Grads
+    jobs: queue.SimpleQueue[Job | None] = field(default_factory=queue.SimpleQueue)
+    failure: WalkFailed | None = None
+
+
+class Passes:
+    """All passes on one worker. `recorded`: what is kept for a context; RuntimeError where that is not there."""
+
+    def __init__(self, agent: Agent, recorded: Callable[[int], Recorded]) -> None:
+        self._agent = agent
+        self._machine = agent.machine
+        self._codec = agent.values.codec
+        self._recorded = recorded
+        self._lock = threading.Lock()
+        self._begun: dict[Id, _Begun] = {}
+        self._walks = Counter()
+
+    # -- a pass that begins here
+    def backward(self, context: int, roots: list[torch.Tensor], retain: bool, fast: bool) -> None:
+        """Run a pass; returns when it is over everywhere. Errors are as `autograd.backward` says."""
+        _check_roots(roots)
+        self._recorded(context)
+        edges = graph.edges(roots)
+        found = graph.reach(edges)
+        walk = Id(self._agent.id, self._walks.next(), self._agent.incarnation)
+        begun = self._begun[walk] = _Begun(SentTensors(edges, found), [torch.ones_like(root) for root in roots])
+        try:
+            recvs = list(found.recvs)
+            self._machine.feed(lambda node: node.outcome(node.contexts.walks.begin(context, walk, recvs, retain, fast)))
+            self._work(begun)
+        except BaseException as error:
+            self._fail(context, walk, error)  # Ctrl-C, say: the others need not go on
+            raise
+        finally:
+            del self._begun[walk]
+        if (failure := begun.failure) is not None:
+            worker = self._machine.ask(lambda node: node.name(failure.worker))
+            raise raised(failure, worker, self._codec)
+
+    def _work(self, begun: _Begun) -> None:
+        while True:
+            try:
+                job = begun.jobs.get_nowait()
+            except queue.Empty:
+                with blocked():
+                    job = begun.jobs.get()
+            if job is None:
+                return
+            job()
+            del job
+
+    def ended(self, walk: Id, failure: WalkFailed | None) -> None:
+        """A pass that this worker began is over."""
+        begun = self._begun.get(walk)
+        if begun is not None:
+            begun.failure = failure
+            begun.jobs.put(None)
+
+    # -- the machine's questions
+    def explore(self, context: int, walk: Id, message: int) -> None:
+        """Find the recvs behind a send."""
+        with self._guard(context, walk):
+            sent = self._recorded(context).sends[message]
+            if sent.found is None:
+                self._agent.submit(lambda: self._explore(context, walk, message, sent))
+            else:
+                self._explored(context, walk, message, sent.found)
+
+    def _explore(self, context: int, walk: Id, message: int, sent: SentTensors) -> None:
+        found = graph.reach(sent.edges)
+        self._recorded(context).sends[message] = sent._replace(found=found)
+        self._explored(context, walk, message, found)
+
+    def _explored(self, context: int, walk: Id, message: int, found: graph.Reach) -> None:
+        recvs = list(found.recvs)
+        self._machine.feed(lambda node: node.outcome(node.contexts.walks.explored(context, walk, message, recvs)))
+
+    def propagate(self, context: int, walk: Id) -> None:
+        """Run backward from the roots."""
+        begun = self._begun.get(walk)
+        if begun is not None:
+            begun.jobs.put(lambda: self._arrive(context, walk, ROOT, begun.seeds))
+
+    def accumulate(self, message: Gradients) -> None:
+        """Gradients have come for a send."""
+        begun = self._begun.get(message.walk)
+        if begun is not None:
+            begun.jobs.put(lambda: self._accumulate(message))
+        else:
+            self._agent.submit(lambda: self._accumulate(message))
+
+    def _accumulate(self, message: Gradients) -> None:
+        with self._guard(message.context, message.walk):
+            grads = self._codec.decode(message.body)
+            self._arrive(message.context, message.walk, message.message, grads)
+
+    def forget(self, context: int, walk: Id) -> None:
+        """A pass is over here."""
+        with contextlib.suppress(RuntimeError):  # the context may have gone before
+            self._recorded(context).passes.pop(walk, None)
+
+    # -- running
+    def _arrive(self, context: int, walk: Id, message: int, grads: Grads) -> None:
+        """Gradients for one root of this worker's part; run now, or by the thread that runs the pass already."""
+        held = self._recorded(context)
+        with self._lock:
+            state = held.passes.setdefault(walk, Pass())
+            state.waiting.append((message, grads))
+            if state.busy:
+                return
+            state.busy = True
+        while True:
+            with self._lock:
+                if not state.waiting:
+                    state.busy = False
+                    return
+                message, grads = state.waiting.popleft()
+            with self._guard(context, walk):
+                self._step(context, walk, state, message, grads)
+
+    def _step(self, context: int, walk: Id, state: Pass, message: int, grads: Grads) -> None:
+        if state.local is None:
+            state.local = self._local(context, walk)
+        fired = state.local.arrive(message, grads)
+        if state.local.complete:
+            self.keep(context, state.local.leaves())
+        bodies = {
+            one.key: self._codec.encode([g if g is None else g.detach() for g in one.grads]).body for one in fired
+        }
+        self._machine.feed(lambda node: node.outcome(node.contexts.walks.propagated(context, walk, message, bodies)))
+
+    def _local(self, context: int, walk: Id) -> LocalPass:
+        """This worker's part: all sends that take part, and the roots of the pass where it began here."""
+        needed, retain = self._machine.ask(lambda node: node.contexts.walks.part(context, walk))
+        sends = self._recorded(context).sends
+        parts = {number: sends[number] for number in needed}
+        if walk in self._begun:
+            parts[ROOT] = self._begun[walk].roots
+        found = graph.Reach()
+        for part in parts.values():
+            if part.found is None:
+                found.add(part.edges)
+            else:
+                found.join(part.found)
+        return LocalPass({number: part.edges for number, part in parts.items()}, retain, found)
+
+    def keep(self, context: int, leaves: Leaves) -> None:
+        """Add gradients of leaves to the context's own."""
+        gradients = self._recorded(context).gradients
+        gradients.add(leaves)
+        self._machine.ask(lambda node: node.contexts.gradients_held(context, len(gradients)))
+
+    @contextlib.contextmanager
+    def _guard(self, context: int, walk: Id) -> Iterator[None]:
+        """Whatever a user's hook or function raises ends the pass, on all workers."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  (it is the pass's error, whatever it is)
+            self._fail(context, walk, error)
+
+    def _fail(self, context: int, walk: Id, error: BaseException) -> None:
+        failure = failure_of(error, context, walk, self._agent.id, self._codec)
+        self._machine.feed(lambda node: node.outcome(node.contexts.walks.failed(context, walk, failure)))
+
+
+def _check_roots(roots: list[torch.Tensor]) -> None:
+    if not roots:
+        raise RuntimeError("No tensors provided for gradient computation.")
+    for root in roots:
+        if not root.requires_grad:
+            raise RuntimeError("requires_grad not set on root")
+        if root.numel() != 1:
+            raise RuntimeError(f"a root of shape {tuple(root.shape)} is not a scalar, all roots need to be scalar")
+        if root.grad_fn is None:
+            raise RuntimeError("a root does not have a valid gradient function.")

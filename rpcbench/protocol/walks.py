@@ -1,0 +1,338 @@
+"""Backward passes over the recorded messages of one worker: walks from the recvs that the roots reach, back to leaves.
+
+    discovery   "the send with this number takes part" goes to each sender whose recv is reached; it answers when all
+                that lies behind is known. So every worker knows which sends to wait for, and a call whose result nobody
+                used cannot stall the pass. Left out where the messages themselves told what lies behind them.
+    gradients   go the same way. Each worker tells the root which send it has run and where it sent gradients then. When
+                all that were sent have run, in whatever order the root hears of it, the pass is over.
+
+A `fast` walk asks nothing: whoever gets gradients waits for all its sends of the context, and says which these are. If
+the pass comes to rest and some got none, it fails and names them.
+
+Discovery is a diffusing computation: every question gets one answer, after the questions it caused have got theirs.
+A failure goes to the root, and from each worker to its neighbours in the walk, so nobody keeps half of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rpcbench.protocol.effects import Accumulate, Effects, Explore, ForgetWalk, Propagate, WalkEnded
+from rpcbench.protocol.rrefs import Outbox
+from rpcbench.wire.body import Body
+from rpcbench.wire.messages import EMPTY, Awaited, Discover, Discovered, Gradients, Settled, WalkFailed
+from rpcbench.words.errors import RpcError
+from rpcbench.words.ids import Id, worker_of
+
+ROOT = -1
+"""Stands for the send number of the roots, on the worker that began a walk."""
+_FOREIGN = (
+    "the roots depend on a tensor that was received in another autograd context: make all calls of a pass in one "
+    "context, or detach() that tensor"
+)
+
+Outcome = tuple[Effects, Outbox]
+Tell = Callable[[str, int], None]
+Name = Callable[[int], str]
+
+
+class Sent(NamedTuple):
+    """A message of the context that went out: to whom, and what it was part of."""
+
+    to: int
+    label: str
+
+
+class Received(NamedTuple):
+    """A message that came in: from whom, and the sends that lie behind it, its own among them; None: too many."""
+
+    source: int
+    behind: tuple[int, ...] | None
+
+
+@dataclass(slots=True)
+class Question:
+    """One question of the discovery that is not answered yet: who asked, and which of ours it waits for."""
+
+    asker: int
+    open: set[int]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the root has heard. `open`: gradients that were sent and have not run, or the other way round."""
+
+    open: set[int]
+    settled: set[int] = field(default_factory=set)
+    awaited: dict[int, Awaited] = field(default_factory=dict)
+
+    def add(self, report: Settled) -> None:
+        self.open ^= {report.message, *report.fired}
+        self.settled.add(report.message)
+        self.awaited.update((one.message, one) for one in report.awaited)
+
+    def unused(self) -> list[Awaited]:
+        """Sends that were awaited in vain, once the pass has come to rest."""
+        return [one for number, one in sorted(self.awaited.items()) if number not in self.settled]
+
+
+@dataclass(slots=True)
+class Walk:
+    """This worker's part of one backward pass; `plan` are all sends that take part, where the messages told."""
+
+    retain: bool = False
+    fast: bool = False
+    plan: tuple[int, ...] = ()
+    needed: set[int] = field(default_factory=set)
+    asked: dict[int, int] = field(default_factory=dict)  # recv -> the send (or ROOT) from which it was reached first
+    questions: dict[int, Question] = field(default_factory=dict)
+    arrived: set[int] = field(default_factory=set)
+    ran: int = 0
+    running: bool = False
+    tally: Tally | None = None  # on the root
+
+
+@dataclass(slots=True)
+class Context:
+    """What one worker knows of one context."""
+
+    known: set[int] = field(default_factory=set)
+    sends: dict[int, Sent] = field(default_factory=dict)
+    recvs: dict[int, Received] = field(default_factory=dict)
+    walks: dict[Id, Walk] = field(default_factory=dict)
+    failed: set[Id] = field(default_factory=set)  # walks that must not begin again here
+    gradients: int = 0
+
+    def behind(self, recvs: Iterable[int], *more: int) -> tuple[int, ...] | None:
+        """The sends behind all of these, where that is known and they are few; None also for recvs of elsewhere."""
+        found = [self.recvs.get(recv) for recv in recvs]
+        return union((one.behind if one else None for one in found), *more)
+
+
+class Walks:
+    """All walks on one worker. Methods return `(effects, outbox)`."""
+
+    def __init__(self, me: int, contexts: dict[int, Context], tell: Tell, name: Name) -> None:
+        self.me = me
+        self._contexts = contexts
+        self._tell = tell
+        self._name = name
+
+    def begin(self, context: int, walk: Id, recvs: Iterable[int], retain: bool, fast: bool) -> Outcome:
+        """Begin a backward pass here; `recvs` are those its roots reach."""
+        known, recvs = self._contexts[context], list(recvs)
+        plan = None if fast else known.behind(recvs)
+        state = known.walks[walk] = Walk(retain, fast, plan or (), tally=Tally({ROOT}))
+        if plan is None and not fast:
+            state.questions[ROOT] = Question(self.me, set())
+            return self._ask(context, walk, ROOT, recvs)
+        state.needed = set(known.sends) if fast else self._own(known, state.plan)
+        state.running = True
+        self._tell("WalkBegan", context)
+        return [Propagate(context, walk)], []
+
+    # -- discovery
+    def on_discover(self, source: int, message: Discover) -> Outcome:
+        known = self._contexts.get(message.context)
+        if known is None or message.message not in known.sends:
+            return self._refuse(source, message, "the context is released, or never sent this message")
+        if message.walk in known.failed:
+            return self._refuse(source, message, "this backward pass has failed already")
+        walk = known.walks.setdefault(message.walk, Walk())
+        walk.needed.add(message.message)
+        walk.questions[message.message] = Question(source, set())
+        self._tell("SendDiscovered", message.context)
+        return [Explore(message.context, message.walk, message.message)], []
+
+    def explored(self, context: int, walk: Id, message: int, recvs: Iterable[int]) -> Outcome:
+        """The answer to `Explore`."""
+        if self.find(context, walk) is None:
+            return [], []
+        return self._ask(context, walk, message, recvs)
+
+    def on_discovered(self, message: Discovered) -> Outcome:
+        state = self.find(message.context, message.walk)
+        asker = state.asked.get(message.message) if state else None
+        if state is None or asker not in state.questions:
+            return [], []
+        state.questions[asker].open.discard(message.message)
+        return self._answer(message.context, message.walk, state, asker)
+
+    def _ask(self, context: int, walk: Id, message: int, recvs: Iterable[int]) -> Outcome:
+        known, state = self._contexts[context], self._contexts[context].walks[walk]
+        new = [recv for recv in recvs if recv not in state.asked]
+        if not known.recvs.keys() >= set(new):
+            return self._foreign(context, walk)
+        for recv in new:
+            state.asked[recv] = message
+            state.questions[message].open.add(recv)
+        effects, outbox = self._answer(context, walk, state, message)
+        return effects, [(known.recvs[recv].source, Discover(context, walk, recv)) for recv in new] + outbox
+
+    def _answer(self, context: int, walk: Id, state: Walk, message: int) -> Outcome:
+        """Answer the question about `message` if all it waited for is answered."""
+        outcome: Outcome = ([], [])
+        if not state.questions[message].open:
+            question = state.questions.pop(message)
+            if message == ROOT:
+                state.running = True
+                outcome = [Propagate(context, walk)], []
+            else:
+                outcome = [], [(question.asker, Discovered(context, walk, message))]
+        self._tell("WalkMoved", context)
+        return outcome
+
+    # -- gradients
+    def on_gradients(self, source: int, message: Gradients) -> Outcome:
+        effects, outbox = self.on_settled(message.settled) if message.settled else ([], [])
+        known = self._contexts.get(message.context)
+        if known is None or message.walk in known.failed:
+            return self._refuse(source, message, "the context is released, or this backward pass has failed already")
+        state = known.walks.get(message.walk) or self._join(known, message)
+        if message.message not in state.needed or message.message in state.arrived:
+            return self._refuse(source, message, "no backward pass waits for these gradients")
+        state.running, state.retain = True, message.retain
+        state.arrived.add(message.message)
+        self._tell("GradientsArrived", message.context)
+        return [*effects, Accumulate(source, message)], outbox
+
+    def _join(self, known: Context, message: Gradients) -> Walk:
+        """A walk that has not come by here before, and does not ask."""
+        state = Walk(message.retain, message.fast, message.plan)
+        state.needed = set(known.sends) if message.fast else self._own(known, message.plan)
+        if state.needed:
+            known.walks[message.walk] = state
+        return state
+
+    def propagated(self, context: int, walk: Id, message: int, fired: Mapping[int, Body]) -> Outcome:
+        """Gradients for a send (or the roots) have run; those of the recvs in `fired` go out now."""
+        state = self.find(context, walk)
+        if state is None:
+            return [], []
+        known = self._contexts[context]
+        if not known.recvs.keys() >= fired.keys():
+            return self._foreign(context, walk)
+        awaited = [Awaited(number, *known.sends[number]) for number in state.needed] if state.fast else []
+        report: Any = Settled(context, walk, message, tuple(fired), () if state.ran else tuple(awaited))
+        state.ran += 1
+        state.asked.update(dict.fromkeys(fired, message))
+        outbox: Outbox = []
+        for recv, body in fired.items():
+            to = known.recvs[recv].source
+            rides = report if to == walk.worker != self.me else None
+            outbox.append((to, Gradients(context, walk, recv, state.retain, state.fast, state.plan, rides, body)))
+            report = None if rides else report
+        if state.tally is None:
+            outbox += [(walk.worker, report)] if report else []
+            return self._finish(context, walk, state), outbox
+        effects, more = self.on_settled(report)
+        return effects, outbox + more
+
+    def on_settled(self, report: Settled) -> Outcome:
+        """The root hears that gradients have run."""
+        state = self.find(report.context, report.walk)
+        if state is None or state.tally is None:
+            return [], []
+        state.tally.add(report)
+        if state.tally.open:
+            self._tell("WalkMoved", report.context)
+            return [], []
+        if unused := state.tally.unused():
+            return self.failed(report.context, report.walk, self._in_vain(report, unused))
+        del self._contexts[report.context].walks[report.walk]
+        self._tell("WalkFinished", report.context)
+        return [WalkEnded(report.context, report.walk, None), ForgetWalk(report.context, report.walk)], []
+
+    def _finish(self, context: int, walk: Id, state: Walk) -> Effects:
+        """Where all sends that take part have run, this worker's part is over."""
+        if state.ran < len(state.needed):
+            self._tell("WalkMoved", context)
+            return []
+        del self._contexts[context].walks[walk]
+        self._tell("WalkFinished", context)
+        return [ForgetWalk(context, walk)]
+
+    def _in_vain(self, report: Settled, unused: list[Awaited]) -> WalkFailed:
+        calls = ", ".join(
+            f"{self._name(worker_of(one.message))} to {self._name(one.to)} ({one.label})" for one in unused
+        )
+        text = (
+            f"backward of autograd context {report.context} in mode 'fast' needs gradients for every message that was "
+            f"sent, and these got none: {calls}. Their results were not used: leave these calls out of the context, or "
+            "use mode='smart'"
+        )
+        return WalkFailed(report.context, report.walk, self.me, "RpcError", text, EMPTY)
+
+    # -- failures
+    def failed(self, context: int, walk: Id, failure: WalkFailed, source: int | None = None) -> Outcome:
+        """The pass goes wrong here, or `source` says that it has: tell the neighbours, once."""
+        known = self._contexts.get(context)
+        if known is None or walk in known.failed:
+            return [], []
+        known.failed.add(walk)
+        state = known.walks.pop(walk, None)
+        if state is None:
+            return [], []
+        self._tell("WalkFailed", context)
+        ended: Effects = [WalkEnded(context, walk, failure)] if state.tally else []
+        others = {walk.worker, *self._neighbours(known, state)} - {self.me, source}
+        return [*ended, ForgetWalk(context, walk)], [(other, failure) for other in sorted(others)]
+
+    def _foreign(self, context: int, walk: Id) -> Outcome:
+        return self.failed(context, walk, WalkFailed(context, walk, self.me, "RpcError", _FOREIGN, EMPTY))
+
+    def on_failed(self, source: int, message: WalkFailed) -> Outcome:
+        return self.failed(message.context, message.walk, message, source)
+
+    def lost(self, context: int, worker: int, failure: WalkFailed) -> Outcome:
+        """A worker is gone: fail the walks of the context that it takes part in."""
+        known = self._contexts[context]
+        effects: Effects = []
+        outbox: Outbox = []
+        for walk, state in list(known.walks.items()):
+            if worker == walk.worker or worker in self._neighbours(known, state):
+                text = f"backward of autograd context {context} needs a worker that is gone: {failure.text}"
+                told = failure._replace(context=context, walk=walk, worker=self.me, text=text)
+                more, out = self.failed(context, walk, told)
+                effects, outbox = effects + more, outbox + out
+        return effects, outbox
+
+    def _neighbours(self, known: Context, state: Walk) -> set[int]:
+        """Who asked this worker, or sends it gradients, and whom it has asked or sent them to."""
+        above = {known.sends[send].to for send in state.needed}
+        return above | {known.recvs[recv].source for recv in state.asked}
+
+    def _refuse(self, source: int, message: Discover | Gradients, reason: str) -> Outcome:
+        failure = WalkFailed(message.context, message.walk, self.me, "RpcError", reason, EMPTY)
+        return [], [(source, failure)]
+
+    # -- looking
+    def part(self, context: int, walk: Id) -> tuple[set[int], bool]:
+        """The sends of this worker that take part, and whether the graph is retained. RpcError if it is over."""
+        state = self.find(context, walk)
+        if state is None:
+            raise RpcError(f"the backward pass {walk} of autograd context {context} is over")
+        return set(state.needed), state.retain
+
+    def find(self, context: int, walk: Id) -> Walk | None:
+        known = self._contexts.get(context)
+        return None if known is None else known.walks.get(walk)
+
+    def _own(self, known: Context, sends: Iterable[int]) -> set[int]:
+        return {send for send in sends if worker_of(send) == self.me and send in known.sends}
+
+
+MOST_BEHIND = 16
+"""Beyond so many, messages no longer say what lies behind them; the backward pass has to ask."""
+
+
+def union(parts: Iterable[tuple[int, ...] | None], *more: int) -> tuple[int, ...] | None:
+    """All sends of these, or None where they are too many or unknown."""
+    found = dict.fromkeys(more)
+    for part in parts:
+        if part is None or len(found) > MOST_BEHIND:
+            return None
+        found.update(dict.fromkeys(part))
+    return tuple(found) if len(found) <= MOST_BEHIND else None
