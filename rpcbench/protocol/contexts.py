@@ -27,8 +27,8 @@ class Contexts:
         self.note: Note | None = None
         self.me = me
         self.contexts: dict[int, Context] = {}
-        self.walks = Walks(me, self.contexts, self._tell, name)
         self.gone: set[int] = set()
+        self.walks = Walks(me, self.contexts, self.gone, self._tell, name)
         self._released: dict[int, None] = {}
 
     # -- recording
@@ -104,7 +104,7 @@ class Contexts:
         others = [(worker, ReleaseContext(context)) for worker in sorted(known.known - {self.me})]
         return [*ended, ForgetContext(context)], others
 
-    def lost(self, worker: int, failure: WalkFailed, members: Iterable[int]) -> Outcome:
+    def lost(self, worker: int, reason: str, members: Iterable[int]) -> Outcome:
         """A worker is gone: walks that need it fail, contexts it began are over.
 
         Through it alone a context may have come to others; so all `members` will hear of the end of those begun here.
@@ -113,7 +113,7 @@ class Contexts:
         effects: Effects = []
         outbox: Outbox = []
         for context, known in list(self.contexts.items()):
-            more, out = self.walks.lost(context, worker, failure)
+            more, out = self.walks.lost(context, worker, reason)
             effects, outbox = effects + more, outbox + out
             known.known.discard(worker)
             if worker_of(context) == self.me:

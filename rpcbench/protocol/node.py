@@ -163,7 +163,7 @@ class Node:
     def _taken_back(self, to: int, message: m.Message, error: Exception) -> Outcome:
         """What waits for a message that does not come, waits no more."""
         if isinstance(message, m.Discover | m.Gradients):
-            text = f"a message of the pass cannot be sent to {self.name(to)}: {error}"
+            text = f"backward of autograd context {message.context}: {error}"
             failure = m.WalkFailed(message.context, message.walk, self.me, type(error).__name__, text, m.EMPTY)
             return self.contexts.walks.failed(message.context, message.walk, failure)
         effects: Effects = []
@@ -313,7 +313,8 @@ class Node:
 
     # -- looking
     def name(self, worker: int) -> str:
-        member = self.members.members.get(worker)
+        gone = self._gone.get(worker)
+        member = gone.member if gone else self.members.members.get(worker)
         return member.name if member else f"worker {worker}"
 
     def listen(self, note: Note | None) -> None:
@@ -367,8 +368,7 @@ class Node:
         for message in held:
             more, out = self._not_run(message, WorkerLostError(why))
             effects, outbox = effects + more, outbox + out
-        failure = m.WalkFailed(0, Id(0, 0), self.me, "WorkerLostError", why, m.EMPTY)
-        more, out = self.contexts.lost(worker, failure, self.members.members)
+        more, out = self.contexts.lost(worker, why, self.members.members)
         return effects + more + self._number(outbox + out)
 
     def _lost_messages(self, to: int, messages: Iterable[m.Message]) -> Outcome:

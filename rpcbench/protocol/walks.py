@@ -73,6 +73,10 @@ class Tally:
         self.settled.add(report.message)
         self.awaited.update((one.message, one) for one in report.awaited)
 
+    def owes(self, worker: int) -> bool:
+        """Whether gradients that were sent to this worker are not known to have run."""
+        return any(worker_of(number) == worker for number in self.open)
+
     def unused(self) -> list[Awaited]:
         """Sends that were awaited in vain, once the pass has come to rest."""
         return [one for number, one in sorted(self.awaited.items()) if number not in self.settled]
@@ -102,6 +106,7 @@ class Context:
     sends: dict[int, Sent] = field(default_factory=dict)
     recvs: dict[int, Received] = field(default_factory=dict)
     walks: dict[Id, Walk] = field(default_factory=dict)
+    ran: dict[Id, set[int]] = field(default_factory=dict)  # walks whose part here is over, with its neighbours
     failed: set[Id] = field(default_factory=set)  # walks that must not begin again here
     gradients: int = 0
 
@@ -114,8 +119,9 @@ class Context:
 class Walks:
     """All walks on one worker. Methods return `(effects, outbox)`."""
 
-    def __init__(self, me: int, contexts: dict[int, Context], tell: Tell, name: Name) -> None:
+    def __init__(self, me: int, contexts: dict[int, Context], gone: set[int], tell: Tell, name: Name) -> None:
         self.me = me
+        self.gone = gone
         self._contexts = contexts
         self._tell = tell
         self._name = name
@@ -187,16 +193,22 @@ class Walks:
     # -- gradients
     def on_gradients(self, source: int, message: Gradients) -> Outcome:
         effects, outbox = self.on_settled(message.settled) if message.settled else ([], [])
-        known = self._contexts.get(message.context)
-        if known is None or message.walk in known.failed:
-            return self._refuse(source, message, "the context is released, or this backward pass has failed already")
-        state = known.walks.get(message.walk) or self._join(known, message)
-        if message.message not in state.needed or message.message in state.arrived:
-            return self._refuse(source, message, "no backward pass waits for these gradients")
-        state.running, state.retain = True, message.retain
-        state.arrived.add(message.message)
+        if refusal := self._take(message):
+            return effects, [*outbox, (source, self._refusal(message, refusal))]
         self._tell("GradientsArrived", message.context)
         return [*effects, Accumulate(source, message)], outbox
+
+    def _take(self, message: Gradients) -> str | None:
+        """Note that the gradients have come; or why they may not."""
+        known = self._contexts.get(message.context)
+        if known is None or message.walk in known.failed:
+            return "the context is released, or this backward pass has failed already"
+        state = known.walks.get(message.walk) or self._join(known, message)
+        if message.message not in state.needed or message.message in state.arrived:
+            return "no backward pass waits for these gradients"
+        state.running, state.retain = True, message.retain
+        state.arrived.add(message.message)
+        return None
 
     def _join(self, known: Context, message: Gradients) -> Walk:
         """A walk that has not come by here before, and does not ask."""
@@ -236,6 +248,11 @@ class Walks:
         if state is None or state.tally is None:
             return [], []
         state.tally.add(report)
+        for worker in self.gone:
+            if state.tally.owes(worker):
+                return self._without(
+                    report.context, report.walk, f"{self._name(worker)} went while gradients were on their way"
+                )
         if state.tally.open:
             self._tell("WalkMoved", report.context)
             return [], []
@@ -250,7 +267,9 @@ class Walks:
         if state.ran < len(state.needed):
             self._tell("WalkMoved", context)
             return []
-        del self._contexts[context].walks[walk]
+        known = self._contexts[context]
+        del known.walks[walk]
+        known.ran[walk] = self._neighbours(known, state)
         self._tell("WalkFinished", context)
         return [ForgetWalk(context, walk)]
 
@@ -273,11 +292,10 @@ class Walks:
             return [], []
         known.failed.add(walk)
         state = known.walks.pop(walk, None)
-        if state is None:
-            return [], []
+        neighbours = known.ran.pop(walk, set()) if state is None else self._neighbours(known, state)
         self._tell("WalkFailed", context)
-        ended: Effects = [WalkEnded(context, walk, failure)] if state.tally else []
-        others = {walk.worker, *self._neighbours(known, state)} - {self.me, source}
+        ended: Effects = [WalkEnded(context, walk, failure)] if state and state.tally else []
+        others = {walk.worker, *neighbours} - {self.me, source, *self.gone}
         return [*ended, ForgetWalk(context, walk)], [(other, failure) for other in sorted(others)]
 
     def _foreign(self, context: int, walk: Id) -> Outcome:
@@ -286,27 +304,32 @@ class Walks:
     def on_failed(self, source: int, message: WalkFailed) -> Outcome:
         return self.failed(message.context, message.walk, message, source)
 
-    def lost(self, context: int, worker: int, failure: WalkFailed) -> Outcome:
-        """A worker is gone: fail the walks of the context that it takes part in."""
+    def lost(self, context: int, worker: int, reason: str) -> Outcome:
+        """A worker is gone: fail the walks of the context that it takes part in, as far as this one knows."""
         known = self._contexts[context]
         effects: Effects = []
         outbox: Outbox = []
         for walk, state in list(known.walks.items()):
-            if worker == walk.worker or worker in self._neighbours(known, state):
-                text = f"backward of autograd context {context} needs a worker that is gone: {failure.text}"
-                told = failure._replace(context=context, walk=walk, worker=self.me, text=text)
-                more, out = self.failed(context, walk, told)
+            owes = state.tally is not None and state.tally.owes(worker)
+            if owes or worker == walk.worker or worker in self._neighbours(known, state):
+                more, out = self._without(context, walk, reason)
                 effects, outbox = effects + more, outbox + out
         return effects, outbox
+
+    def _without(self, context: int, walk: Id, reason: str) -> Outcome:
+        text = f"backward of autograd context {context} needs a worker that is gone: {reason}"
+        return self.failed(context, walk, WalkFailed(context, walk, self.me, "WorkerLostError", text, EMPTY))
 
     def _neighbours(self, known: Context, state: Walk) -> set[int]:
         """Who asked this worker, or sends it gradients, and whom it has asked or sent them to."""
         above = {known.sends[send].to for send in state.needed}
         return above | {known.recvs[recv].source for recv in state.asked}
 
-    def _refuse(self, source: int, message: Discover | Gradients, reason: str) -> Outcome:
-        failure = WalkFailed(message.context, message.walk, self.me, "RpcError", reason, EMPTY)
-        return [], [(source, failure)]
+    def _refuse(self, source: int, message: Discover, reason: str) -> Outcome:
+        return [], [(source, self._refusal(message, reason))]
+
+    def _refusal(self, message: Discover | Gradients, reason: str) -> WalkFailed:
+        return WalkFailed(message.context, message.walk, self.me, "RpcError", reason, EMPTY)
 
     # -- looking
     def part(self, context: int, walk: Id) -> tuple[set[int], bool]:

@@ -7,151 +7,272 @@ from __future__ import annotations
 
 import pytest
 
-from rpcbench.protocol.contexts import ROOT, Contexts
+from rpcbench.protocol.contexts import Contexts
 from rpcbench.protocol.effects import Accumulate, Explore, ForgetContext, ForgetWalk, Propagate, WalkEnded
-from rpcbench.wire.messages import EMPTY, Discover, Discovered, Gradients, ReleaseContext, Settled, WalkFailed
+from rpcbench.protocol.walks import MOST_BEHIND, ROOT, Sent, union
+from rpcbench.wire.messages import (
+    EMPTY,
+    Awaited,
+    Discover,
+    Discovered,
+    Gradients,
+    ReleaseContext,
+    Scope,
+    Settled,
+    WalkFailed,
+)
 from rpcbench.words.ids import Id, global_id
 
 A, B, C = 0, 1, 2
 X = global_id(A, 0)
 WALK = Id(A, 0)
-FAILURE = WalkFailed(X, WALK, ROOT, "ValueError", "no", EMPTY)
+FAILURE = WalkFailed(X, WALK, C, "ValueError", "no", EMPTY)
+ONE, TWO, THREE, FOUR = global_id(A, 1), global_id(B, 2), global_id(C, 3), global_id(B, 4)
+PLAN = (ONE, TWO, THREE, FOUR)
+
+
+def send(contexts: Contexts, message: int, to: int, recvs: list[int] | None) -> Scope | None:
+    return contexts.record_send(X, message, Sent(to, "work"), recvs, tensors=True)
+
+
+def recv(contexts: Contexts, message: int, source: int, behind: tuple[int, ...] | None) -> None:
+    contexts.record_recv(Scope(X, message, behind), source, tensors=True)
+
+
+def workers(told: bool) -> tuple[Contexts, Contexts]:
+    """A and B, who know (`told`) or do not know what lies behind the messages."""
+    a, b = Contexts(A), Contexts(B)
+    send(a, ONE, B, [])
+    recv(a, FOUR, B, PLAN if told else None)
+    recv(b, ONE, A, (ONE,) if told else None)
+    send(b, TWO, C, [ONE])
+    recv(b, THREE, C, (ONE, TWO, THREE) if told else None)
+    send(b, FOUR, A, [THREE])
+    return a, b
 
 
 @pytest.fixture
 def a() -> Contexts:
-    contexts = Contexts(A)
-    contexts.record_send(X, 1, B, tensors=True)
-    contexts.record_recv(X, 4, B, tensors=True)
-    return contexts
+    return workers(told=False)[0]
 
 
 @pytest.fixture
 def b() -> Contexts:
-    contexts = Contexts(B)
-    contexts.record_recv(X, 1, A, tensors=True)
-    contexts.record_send(X, 2, C, tensors=True)
-    contexts.record_recv(X, 3, C, tensors=True)
-    contexts.record_send(X, 4, A, tensors=True)
-    return contexts
+    return workers(told=False)[1]
 
 
-def gradients(message: int) -> Gradients:
-    return Gradients(X, WALK, message, False, EMPTY)
+@pytest.fixture
+def told() -> Contexts:
+    """B, where messages have said what lies behind them."""
+    return workers(told=True)[1]
+
+
+def gradients(
+    message: int, plan: tuple[int, ...] = (), settled: Settled | None = None, fast: bool = False
+) -> Gradients:
+    return Gradients(X, WALK, message, False, fast, plan, settled, EMPTY)
+
+
+def settled(message: int, *fired: int, awaited: tuple[Awaited, ...] = ()) -> Settled:
+    return Settled(X, WALK, message, fired, awaited)
 
 
 # -- recording
 def test_messages_without_tensors_make_workers_known_but_take_no_part() -> None:
     contexts = Contexts(A)
-    contexts.record_send(X, 1, B, tensors=False)
-    contexts.record_recv(X, 2, C, tensors=False)
+    contexts.record_send(X, 1, Sent(B, "work"), [], tensors=False)
+    contexts.record_recv(Scope(X, 2, ()), C, tensors=False)
     contexts.gradients_held(X, 3)
     assert contexts.table() == {
         str(X): {"context": X, "known": [B, C], "sends": [], "recvs": [], "passes": [], "gradients": 3}
     }
 
 
-# -- walking
+def test_messages_say_what_lies_behind_them(told: Contexts) -> None:
+    assert send(told, 5, C, []) == Scope(X, 5, (5,))
+    assert send(told, 6, C, [ONE, THREE]) == Scope(X, 6, (6, ONE, TWO, THREE))
+    assert send(told, 7, C, None) == Scope(X, 7, None)
+    recv(told, 8, C, None)
+    assert send(told, 9, C, [ONE, 8]) == Scope(X, 9, None)
+
+
+def test_what_a_message_says_is_bounded() -> None:
+    assert union([tuple(range(MOST_BEHIND))]) == tuple(range(MOST_BEHIND))
+    assert union([tuple(range(MOST_BEHIND))], MOST_BEHIND) is None
+
+
+def test_what_could_not_be_sent_is_not_waited_for(b: Contexts) -> None:
+    b.unsent(Scope(X, TWO, None))
+    assert [row["message"] for row in b.table()[str(X)]["sends"]] == [FOUR]
+
+
+# -- discovery
 def test_roots_that_lead_to_a_message_of_another_context_fail(a: Contexts) -> None:
-    effects, outbox = a.begin(X, WALK, [4, 99])
-    assert (effects[0], outbox) == (ForgetWalk(X, WALK), [])
-    assert isinstance(effects[1], WalkEnded)
-    assert "another autograd context" in str(effects[1].failure)
+    effects, outbox = a.walks.begin(X, WALK, [FOUR, 99], retain=False, fast=False)
+    assert isinstance(effects[0], WalkEnded) and effects[1:] == [ForgetWalk(X, WALK)] and outbox == []
+    assert "another autograd context" in str(effects[0].failure)
     assert a.table()[str(X)]["passes"] == []
 
 
 def test_the_root_asks_and_runs_when_all_is_known(a: Contexts) -> None:
-    assert a.begin(X, WALK, [4]) == ([], [(B, Discover(X, WALK, 4))])
+    assert a.walks.begin(X, WALK, [FOUR], retain=False, fast=False) == ([], [(B, Discover(X, WALK, FOUR))])
     assert a.table()[str(X)]["passes"] == [
-        {"pass": "0.0", "state": "discovering", "needed": 0, "arrived": 0, "waiting": 1}
+        {"pass": "0.0", "state": "discovering", "needed": 0, "arrived": 0, "waiting": 2}
     ]
-    assert a.on_discovered(Discovered(X, WALK, 4)) == ([Propagate(X, WALK)], [])
+    assert a.walks.on_discovered(Discovered(X, WALK, FOUR)) == ([Propagate(X, WALK)], [])
     assert a.table()[str(X)]["passes"][0]["state"] == "running"
 
 
-def test_roots_that_reach_no_message_run_at_once(a: Contexts) -> None:
-    assert a.begin(X, WALK, []) == ([Propagate(X, WALK)], [])
-    assert a.propagated(X, WALK, ROOT, []) == ([WalkEnded(X, WALK, None, A), ForgetWalk(X, WALK)], [])
-
-
 def test_discovery_is_answered_after_its_own_questions(b: Contexts) -> None:
-    assert b.on_discover(A, Discover(X, WALK, 4)) == ([Explore(X, WALK, 4)], [])
-    assert b.explored(X, WALK, 4, [3]) == ([], [(C, Discover(X, WALK, 3))])
-    assert b.on_discovered(Discovered(X, WALK, 3)) == ([], [(A, Discovered(X, WALK, 4))])
+    assert b.walks.on_discover(A, Discover(X, WALK, FOUR)) == ([Explore(X, WALK, FOUR)], [])
+    assert b.walks.explored(X, WALK, FOUR, [THREE]) == ([], [(C, Discover(X, WALK, THREE))])
+    assert b.walks.on_discovered(Discovered(X, WALK, THREE)) == ([], [(A, Discovered(X, WALK, FOUR))])
 
 
 def test_a_message_reached_twice_is_asked_about_once(b: Contexts) -> None:
-    b.on_discover(A, Discover(X, WALK, 4))
-    b.explored(X, WALK, 4, [3])
-    b.on_discover(C, Discover(X, WALK, 2))
-    assert b.explored(X, WALK, 2, [3]) == ([], [(C, Discovered(X, WALK, 2))])
+    b.walks.on_discover(A, Discover(X, WALK, FOUR))
+    b.walks.explored(X, WALK, FOUR, [THREE])
+    b.walks.on_discover(C, Discover(X, WALK, TWO))
+    assert b.walks.explored(X, WALK, TWO, [THREE]) == ([], [(C, Discovered(X, WALK, TWO))])
 
 
-def test_gradients_are_answered_after_those_they_caused(b: Contexts) -> None:
-    b.on_discover(A, Discover(X, WALK, 4))
-    b.explored(X, WALK, 4, [3])
-    b.on_discovered(Discovered(X, WALK, 3))
-    assert b.on_gradients(A, gradients(4)) == ([Accumulate(A, gradients(4))], [])
-    assert b.propagated(X, WALK, 4, [3]) == ([], [])
-    assert b.on_settled(Settled(X, WALK, 3)) == ([ForgetWalk(X, WALK)], [(A, Settled(X, WALK, 4))])
-    assert not b.contexts[X].walks
+def test_unknown_sends_fail_the_walk_of_the_asker(b: Contexts) -> None:
+    for question in (Discover(X, WALK, 99), Discover(global_id(A, 5), WALK, FOUR)):
+        ((to, answer),) = b.walks.on_discover(A, question)[1]
+        assert to == A and isinstance(answer, WalkFailed)
+
+
+# -- gradients
+def test_roots_that_reach_no_message_run_at_once(a: Contexts) -> None:
+    assert a.walks.begin(X, WALK, [], retain=False, fast=False) == ([Propagate(X, WALK)], [])
+    assert a.walks.propagated(X, WALK, ROOT, {}) == ([WalkEnded(X, WALK, None), ForgetWalk(X, WALK)], [])
+    assert not a.contexts[X].walks
+
+
+def test_a_pass_whose_messages_told_everything_asks_nothing() -> None:
+    a, b = workers(told=True)
+    assert a.walks.begin(X, WALK, [FOUR], retain=False, fast=False) == ([Propagate(X, WALK)], [])
+    _, outbox = a.walks.propagated(X, WALK, ROOT, {FOUR: EMPTY})
+    assert outbox == [(B, gradients(FOUR, PLAN))]
+    assert a.walks.part(X, WALK) == ({ONE}, False)
+    assert b.walks.on_gradients(A, gradients(FOUR, PLAN)) == ([Accumulate(A, gradients(FOUR, PLAN))], [])
+    assert b.walks.part(X, WALK) == ({TWO, FOUR}, False)
+
+
+def test_the_root_hears_what_has_run_and_what_follows(told: Contexts) -> None:
+    told.walks.on_gradients(A, gradients(FOUR, PLAN))
+    assert told.walks.propagated(X, WALK, FOUR, {THREE: EMPTY}) == (
+        [],
+        [(C, gradients(THREE, PLAN)), (A, settled(FOUR, THREE))],
+    )
+    told.walks.on_gradients(C, gradients(TWO, PLAN))
+    rides = gradients(ONE, PLAN, settled(TWO, ONE))
+    assert told.walks.propagated(X, WALK, TWO, {ONE: EMPTY}) == ([ForgetWalk(X, WALK)], [(A, rides)])
+    assert not told.contexts[X].walks
+
+
+def test_the_root_ends_when_all_that_was_sent_has_run_in_any_order() -> None:
+    a, _ = workers(told=True)
+    a.walks.begin(X, WALK, [FOUR], retain=False, fast=False)
+    a.walks.propagated(X, WALK, ROOT, {FOUR: EMPTY})
+    assert a.walks.on_settled(settled(THREE, TWO)) == ([], [])
+    a.walks.on_gradients(B, gradients(ONE, PLAN, settled(TWO, ONE)))
+    assert a.walks.propagated(X, WALK, ONE, {}) == ([], [])
+    assert a.walks.on_settled(settled(FOUR, THREE)) == ([WalkEnded(X, WALK, None), ForgetWalk(X, WALK)], [])
 
 
 def test_walks_of_one_context_are_apart(a: Contexts) -> None:
     other = Id(A, 1)
-    a.begin(X, WALK, [4])
-    assert a.begin(X, other, [4]) == ([], [(B, Discover(X, other, 4))])
-    assert a.on_discovered(Discovered(X, WALK, 4)) == ([Propagate(X, WALK)], [])
-    assert a.on_discovered(Discovered(X, other, 4)) == ([Propagate(X, other)], [])
+    a.walks.begin(X, WALK, [FOUR], retain=False, fast=False)
+    assert a.walks.begin(X, other, [FOUR], retain=False, fast=False) == ([], [(B, Discover(X, other, FOUR))])
+    assert a.walks.on_discovered(Discovered(X, WALK, FOUR)) == ([Propagate(X, WALK)], [])
+    assert a.walks.on_discovered(Discovered(X, other, FOUR)) == ([Propagate(X, other)], [])
 
 
-def test_gradients_nobody_waits_for_fail_the_walk_of_the_sender(b: Contexts) -> None:
-    ((to, answer),) = b.on_gradients(A, gradients(4))[1]
-    assert to == A and isinstance(answer, WalkFailed) and answer.message == 4
-    b.on_discover(A, Discover(X, WALK, 4))
-    b.on_gradients(A, gradients(4))
-    ((to, answer),) = b.on_gradients(A, gradients(4))[1]
+def test_gradients_nobody_waits_for_fail_the_walk_of_the_sender(told: Contexts) -> None:
+    ((to, answer),) = told.walks.on_gradients(A, gradients(FOUR))[1]
+    assert to == A and isinstance(answer, WalkFailed)
+    told.walks.on_gradients(A, gradients(FOUR, PLAN))
+    ((to, answer),) = told.walks.on_gradients(A, gradients(FOUR, PLAN))[1]
     assert to == A and isinstance(answer, WalkFailed)
 
 
-def test_unknown_sends_fail_the_walk_of_the_asker(b: Contexts) -> None:
-    for question in (Discover(X, WALK, 99), Discover(global_id(A, 5), WALK, 4)):
-        ((to, answer),) = b.on_discover(A, question)[1]
-        assert to == A and isinstance(answer, WalkFailed)
+# -- fast
+def test_a_fast_pass_waits_for_all_sends_and_tells_the_root_which(b: Contexts) -> None:
+    b.walks.on_gradients(A, gradients(FOUR, fast=True))
+    assert b.walks.part(X, WALK) == ({TWO, FOUR}, False)
+    _, ((_, _), (to, report)) = b.walks.propagated(X, WALK, FOUR, {THREE: EMPTY})
+    assert to == A and set(report.awaited) == {Awaited(TWO, C, "work"), Awaited(FOUR, A, "work")}
+    b.walks.on_gradients(C, gradients(TWO, fast=True))
+    assert b.walks.propagated(X, WALK, TWO, {})[1] == [(A, settled(TWO))]
+
+
+def test_a_fast_pass_that_comes_to_rest_names_what_nobody_used(a: Contexts) -> None:
+    a.walks.begin(X, WALK, [FOUR], retain=False, fast=True)
+    a.walks.propagated(X, WALK, ROOT, {FOUR: EMPTY})
+    awaited = (Awaited(FOUR, A, "work"), Awaited(TWO, C, "torch.add"))
+    effects, outbox = a.walks.on_settled(settled(FOUR, awaited=awaited))
+    text = effects[0].failure.text
+    assert "worker 1 to worker 2 (torch.add)" in text and "worker 0 to worker 1 (work)" in text
+    assert outbox == [(B, effects[0].failure)]
 
 
 # -- failures
-def test_a_failure_is_told_to_the_asker_once(b: Contexts) -> None:
-    b.on_discover(A, Discover(X, WALK, 4))
-    assert b.failed(X, WALK, 4, FAILURE, B) == ([ForgetWalk(X, WALK)], [(A, FAILURE._replace(message=4))])
-    assert b.failed(X, WALK, 4, FAILURE, B) == ([], [])
-    assert b.explored(X, WALK, 4, [3]) == ([], [])
+def test_a_failure_is_told_to_root_and_neighbours_once(b: Contexts) -> None:
+    b.walks.on_discover(A, Discover(X, WALK, FOUR))
+    b.walks.explored(X, WALK, FOUR, [THREE])
+    assert b.walks.failed(X, WALK, FAILURE) == ([ForgetWalk(X, WALK)], [(A, FAILURE), (C, FAILURE)])
+    assert b.walks.failed(X, WALK, FAILURE) == ([], [])
+    assert b.walks.explored(X, WALK, FOUR, [THREE]) == ([], [])
+
+
+def test_a_failure_passes_through_a_worker_whose_part_is_over(told: Contexts) -> None:
+    plan = (THREE, FOUR)
+    told.walks.on_gradients(A, gradients(FOUR, plan))
+    told.walks.propagated(X, WALK, FOUR, {THREE: EMPTY})
+    assert not told.contexts[X].walks
+    assert told.walks.on_failed(C, FAILURE) == ([ForgetWalk(X, WALK)], [(A, FAILURE)])
 
 
 def test_a_failed_walk_does_not_begin_again(b: Contexts) -> None:
-    b.on_discover(A, Discover(X, WALK, 4))
-    b.failed(X, WALK, 4, FAILURE, B)
-    effects, ((to, answer),) = b.on_discover(C, Discover(X, WALK, 2))
+    b.walks.on_discover(A, Discover(X, WALK, FOUR))
+    b.walks.failed(X, WALK, FAILURE)
+    effects, ((to, answer),) = b.walks.on_discover(C, Discover(X, WALK, TWO))
     assert effects == [] and to == C and isinstance(answer, WalkFailed)
     assert not b.contexts[X].walks
 
 
-def test_the_root_ends_with_the_failure_and_who_is_to_blame(a: Contexts) -> None:
-    a.begin(X, WALK, [4])
-    told = FAILURE._replace(message=4)
-    assert a.on_failed(B, told) == ([ForgetWalk(X, WALK), WalkEnded(X, WALK, told, B)], [])
-    assert a.on_failed(B, told) == ([], [])
+def test_the_root_ends_with_the_failure(a: Contexts) -> None:
+    a.walks.begin(X, WALK, [FOUR], retain=False, fast=False)
+    assert a.walks.on_failed(B, FAILURE) == ([WalkEnded(X, WALK, FAILURE), ForgetWalk(X, WALK)], [])
+    assert a.walks.on_failed(B, FAILURE) == ([], [])
 
 
 def test_a_lost_worker_fails_walks_that_wait_for_it(a: Contexts) -> None:
-    a.begin(X, WALK, [4])
-    effects, _ = a.lost(B, FAILURE._replace(type="WorkerLostError"), [A, C])
-    assert effects[-1] == WalkEnded(X, WALK, FAILURE._replace(type="WorkerLostError"), B)
+    a.walks.begin(X, WALK, [FOUR], retain=False, fast=False)
+    effects, _ = a.lost(B, "worker1: it was killed", [A, C])
+    failure = effects[0].failure
+    assert (
+        failure.type == "WorkerLostError"
+        and f"context {X}" in failure.text
+        and "worker1: it was killed" in failure.text
+    )
 
 
 def test_a_lost_worker_fails_walks_that_it_asked_for(b: Contexts) -> None:
-    b.on_discover(C, Discover(X, WALK, 2))
-    assert b.lost(C, FAILURE, [A, B]) == ([ForgetWalk(X, WALK)], [(C, FAILURE._replace(message=2))])
+    b.walks.on_discover(C, Discover(X, WALK, TWO))
+    effects, ((to, failure),) = b.lost(C, "worker2: gone", [A, B])
+    assert effects == [ForgetWalk(X, WALK)] and to == A and failure.worker == B
+
+
+def test_a_worker_lost_far_away_fails_walks_that_sent_it_gradients() -> None:
+    a, _ = workers(told=True)
+    a.walks.begin(X, WALK, [FOUR], retain=False, fast=False)
+    a.walks.propagated(X, WALK, ROOT, {FOUR: EMPTY})
+    a.lost(C, "worker2: gone", [A, B])  # nobody has told yet that it takes part
+    effects, outbox = a.walks.on_settled(settled(FOUR, THREE))
+    assert isinstance(effects[0], WalkEnded) and effects[0].failure.type == "WorkerLostError"
+    assert [to for to, _ in outbox] == [B]
 
 
 # -- ends
@@ -163,24 +284,24 @@ def test_release_forgets_and_tells_all_that_are_known(b: Contexts) -> None:
 
 def test_late_messages_do_not_revive_a_context(b: Contexts) -> None:
     b.release(X)
-    assert not b.record_recv(X, 5, A, tensors=True)
-    assert not b.record_send(X, 6, C, tensors=True)
+    assert not b.record_recv(Scope(X, 5, ()), A, tensors=True)
+    assert send(b, 6, C, []) is None
     assert b.open(X) is None and b.table() == {}
 
 
 def test_release_ends_the_walks_that_began_here(a: Contexts) -> None:
-    a.begin(X, WALK, [4])
+    a.walks.begin(X, WALK, [FOUR], retain=False, fast=False)
     ended, forgotten = a.release(X)[0]
     assert ended.walk == WALK and "released" in ended.failure.text
     assert forgotten == ForgetContext(X)
 
 
 def test_contexts_of_a_lost_worker_are_over(b: Contexts) -> None:
-    effects, outbox = b.lost(A, FAILURE, [B, C])
+    effects, outbox = b.lost(A, "worker gone", [B, C])
     assert ForgetContext(X) in effects and outbox == [(C, ReleaseContext(X))]
     assert b.open(global_id(A, 9)) is None
 
 
 def test_after_a_loss_everybody_hears_of_the_release(a: Contexts) -> None:
-    a.lost(B, FAILURE, [A, C])  # through B alone, A's context may have come to C
+    a.lost(B, "worker gone", [A, C])  # through B alone, A's context may have come to C
     assert a.release(X)[1] == [(C, ReleaseContext(X))]

@@ -151,10 +151,11 @@ def test_nothing_is_sent_to_one_that_has_gone(node: Node) -> None:
 
 def test_a_pass_that_needs_one_that_has_gone_fails(node: Node) -> None:
     context, walk = global_id(1, 0), Id(1, 0)
-    node.contexts.record_recv(context, 5, 2, tensors=True)
+    node.contexts.record_recv(m.Scope(context, 5, None), 2, tensors=True)
     lose(node, 2)
-    ended = node.outcome(node.contexts.begin(context, walk, [5]))[-1]
-    assert isinstance(ended, WalkEnded) and ended.source == 2 and "killed" in ended.failure.text
+    ended = node.outcome(node.contexts.walks.begin(context, walk, [5], retain=False, fast=False))
+    (failure,) = [effect.failure for effect in ended if isinstance(effect, WalkEnded)]
+    assert failure.type == "WorkerLostError" and "killed" in failure.text
 
 
 # -- calls with RRefs

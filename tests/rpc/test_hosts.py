@@ -73,9 +73,7 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.process
-def test_a_master_and_its_workers_on_two_hosts(
-    hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_master_and_its_workers_on_two_hosts(hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path) -> None:
     """worker1 on the master's host, worker2 on the other: unix sockets here, TLS there, one world."""
     master, worker = script(tmp_path, "master", MASTER.replace("BY_NAME", "False")), script(tmp_path, "worker", WORKER)
     here, there = hosts

@@ -24,7 +24,11 @@ HERE, THERE = Identity("c", 1, "worker1", 0), Identity("c", 0, "notebook", 0, ep
 @pytest.fixture(params=["unix", "tcp", "tls", "file"])
 def wanted(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An address to listen at."""
-    return f"unix:{tmp_path}/0.sock" if request.param == "unix" else f"{request.param.replace('file', 'tcp')}://127.0.0.1:0"
+    return (
+        f"unix:{tmp_path}/0.sock"
+        if request.param == "unix"
+        else f"{request.param.replace('file', 'tcp')}://127.0.0.1:0"
+    )
 
 
 @pytest.fixture
