@@ -99,4 +99,3 @@ def _build_rpc_profiling_key(
 ) -> str:
     """The name of a call in profiles: `rpc_sync#aten::add(worker0 -> worker1)`."""
     return f"rpc_{exec_type.value}#{func_name}({current_worker_name} -> {dst_worker_name})"
-

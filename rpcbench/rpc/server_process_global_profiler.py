@@ -1,9 +1,9 @@
 """Profiles of all calls that a worker serves meanwhile, whichever thread serves them, by torch's legacy profiler.
 
-    profile = rpc.remote("worker1", rpc._server_process_global_profile)
-    profile.rpc_sync().__enter__()
-    ...
-    profile.rpc_sync().__exit__(None, None, None)
+profile = rpc.remote("worker1", rpc._server_process_global_profile)
+profile.rpc_sync().__enter__()
+...
+profile.rpc_sync().__exit__(None, None, None)
 """
 
 from __future__ import annotations

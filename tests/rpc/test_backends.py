@@ -61,7 +61,6 @@ class OwnOptions(rpc.RpcBackendOptions):
     """Of a backend of our own."""
 
 
-
 def test_a_backend_of_ones_own_joins_and_is_known_by_its_options(
     registry: None, options: rpc.TensorPipeRpcBackendOptions
 ) -> None:

@@ -35,6 +35,7 @@ bad_order = ["Call", "ForkRequest", "ForkAccept", "UserDelete"]
 # %% bad_order: wrong, begins with what has not been sent yet | no ForkRequest is on its way
 bad_order = ["ForkRequest", "Call", "UserDelete"]
 
+
 # %% may_say_goodbye: right
 def may_say_goodbye(released, confirmed, children):
     return released and confirmed and not children
