@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, wherever the command is typed
@@ -50,8 +50,9 @@ def names(module: ModuleType) -> Iterator[tuple[str, Any]]:
     """What a module offers, in order: that of `__all__`, or of its source."""
     listed = getattr(module, "__all__", None) or [*_defined(module)]
     for name in listed:
-        if not name.startswith("_"):
-            yield name, getattr(module, name)
+        value = getattr(module, name)
+        if not name.startswith("_") and not isinstance(value, TypeVar):
+            yield name, value
 
 
 def members(kind: type) -> Iterator[tuple[str, Any]]:

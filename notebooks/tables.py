@@ -12,17 +12,18 @@ from rpcbench.agent import current
 PATIENCE = 5.0
 
 
-def references() -> None:
-    """Print all RRefs of the cluster: the owner of each value, and each user with the line that made its reference.
+def references(wait: bool = True) -> None:
+    """Print all RRefs of the cluster: the owner of each value, and its users, with the line that made the reference.
 
-    Goodbyes take a moment, so this waits until owners and users say the same; after 5 seconds it prints what is so.
+    Goodbyes take a moment, so this waits until owners and users say the same, 5 seconds at most; or not at all.
     """
-    found = settled()
+    found = settled() if wait else every()
+    held = {fork: leak for leak in found if leak.held for fork in leak.forks}
     for leak in found:
         if not leak.held:
             print(f"RRef {leak.rref}: {leak.type or 'a value'} on {leak.owner}")
-            for user in (user for user in found if user.held and user.rref == leak.rref):
-                print(f"    used by {user.holders[0]}, {f'made at {user.site}' if user.site else 'came in a message'}")
+            for fork, holder in zip(leak.forks, leak.holders, strict=True):
+                print(f"    used by {holder}, {_how(held.get(fork))}")
     if not found:
         print("no RRef is alive")
 
@@ -31,11 +32,22 @@ def settled() -> list[Any]:
     """What all members say, once owners and users agree."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        found = [leak for name in ["notebook", *rpcbench.cluster().workers] for leak in rpc.rpc_sync(name, own)]
+        found = every()
         counted, held = ({fork for leak in found if leak.held is side for fork in leak.forks} for side in (False, True))
         if counted == held or time.monotonic() > deadline:
             return found
         time.sleep(0.02)
+
+
+def every() -> list[Any]:
+    """What all members say now."""
+    return [leak for name in ["notebook", *rpcbench.cluster().workers] for leak in rpc.rpc_sync(name, own)]
+
+
+def _how(user: Any) -> str:
+    if user is None:
+        return "which has let go of it, but has not told its owner yet"
+    return f"made at {user.site}" if user.site else "came in a message"
 
 
 def own() -> list[Any]:
