@@ -66,6 +66,7 @@ class Agent:
         self.on_error: Callable[[BaseException], object] = lambda error: None  # what a caller's function raised here
         self.asynchronous: set[tuple[int, int]] = set()  # (caller, call) whose function has returned a Future
         self.on_end: list[Job] = []
+        self.on_long_wait: Callable[[float], object] = lambda seconds: None  # called by the thread that waits
         self.complete, self.closing = threading.Event(), threading.Event()
         self.holds: set[Hold] = set()
         self.released: queue.SimpleQueue[Hold | Future[Any] | None] = queue.SimpleQueue()
@@ -75,14 +76,15 @@ class Agent:
         self._parts_lock = threading.RLock()
         self._pool = Pool(f"rpcbench-{self.name}", config.threads, lambda: self.on_thread())
         self._link = link or Link()
+        self.clock = self._link.clock
         self._link.attach(self._transmit, self._deliver)
         self._peers = Peers(config, self._pool, self._arrived, self._ended)
         self._myself = MemoryConnection(lambda frame: self._arrived(self._peers.me, frame), self._pool.spawn)
         me = m.Member(self.id, self.name, self.incarnation, "")
         self.machine = Machine(Node(me, config.world_size, self._link.lossy), self._perform)
         self.roster = Roster(self.name, self.machine, self._pool.spawn)
-        self.values = Values(self, self.machine, make, self._link.clock)
-        self._waiting = Waiting(self.incarnation << COUNTER_BITS, self._pool.spawn, self._cancel)
+        self.values = Values(self, self.machine, make, self._link.clock, self._waits)
+        self.waiting = Waiting(self.incarnation << COUNTER_BITS, self._pool.spawn, self._cancel, self._waits)
         self._channels = Channels(self._pool.spawn)
         self._effects = self._effect_table()
         self._keeper = threading.Thread(target=self._keep, name=f"rpcbench-{self.name}-keeper", daemon=True)
@@ -130,11 +132,11 @@ class Agent:
         if not self.running:
             return
         try:
-            if graceful and (late := self._waiting.settle(timeout or None)):
+            if graceful and (late := self.waiting.settle(timeout or None)):
                 raise RpcError(f"{late} calls of {self.name} were still in flight after {timeout} s")
             leaving = not graceful or self.config.world_size is None
             if leaving:  # before the others, who end with us, can be taken for lost
-                self._waiting.fail_all(self._over())
+                self.waiting.fail_all(self._over())
             self.machine.feed(lambda node: node.outcome(node.members.ready(leaving)))
             if not leaving and not self.closing.wait(timeout or None):
                 raise RpcError(f"{self.name} waited {timeout} s for the others to shut down; some are still at work")
@@ -154,7 +156,7 @@ class Agent:
         self.released.put(None)
         if threading.current_thread() is not self._keeper:
             self._keeper.join(5)
-        self._waiting.fail_all(self._over())
+        self.waiting.fail_all(self._over())
         self.complete.set()
         self.closing.set()
         self.bus.filled.set()
@@ -186,7 +188,7 @@ class Agent:
         target, label, seconds = self.member(to).id, label or label_of(function), seconds_of(timeout, self.rpc_timeout)
         with self._whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
-            number, future = self._waiting.new()
+            number, future = self.waiting.new()
             self._begin(target, m.Call(number, label, seconds, forks, scope, body), seconds)
         return future
 
@@ -203,7 +205,7 @@ class Agent:
         target, label, seconds = self.member(to).id, label or label_of(function), seconds_of(timeout, self.rpc_timeout)
         with self._whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
-            number, future = self._waiting.new()
+            number, future = self.waiting.new()
             handle = self.values.first(target, label)
             handle._creation = future
             assert handle._fork is not None
@@ -222,7 +224,7 @@ class Agent:
                 if recorder is not None and context is not None
                 else None
             )
-            number, future = self._waiting.new()
+            number, future = self.waiting.new()
             future.handle = handle  # type: ignore[attr-defined]  # the fork must live until the value is here
             self._begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
         return future
@@ -403,7 +405,7 @@ class Agent:
             fx.Enqueue: lambda e: self._pool.submit(lambda: self._serve(e)),
             fx.Run: lambda e: serve.serve(self, e.source, e.message),
             fx.Resolve: self._resolve,
-            fx.Reject: lambda e: self._waiting.fail(e.call, e.error),
+            fx.Reject: lambda e: self.waiting.fail(e.call, e.error),
             fx.Free: lambda e: self.released.put(self.values.forget(e.rref)),  # the keeper frees the value
             fx.Unmade: lambda e: self.values.made(e.rref, None, e.error),
             fx.OwnerLost: lambda e: None,
@@ -431,10 +433,10 @@ class Agent:
         source, answer = effect.source, effect.answer
         if isinstance(answer, m.Result):
             result = answer
-            self._waiting.finish(result.call, lambda: self._open(source, result))
+            self.waiting.finish(result.call, lambda: self._open(source, result))
         else:
             failure = answer
-            self._waiting.finish(failure.call, lambda: serve.reraise(self, self.roster.name(source), failure))
+            self.waiting.finish(failure.call, lambda: serve.reraise(self, self.roster.name(source), failure))
 
     def _open(self, source: int, answer: m.Result) -> Any:
         if not answer.body.payload:
@@ -476,9 +478,12 @@ class Agent:
                 self.holds.discard(item)
                 self.release(item.fork)
             del item
-            due, pause = self._waiting.deadlines.pop_due(self._link.clock())
+            due, pause = self.waiting.deadlines.pop_due(self._link.clock())
             for call in due:
                 self._due(call)
+
+    def _waits(self, seconds: float) -> None:
+        self.on_long_wait(seconds)
 
     def _cancel(self, call: int) -> None:
         self.machine.feed(lambda node: node.cancel(call))
@@ -487,5 +492,5 @@ class Agent:
         self.machine.feed(lambda node: node.tick() if call == _TICK else node.expired(call))
 
     def _wake_at(self, call: int, at: float) -> None:
-        if self._waiting.deadlines.set(call, at):
+        if self.waiting.deadlines.set(call, at):
             self.released.put(None)  # wakes the keeper

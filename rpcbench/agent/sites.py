@@ -8,8 +8,9 @@ from __future__ import annotations
 import linecache
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -38,13 +39,16 @@ class Site(NamedTuple):
 
 
 def here() -> Site | None:
-    """The innermost frame of this thread that is the user's; None where the runtime works on its own."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_NOT_THE_USER):
-        if frame.f_back is None:
-            return None
+    """The innermost place of this thread that is in the user's program; None where the runtime works on its own."""
+    return next(sites(sys._getframe(1)), None)
+
+
+def sites(frame: FrameType | None) -> Iterator[Site]:
+    """The user's places on a stack, the innermost first."""
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_NOT_THE_USER):
+            yield Site(frame.f_code, frame.f_lasti)
         frame = frame.f_back
-    return Site(frame.f_code, frame.f_lasti)
 
 
 def _cell(file: str, line: int) -> str | None:

@@ -32,13 +32,21 @@ MakeHandle = Callable[[Any, Id, int, "Id | None", "Future[Any] | None", str], Ha
 
 
 class Values:
-    def __init__(self, home: Home, machine: Machine, make: MakeHandle, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        home: Home,
+        machine: Machine,
+        make: MakeHandle,
+        clock: Callable[[], float],
+        on_long: Callable[[float], object],
+    ) -> None:
         self.codec = Codec()
         self.recorder: Recorder | None = None
         self._home = home
         self._machine = machine
         self._make = make
         self._clock = clock
+        self._on_long = on_long
         # Taken before the machine's lock, so that what is kept is what the machine says is owned.
         self._lock = threading.Lock()
         self._settled = threading.Condition(threading.Lock())
@@ -143,7 +151,7 @@ class Values:
         with self._lock:
             future = self._known.get(rref)
             if future is None:
-                future = self._known[rref] = Future()
+                future = self._known[rref] = Future(on_long=self._on_long)
             self._kept[rref] = future
             return future
 
@@ -175,6 +183,11 @@ class Values:
         with self._settled:
             self._settled.wait_for(lambda: not self._kept, timeout)
             return len(self._kept)
+
+    def rref_of(self, future: Future[Any]) -> Id | None:
+        """The RRef that this is the value of, if this member owns it and others use it."""
+        with self._lock:
+            return next((rref for rref, other in self._kept.items() if other is future), None)
 
     def site(self, rref: Id) -> Site | None:
         """Where a value was made that is used elsewhere; None if that was not here."""

@@ -15,10 +15,13 @@ from rpcbench.words.ids import Counter
 class Waiting:
     """`first`: the number of the first call. It differs between incarnations, as a call may outlive its caller."""
 
-    def __init__(self, first: int, later: Later, cancel: Callable[[int], None]) -> None:
+    def __init__(
+        self, first: int, later: Later, cancel: Callable[[int], None], on_long: Callable[[float], object]
+    ) -> None:
         self.deadlines = Deadlines()
         self._later = later
         self._cancel = cancel
+        self._on_long = on_long
         self._numbers = Counter(first)
         self._idle = threading.Condition(threading.Lock())
         self._futures: dict[int, Future[Any]] = {}
@@ -26,7 +29,7 @@ class Waiting:
     def new(self) -> tuple[int, Future[Any]]:
         """A new call's number and future."""
         number = self._numbers.next()
-        future: Future[Any] = Future(on_cancel=lambda: self._cancel(number))
+        future: Future[Any] = Future(on_cancel=lambda: self._cancel(number), on_long=self._on_long)
         with self._idle:
             self._futures[number] = future
         return number, future
@@ -50,6 +53,10 @@ class Waiting:
     def fail_all(self, error: Exception) -> None:
         for number in list(self._futures):
             self.fail(number, error)
+
+    def number_of(self, future: Future[Any]) -> int | None:
+        """The call that this is the future of, while it waits."""
+        return next((number for number, other in list(self._futures.items()) if other is future), None)
 
     def settle(self, timeout: float | None) -> int:
         """Wait until no call waits, `timeout` seconds at most; how many still do."""

@@ -38,7 +38,8 @@ class Serving:
 
     message: Request | None
     label: str
-    rref: Id | None  # the value that it makes, or asks for
+    makes: Id | None  # the value that it is to make
+    asks: Id | None  # the value that it asks for
     since: float
     until: float | None  # its caller waits no longer than that
     unwanted: bool = False  # it runs, but its caller no longer waits
@@ -85,8 +86,10 @@ class Calls:
     def arrived(self, source: int, message: Request, pending: set[Id], now: float) -> Effects:
         key = (source, message.call)
         label = "to_here" if isinstance(message, Fetch) else message.label
+        makes = message.rref if isinstance(message, Create) else None
+        asks = message.rref if isinstance(message, Fetch) else None
         until = None if message.budget is None else now + message.budget
-        self.serving[key] = Serving(message, label, getattr(message, "rref", None), now, until)
+        self.serving[key] = Serving(message, label, makes, asks, now, until)
         if pending:
             self._held[key] = pending
             return []
@@ -128,6 +131,10 @@ class Calls:
             return None
         self._held.pop(key, None)
         return self.serving.pop(key).message
+
+    def state(self, source: int, call: int) -> str:
+        """How far a call that is served here has come: held, queued or begun."""
+        return "held" if (source, call) in self._held else "queued" if self.serving[source, call].message else "begun"
 
     def wanted(self, source: int, call: int) -> bool:
         """Whether the caller of a call that runs here still waits for it."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.publish import Publisher
+from rpcbench.agent.watchdog import Watchdog
 from rpcbench.autograd.recorder import AutogradRecorder
 from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.rref import RRef
@@ -26,7 +27,7 @@ def start_agent(
     """
     agent = RpcAgent(config, RRef.held, link)
     agent.values.recorder = AutogradRecorder(agent)
-    for part in (Publisher, *parts):
+    for part in (Publisher, Watchdog, *parts):
         agent.part(part)
     current.start(agent, timeout)
     return agent

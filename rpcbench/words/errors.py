@@ -10,6 +10,7 @@
         ├── SerializationError        (also TypeError) an argument or result that cannot travel
         │   └── MissingCodeError      (also AttributeError) the other side lacks a function or class; wire.code has it
         ├── RemoteError               what stands behind a user's error: worker and remote traceback; its `cause`
+        ├── DeadlockError             calls that wait for each other in a circle
         ├── CallCancelled             the caller, or Ctrl-C, gave the call up
         ├── NotConnectedError         the peer cannot be reached (yet)
         ├── ShutdownError             this side has stopped, or is stopping
@@ -104,6 +105,12 @@ class RemoteError(RpcError):
 
 class CallCancelled(RpcError):
     """The caller gave the call up; the callee was told, and may still run."""
+
+    maybe_executed = True
+
+
+class DeadlockError(RpcError):
+    """Calls wait for each other in a circle, which the text shows; one of the waits was ended with this error."""
 
     maybe_executed = True
 

@@ -21,6 +21,8 @@ import torch
 
 T = TypeVar("T")
 S = TypeVar("S")
+_LONG, _LONGEST = 1.0, 10.0
+"""Seconds after which a wait is told of for the first time, and between the last ones."""
 
 if TYPE_CHECKING:
 
@@ -66,21 +68,43 @@ def _raise(error: Exception) -> None:
     raise _fresh(error)
 
 
+class _Waiter:
+    """One thread that waits: its bell is held until it is to look again, or to raise `error`."""
+
+    __slots__ = ("bell", "error", "thread")
+
+    def __init__(self) -> None:
+        self.bell = threading.Lock()  # a plain lock: Ctrl-C can leave a Condition locked for ever
+        self.bell.acquire()
+        self.thread = threading.get_ident()
+        self.error: Exception | None = None
+
+
 class Future(_Base[T]):
     """A `torch.futures.Future` whose waits can be interrupted and which can be awaited.
 
-    Made by `rpc_async` and friends, which resolve it through `deliver`. `cancel()` calls `on_cancel`.
+    Made by `rpc_async` and friends, which resolve it through `deliver`. `cancel()` calls `on_cancel`; a thread that
+    waits long calls `on_long` with the seconds it has waited, now and then. `sources` are futures that it follows from.
     """
 
-    def __init__(self, *, on_cancel: Callable[[], object] | None = None, devices: list[Any] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        on_cancel: Callable[[], object] | None = None,
+        on_long: Callable[[float], object] | None = None,
+        sources: Iterable[torch.futures.Future[Any]] = (),
+        devices: list[Any] | None = None,
+    ) -> None:
         super().__init__(devices=devices)
         self._lock = threading.Lock()
-        self._bells: list[threading.Lock] = []  # one for each waiter, held until it is to look again
+        self._waiters: list[_Waiter] = []
         self._answer: Answer | None = None
         self._taken = False
         self._outcome: tuple[Any, BaseException | None] | None = None
         self._on_cancel = on_cancel
         self._devices = devices
+        self._sources = [weakref.ref(source) for source in sources if isinstance(source, Future)]
+        self._on_long = on_long
 
     # -- resolving
     def deliver(self, answer: Answer, later: Later) -> bool:
@@ -99,10 +123,10 @@ class Future(_Base[T]):
 
     def _ring(self) -> bool:
         """Wake all who wait, under the lock; whether there was anyone."""
-        bells, self._bells = self._bells, []
-        for bell in bells:
-            bell.release()
-        return bool(bells)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.bell.release()
+        return bool(waiters)
 
     def _open(self) -> None:
         """Open the answer that has arrived, unless another thread does."""
@@ -164,21 +188,46 @@ class Future(_Base[T]):
             raise
 
     def _sleep(self) -> None:
-        """Until there is something to do. Made of plain locks: Ctrl-C can leave a Condition locked for ever."""
-        bell = threading.Lock()
-        bell.acquire()
+        """Until there is something to do."""
+        waiter = _Waiter()
         with self._lock:
             if self._outcome is not None or (self._answer is not None and not self._taken):
                 return
-            self._bells.append(bell)
+            self._waiters.append(waiter)
         try:
             with blocked():
-                bell.acquire()
+                self._listen(waiter)
         except BaseException:
             with self._lock:
-                self._bells = [other for other in self._bells if other is not bell]
+                self._waiters = [other for other in self._waiters if other is not waiter]
             self._open()  # this thread may have been woken to do it
             raise
+        if waiter.error is not None:
+            raise waiter.error
+
+    def _listen(self, waiter: _Waiter) -> None:
+        waited, patience = 0.0, _LONG
+        while not waiter.bell.acquire(timeout=patience):
+            waited, patience = waited + patience, min(2 * patience, _LONGEST)
+            if self._on_long is not None:
+                self._on_long(waited)
+
+    def break_wait(self, thread: int, error: Exception) -> bool:
+        """Raise `error` in a thread that waits, and nowhere else. False if it does not wait any more."""
+        with self._lock:
+            broken = [waiter for waiter in self._waiters if waiter.thread == thread]
+            self._waiters = [waiter for waiter in self._waiters if waiter.thread != thread]
+            for waiter in broken:
+                waiter.error = error
+                waiter.bell.release()
+        return bool(broken)
+
+    def origins(self) -> list[Future[Any]]:
+        """The futures that this one waits for in the end: itself, or those that it follows from and are not done."""
+        if not self._sources:
+            return [self]
+        sources = [source for ref in self._sources if (source := ref()) is not None and not source.done()]
+        return [origin for source in sources for origin in source.origins()]
 
     def _value(self) -> T:
         assert self._outcome is not None
@@ -202,7 +251,12 @@ class Future(_Base[T]):
         RuntimeError with torch's words where the callback raises, and the error itself as its cause.
         """
         parent = weakref.ref(self)
-        chained: Future[S] = Future(on_cancel=lambda: (first := parent()) and first.cancel(), devices=self._devices)
+        chained: Future[S] = Future(
+            on_cancel=lambda: (first := parent()) and first.cancel(),
+            on_long=self._on_long,
+            sources=[self],
+            devices=self._devices,
+        )
 
         def run(done: Any) -> None:
             try:
@@ -250,8 +304,9 @@ class Future(_Base[T]):
 
 def collect_all(futures: Iterable[torch.futures.Future[Any]]) -> Future[list[torch.futures.Future[Any]]]:
     """A future of all the given ones: done when all are, or failed as soon as one fails. As torch's, interruptible."""
-    gathered: Future[list[torch.futures.Future[Any]]] = Future()
     futures = list(futures)
+    on_long = next((future._on_long for future in futures if isinstance(future, Future)), None)
+    gathered: Future[list[torch.futures.Future[Any]]] = Future(on_long=on_long, sources=futures)
     left = len(futures)
     lock = threading.Lock()
 

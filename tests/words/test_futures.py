@@ -32,7 +32,7 @@ def test_a_waiting_thread_opens_the_answer_itself() -> None:
     later: list[Any] = []
     waiter = threading.Thread(target=future.wait)
     waiter.start()
-    while not future._bells:
+    while not future._waiters:
         pass
     assert future.deliver(threading.current_thread, later.append)
     waiter.join(10)
