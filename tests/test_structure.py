@@ -28,7 +28,7 @@ FLOORS = {
     **dict.fromkeys(["rpc", "autograd", "optim", "nn", "pipeline", "distributed", "named"], 5),
     **dict.fromkeys(["launch", "worker"], 6),
     "telemetry": 7,
-    **dict.fromkeys(["notebook", "panels", "cli", "bench", "testing"], 8),
+    **dict.fromkeys(["notebook", "panels", "cli", "bench", "testing", "rebind"], 8),
     "": 8,  # rpcbench/__init__.py: the public names, looked up lazily
 }
 

@@ -1,4 +1,4 @@
-"""`rpcbench demo | lab | secret | bench`: reads the arguments, then imports what the subcommand needs.
+"""`rpcbench demo | run | lab | secret | bench`: reads the arguments, then imports what the subcommand needs.
 
 Nothing heavy is imported before it is asked for, so `rpcbench --help` answers at once. An `RpcError` says itself what
 to do, so it is printed without a traceback; anything else is a bug and shows where it happened.
@@ -20,12 +20,9 @@ _INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit status."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    if options.command == "lab":
-        options.rest = rest
-    elif rest:
-        parser.error(f"unknown arguments: {' '.join(rest)}")
+    own, passed_on = _split(list(sys.argv[1:] if arguments is None else arguments))
+    options = _parser().parse_args(own)
+    options.rest = passed_on
     try:
         options.run(options)
     except RpcError as error:
@@ -34,6 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     return 0
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Our own arguments, and those that are for the program behind the subcommand, whatever they look like."""
+    passes_on = arguments[:1] in (["run"], ["lab"]) and arguments[1:2] not in (["-h"], ["--help"])
+    return (arguments[:1], arguments[1:]) if passes_on else (arguments, [])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,6 +48,12 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--json", type=Path, metavar="FILE", help="also write accuracy, seconds and idle share here")
     demo.add_argument("--epochs", type=_positive, metavar="N", help="passes over the training data")
     demo.set_defaults(run=_demo)
+
+    run = commands.add_parser(
+        "run", help="run a script written for torch.distributed.rpc, unchanged",
+        usage="rpcbench run script.py [arguments]\n       rpcbench run -m module [arguments]",
+    )  # fmt: skip
+    run.set_defaults(run=_run)
 
     lab = commands.add_parser(
         "lab", help="open JupyterLab on the notebooks", epilog="Everything after `lab` is passed on to JupyterLab."
@@ -76,6 +85,12 @@ def _demo(options: argparse.Namespace) -> None:
     from rpcbench.cli import demo
 
     demo.run(json_file=options.json, epochs=options.epochs)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from rpcbench.cli import run
+
+    run.run(options.rest)
 
 
 def _lab(options: argparse.Namespace) -> None:

@@ -1,0 +1,80 @@
+"""`rpcbench run`: programs for torch's RPC run on ours, in the processes that they spawn as well."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rpcbench import rebind
+from rpcbench.cli.main import main
+
+PROGRAM = Path(__file__).with_name("rebind_program.py")
+SECONDS = 120.0
+COMMAND = "import sys; from rpcbench.cli.main import main; sys.exit(main())"
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    with tempfile.TemporaryDirectory(prefix="rb-", dir="/tmp") as runtime:
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]))
+        yield {**os.environ, "XDG_RUNTIME_DIR": runtime, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def python(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+
+
+@pytest.mark.process
+def test_a_program_that_spawns_its_ranks_runs_unchanged(environment: dict[str, str]) -> None:
+    done = python("-c", COMMAND, "run", str(PROGRAM), "29533", "--flag", environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[0.5, 0.5] [1.0, 2.0] 1.0", "rpcbench 29533 --flag"], done.stdout
+
+
+@pytest.mark.parametrize("first", ["torch", *(f"torch.distributed.{part}" for part in ("rpc", "rpc.api", "nn"))])
+def test_it_does_not_matter_what_is_imported_first(environment: dict[str, str], first: str) -> None:
+    script = f"""
+import {first}
+import torch, torch.distributed.nn, torch.distributed.optim, torch.distributed.optim.optimizer as optimizer
+import torch.distributed.rpc as rpc, torch.distributed.autograd as autograd
+from torch.distributed.rpc.functions import async_execution
+found = [rpc.init_rpc, torch.distributed.rpc.api.rpc_sync, rpc.RRef, autograd.backward, async_execution,
+         optimizer.DistributedOptimizer, torch.distributed.optim.DistributedOptimizer,
+         torch.distributed.nn.RemoteModule, rpc.rref_proxy.RRefProxy]
+print({{thing.__module__.split(".")[0] for thing in found}}, torch.distributed.optim.ZeroRedundancyOptimizer.__name__)
+"""
+    done = python("-c", script, environment=rebind.environment(environment))
+    assert done.stdout == "{'rpcbench'} ZeroRedundancyOptimizer\n", done.stderr
+
+
+def test_without_the_command_torch_keeps_its_own(environment: dict[str, str]) -> None:
+    script = "import rpcbench.rpc, torch.distributed.rpc as rpc; print(rpc.init_rpc.__module__)"
+    bound = rebind.environment(environment)
+    del bound[rebind.VARIABLE]
+    assert python("-c", script, environment=bound).stdout == "torch.distributed.rpc\n"
+
+
+def test_a_sitecustomize_of_ones_own_runs_too(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.mine = 'mine'")
+    environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    script = "import torch.distributed.rpc as rpc; print(mine, rpc.__name__)"
+    assert python("-c", script, environment=rebind.environment(environment)).stdout == "mine rpcbench.rpc\n"
+
+
+def test_a_module_runs_and_its_status_is_kept(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys, torch.distributed.rpc as rpc; sys.exit(len(rpc.__name__))")
+    environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    assert python("-c", COMMAND, "run", "-m", "program", environment=environment).returncode == len("rpcbench.rpc")
+
+
+@pytest.mark.parametrize(("arguments", "words"), [([], "name a script"), (["no.py"], "there is no script no.py")])
+def test_a_script_is_needed(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *arguments]) == 1
+    assert words in capsys.readouterr().err
