@@ -92,20 +92,17 @@ def _page(page: str, described: dict[int, str]) -> str:
     text = Text(_file(page), "Errors" if page == "errors" else f"`{_module(page)}`", module)
     text.add(_prose(_doc(module)), _where(module))
     offered = [*names(module)]
+    also = []
     for name, value in offered:
-        if not isinstance(value, ModuleType) and id(value) not in described:
+        if id(value) in described:
+            also.append(f"[{name}]({described[id(value)]})")
+        elif not isinstance(value, ModuleType):
             _section(text, name, value, described)
     for name, value in offered:
         if isinstance(value, ModuleType):
             _submodule(text, name, value, described)
-    others = [f"[{name}]({described[id(value)]})" for name, value in offered if _elsewhere(value, text.file, described)]
-    if others:
-        text.add(f"Also offered here: {', '.join(others)}.")
+    text.add(f"Also offered here: {', '.join(also)}." if also else "")
     return str(text)
-
-
-def _elsewhere(value: Any, file: str, described: dict[int, str]) -> bool:
-    return not described.get(id(value), file).startswith(file)
 
 
 def _submodule(text: Text, name: str, module: ModuleType, described: dict[int, str]) -> None:

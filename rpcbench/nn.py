@@ -40,6 +40,11 @@ class RemoteModule(nn.Module):
     remote_device: "worker1", "worker1/cuda:0" or "rank:1/cpu"; the module is moved to that device there.
     ValueError where that cannot be parsed, and, on first use, where module_cls makes no nn.Module. Tensors given as
     arguments are moved to the module's device; without a device map results come back on the CPU.
+
+    >>> from rpcbench.nn import RemoteModule
+    >>> layer = RemoteModule("worker1", torch.nn.Linear, (4, 2))
+    >>> layer(torch.zeros(3, 4)).shape, len(layer.remote_parameters())
+    (torch.Size([3, 2]), 2)
     """
 
     is_scriptable = False

@@ -77,6 +77,9 @@ def rpc_sync(
     `func` may be the name of a function in the callee's main namespace, or "module:name". timeout in seconds; 0 for
     none; default the agent's (60 s). RpcTimeoutError, WorkerLostError, SerializationError; NoOverloadError for an
     operator of torch that does not take these arguments.
+
+    >>> rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 3))
+    tensor([4., 4.])
     """
     return _invoke_rpc(to, func, RPCExecMode.SYNC, args, kwargs, timeout).wait_or_cancel()
 
@@ -88,7 +91,12 @@ def rpc_async(
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Future[Any]:
-    """As `rpc_sync`, returning a Future at once. Do not change argument tensors until it is done."""
+    """As `rpc_sync`, returning a Future at once. Do not change argument tensors until it is done.
+
+    >>> futures = [rpc.rpc_async(name, pow, (2, 10)) for name in ("worker1", "worker2")]
+    >>> [future.wait() for future in futures]
+    [1024, 1024]
+    """
     future = _invoke_rpc(to, func, RPCExecMode.ASYNC, args, kwargs, timeout)
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
@@ -102,7 +110,12 @@ def remote(
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> RRef[Any]:
-    """Run `func(*args, **kwargs)` on worker `to` and leave the result there; an RRef of it, at once."""
+    """Run `func(*args, **kwargs)` on worker `to` and leave the result there; an RRef of it, at once.
+
+    >>> rref = rpc.remote("worker1", torch.arange, (5,))
+    >>> rpc.rpc_sync("worker2", lambda rref: rref.to_here().sum(), (rref,))
+    tensor(10)
+    """
     function, arguments, keywords = _prepare(func, args or (), kwargs or {})
     agent = current.current()
     with profiled(agent, RPCExecMode.REMOTE, func, to) as until:

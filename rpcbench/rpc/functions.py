@@ -15,6 +15,12 @@ def async_execution(fn: F) -> F:
     The worker's thread is free as soon as the function has returned; the answer is sent when the Future completes.
     Inside `staticmethod` or `classmethod`, around anything else. RuntimeError at the caller where the function
     returns something else.
+
+    >>> @rpc.functions.async_execution
+    ... def relay(x):
+    ...     return rpc.rpc_async("worker2", torch.neg, (x,))
+    >>> rpc.rpc_sync("worker1", relay, (torch.ones(2),))
+    tensor([-1., -1.])
     """
 
     @functools.wraps(fn)

@@ -26,6 +26,11 @@ class RRef(Handle, Generic[T]):
     """A reference to a value of type T on one worker, its owner; made by `remote()`, or around a value of your own.
 
     It can be passed to any worker in a call. The owner keeps the value while any reference is left, anywhere.
+
+    >>> rref = rpc.remote("worker1", dict, kwargs={"a": 1})
+    >>> rref.rpc_sync().update(b=2)
+    >>> rref.owner_name(), rref.to_here()
+    ('worker1', {'a': 1, 'b': 2})
     """
 
     _agent: Agent

@@ -41,6 +41,13 @@ def init_rpc(
     that no others may join; None for a world where workers come and go. backend: by default the one of the options.
     TypeError for what is neither backend nor options, or options of no backend; RuntimeError where this process is in
     a world already, or the world refuses it.
+
+    >>> import rpcbench.rpc as rpc
+    >>> options = rpc.TensorPipeRpcBackendOptions(init_method="tcp://localhost:29500")
+    >>> rpc.init_rpc("trainer", rank=0, world_size=1, rpc_backend_options=options)
+    >>> rpc.rpc_sync("trainer", max, (3, 5))
+    5
+    >>> rpc.shutdown()
     """
     if backend is not None and not isinstance(backend, BackendType):
         raise TypeError("Argument backend must be a member of BackendType")

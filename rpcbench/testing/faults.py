@@ -58,6 +58,16 @@ class Faults(Link):
     """`drop` and `duplicate` are shares of all messages, 0 to 1; `delay` is the longest time one may take, in seconds.
 
     `retry_seconds`: after how long a message that is not acknowledged goes again.
+
+    >>> from rpcbench.testing import Faults, install
+    >>> faults = install(Faults(seed=7, delay=0.01))
+    >>> faults.drop("Call")
+    >>> rpc.rpc_sync("worker1", abs, (-1,), timeout=0.5)
+    Traceback (most recent call last):
+    rpcbench.words.errors.RpcTimeoutError: RPC ran for more than set timeout (500 ms)...
+    >>> any("Call" in line and "lost" in line for line in faults.history)
+    True
+    >>> faults.heal()
     """
 
     lossy = True

@@ -332,7 +332,11 @@ def collect_all(futures: Iterable[torch.futures.Future[Any]]) -> Future[list[tor
 
 
 def wait_all(futures: Iterable[torch.futures.Future[T]]) -> list[T]:
-    """Values of all the given futures, in order; the first error, as soon as there is one. Interruptible."""
+    """Values of all the given futures, in order; the first error, as soon as there is one. Interruptible.
+
+    >>> rpcbench.wait_all([rpc.rpc_async("worker1", abs, (x,)) for x in (-1, -2)])
+    [1, 2]
+    """
     return [cast(T, future.value()) for future in collect_all(futures).wait()]
 
 
