@@ -38,7 +38,7 @@ from rpcbench.transport.memory import MemoryConnection
 from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import Frame
-from rpcbench.words.config import JOIN_SECONDS, UNSET_TIMEOUT, WorldConfig
+from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, UNSET_TIMEOUT, WorldConfig
 from rpcbench.words.errors import NotConnectedError, RpcError, ShutdownError, WorkerLostError
 from rpcbench.words.events import Tables
 from rpcbench.words.futures import Future, blocked
@@ -135,6 +135,8 @@ class Agent:
             if graceful and (late := self.waiting.settle(timeout or None)):
                 raise RpcError(f"{late} calls of {self.name} were still in flight after {timeout} s")
             leaving = not graceful or self.config.world_size is None
+            if graceful and leaving:
+                self._flush()
             if leaving:  # before the others, who end with us, can be taken for lost
                 self.waiting.fail_all(self._over())
             self.machine.feed(lambda node: node.outcome(node.members.ready(leaving)))
@@ -142,8 +144,15 @@ class Agent:
                 raise RpcError(f"{self.name} waited {timeout} s for the others to shut down; some are still at work")
             if not leaving:
                 last()
+                self._flush()
         finally:
             self.stop()
+
+    def _flush(self) -> None:
+        """Wait until the others have what was sent: nobody sends it again once this agent has stopped."""
+        arrived = threading.Event()
+        self.machine.feed(lambda node: node.flush(arrived.set))
+        arrived.wait(FLUSH_SECONDS)
 
     def stop(self) -> None:
         """End at once: whatever is still in flight fails."""

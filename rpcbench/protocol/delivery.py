@@ -19,7 +19,7 @@ over a lossy link. Otherwise it is merely long, and its sender waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any
 
@@ -118,9 +118,9 @@ class Pair:
         return self.again(again) + self.forget(lost)
 
     # -- receiving
-    def seen(self) -> Send:
+    def seen(self, answer: bool = False) -> Send:
         self.owed = 0
-        return Send(self.peer, self._base, m.Seen(self.window.floor, self.window.early(_EARLY)))
+        return Send(self.peer, self._base, m.Seen(self.window.floor, self.window.early(_EARLY), answer))
 
     def fate(self, message: m.Forget) -> m.Fate:
         lost = {count for count in message.counts if self.window.first_time(count)}
@@ -135,12 +135,37 @@ class Delivery:
         self.lossy = lossy
         self.pairs: dict[int, Pair] = {}
         self.stirred = False
+        self.on_quiet: Callable[[], object] | None = None  # called when all that was sent is acknowledged
         self._ticking = False
 
     def meet(self, peer: int, theirs: int) -> Pair:
         """A process that there was no word to or from yet; its predecessor is forgotten."""
         pair = self.pairs[peer] = Pair(peer, self.life, theirs)
         return pair
+
+    def drop(self, peer: int) -> None:
+        """There will be no more words to or from it."""
+        self.pairs.pop(peer, None)
+        self._tell_if_quiet()
+
+    def acknowledged(self, pair: Pair, seen: m.Seen) -> list[Send]:
+        pair.acknowledged(seen)
+        self._tell_if_quiet()
+        return [pair.seen()] if seen.answer else []
+
+    def settled(self, pair: Pair, fate: m.Fate) -> list[m.Message]:
+        lost = pair.settled(fate)
+        self._tell_if_quiet()
+        return lost
+
+    def hurry(self) -> Effects:
+        """Ask for acknowledgements now."""
+        self._tell_if_quiet()
+        return [pair.seen(answer=True) for pair in self.pairs.values() if pair.missing()]
+
+    def _tell_if_quiet(self) -> None:
+        if self.on_quiet is not None and not any(pair.missing() for pair in self.pairs.values()):
+            self.on_quiet()
 
     def pair(self, peer: int, life: int) -> Pair | None:
         """The pair with this very process, if there has been a word."""
@@ -167,8 +192,8 @@ class Delivery:
         sends: list[Send] = []
         for pair in self.pairs.values():
             sends += pair.mend(self.lossy)
-            if pair.owed:
-                sends.append(pair.seen())
+            if pair.owed or (self.on_quiet is not None and pair.missing()):
+                sends.append(pair.seen(answer=self.on_quiet is not None))
         self._ticking = any(pair.missing() for pair in self.pairs.values())
         return [*sends, *([Wake()] if self._ticking else [])]
 

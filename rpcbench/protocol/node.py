@@ -72,7 +72,7 @@ class Node:
             m.Notice: lambda source, msg, now: ([Heard(source, msg)], []),
             m.Uncreated: self._on_uncreated,
             m.Forget: lambda source, msg, now: ([], [(source, self.delivery.pairs[source].fate(msg))]),
-            m.Fate: lambda source, msg, now: self._lost_messages(source, self.delivery.pairs[source].settled(msg)),
+            m.Fate: lambda source, msg, now: self._on_fate(source, msg),
         }
 
     # -- what comes in
@@ -84,8 +84,7 @@ class Node:
             if pair is None:
                 return []
         if type(message) is m.Seen:
-            pair.acknowledged(message)
-            return []
+            return [*self.delivery.acknowledged(pair, message)]
         effects = self._new(source, message, now) if self.delivery.first_time(pair, seq) else []
         if due(pair):
             effects.append(pair.seen())
@@ -143,7 +142,8 @@ class Node:
 
     def _on_uncreated(self, source: int, message: m.Uncreated, now: float) -> Outcome:
         created = self.rrefs.on_create(source, message.rref, message.fork, message.label, now)
-        return self.rrefs.unmade(message.rref, ConnectionLostError(message.reason, False)), created
+        error = ConnectionLostError(f"RRef creation via rpc.remote() failed: {message.reason}", False)
+        return self.rrefs.unmade(message.rref, error), created
 
     def _on_fork_accept(self, source: int, message: m.ForkAccept, now: float) -> Outcome:
         effects, outbox = self.rrefs.on_fork_accept(message)
@@ -282,7 +282,7 @@ class Node:
         if member is not None and member.incarnation != incarnation:
             return []  # one that has a successor already
         if self.members.closing:
-            self.delivery.pairs.pop(worker, None)  # nobody is told of a loss any more
+            self.delivery.drop(worker)  # nobody is told of a loss any more
             if member is not None:  # but what it held until now is not waited for
                 self.leaks += self.rrefs.held_by(worker)
                 effects, outbox, _ = self.rrefs.lost(worker, incarnation)
@@ -306,6 +306,11 @@ class Node:
         """A new connection to the same process stands: what may be lost with the old one is seen to."""
         pair = self.delivery.pair(worker, incarnation)
         return [] if pair is None else self._stirred([*pair.mend_all()])
+
+    def flush(self, then: Callable[[], object]) -> Effects:
+        """Have all that was sent acknowledged soon; `then` is called (and must not wait) when it is."""
+        self.delivery.on_quiet = then
+        return self.delivery.hurry()
 
     def tick(self) -> Effects:
         """The answer to `Wake`: acknowledge, and send again what is missing."""
@@ -358,7 +363,7 @@ class Node:
         why = f"{gone.member.name}: {gone.reason}"
         pair = self.delivery.pairs.get(worker)
         if pair is not None and pair.life == gone.member.incarnation:
-            del self.delivery.pairs[worker]
+            self.delivery.drop(worker)
         self._gone[worker] = gone
         calls, held = self.calls.lost(worker, gone.member.name, gone.reason)
         effects, outbox, waiting = self.rrefs.lost(worker, gone.member.incarnation)
@@ -371,11 +376,11 @@ class Node:
         more, out = self.contexts.lost(worker, why, self.members.members)
         return effects + more + self._number(outbox + out)
 
-    def _lost_messages(self, to: int, messages: Iterable[m.Message]) -> Outcome:
-        """Users' data that never came, and never will."""
+    def _on_fate(self, to: int, fate: m.Fate) -> Outcome:
+        """Users' data that never came, and never will, is taken back."""
         effects: Effects = []
         outbox: Outbox = []
-        for message in messages:
+        for message in self.delivery.settled(self.delivery.pairs[to], fate):
             answer = isinstance(message, m.Result)
             what = "an answer" if answer else getattr(message, "label", type(message).__name__)
             error = ConnectionLostError(f"{what} was lost on its way to {self.name(to)}", answer)

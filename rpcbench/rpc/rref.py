@@ -15,7 +15,7 @@ from rpcbench.agent.roster import WorkerInfo
 from rpcbench.autograd import backward
 from rpcbench.rpc.rref_proxy import CheckedProxy, RRefProxy
 from rpcbench.words.config import UNSET_TIMEOUT
-from rpcbench.words.errors import RpcTimeoutError
+from rpcbench.words.errors import ConnectionLostError, RpcTimeoutError
 from rpcbench.words.futures import Future
 from rpcbench.words.ids import Id
 
@@ -85,7 +85,8 @@ class RRef(Handle, Generic[T]):
         self._check_alive("to_here() on it")
         if self._value is not None:
             return self._value
-        self._raise_failed_creation()
+        if (error := self._creation_error()) is not None:
+            raise error
         return self._agent.fetch(self, timeout)
 
     def local_value(self) -> T:
@@ -185,15 +186,17 @@ class RRef(Handle, Generic[T]):
             return error
         return None
 
-    def _raise_failed_creation(self) -> None:
+    def _check_alive(self, use: str) -> None:
+        super()._check_alive(use)
         error = self._creation_error()
         if isinstance(error, RpcTimeoutError):
             raise RpcTimeoutError(
                 "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does "
                 "not exist."
             ) from error
-        if error is not None:
-            raise error
+        if isinstance(error, ConnectionLostError):
+            text = f"RRef creation via rpc.remote() failed: {error}"
+            raise ConnectionLostError(text, error.maybe_executed) from error
 
     def __reduce__(self) -> Any:
         raise RuntimeError("Can not pickle rref in python pickler, rref can only be pickled when using RPC")

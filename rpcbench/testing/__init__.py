@@ -1,10 +1,30 @@
 """For tests of programs that use rpcbench: faults on purpose.
 
 `Faults` is a link that loses, delays, repeats, holds and refuses messages; `install` puts it into a worker that runs.
+`FaultyTensorPipeRpcBackendOptions(faults=...)` brings it along to `init_rpc`; its other options are torch's own.
 """
 
 from __future__ import annotations
 
+from rpcbench.testing.backend import (
+    FAULTY,
+    KINDS,
+    FaultyTensorPipeRpcBackendOptions,
+    backend,
+    backend_options,
+    faulty_backend,
+    faulty_options,
+)
 from rpcbench.testing.faults import Faults, install
 
-__all__ = ["Faults", "install"]
+__all__ = [
+    "FAULTY",
+    "KINDS",
+    "Faults",
+    "FaultyTensorPipeRpcBackendOptions",
+    "backend",
+    "backend_options",
+    "faulty_backend",
+    "faulty_options",
+    "install",
+]

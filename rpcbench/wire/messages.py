@@ -261,10 +261,14 @@ class Notice(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """An acknowledgement: every message below `floor` has come, and these beyond it. It has no number itself."""
+    """An acknowledgement: every message below `floor` has come, and these beyond it. It has no number itself.
+
+    `answer`: the sender asks for one in turn, at once.
+    """
 
     floor: int
     early: tuple[int, ...]
+    answer: bool = False
 
 
 class Forget(NamedTuple):

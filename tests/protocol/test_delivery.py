@@ -181,3 +181,27 @@ def test_data_that_takes_long_is_not_taken_for_lost_where_it_cannot_be(lossy: bo
     if broken:
         one.broken(2, 0, "reset")
     assert bool(sends([effect for _ in range(50) for effect in one.tick()], m.Forget)) is (lossy or broken)
+
+
+# -- before the end
+def test_who_leaves_knows_when_all_has_come() -> None:
+    one, two = member(1), member(2)
+    arrived: list[bool] = []
+    sent = sends(one.send(2, NOTICE), m.Notice)
+    (ask,) = one.flush(lambda: arrived.append(True))
+    (early,) = give(two, 1, ask)
+    assert early.message == m.Seen(0, ()) and give(one, 2, early) == [] and not arrived
+    give(two, 1, *sent)
+    (again,) = sends(one.tick(), m.Seen)  # one of them may be lost
+    (answer,) = give(two, 1, again)
+    give(one, 2, answer)
+    assert arrived == [True]
+
+
+def test_who_leaves_does_not_wait_for_one_that_is_gone() -> None:
+    one = member(1)
+    arrived: list[bool] = []
+    one.send(2, NOTICE)
+    one.flush(lambda: arrived.append(True))
+    one.handle(0, 1, m.View(5, MEMBERS[:2], ((2, "killed"),), False, True), 0.0)
+    assert arrived == [True]

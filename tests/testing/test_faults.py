@@ -18,6 +18,7 @@ from rpcbench.testing import Faults, install
 from rpcbench.words.errors import ConnectionLostError, RpcTimeoutError
 
 RETRY = 0.1
+_kept: list[RRef[Any]] = []
 
 
 @contextlib.contextmanager
@@ -39,6 +40,10 @@ def quiet(agents: list[Agent]) -> None:
     """Wait until nothing is left anywhere, and no message is kept or missing."""
     nothing_left(agents)
     until(lambda: not any(agent.machine.ask(lambda node: node.delivery.left()) for agent in agents), "the last words")
+
+
+def keep(rref: RRef[Any]) -> None:
+    _kept.append(rref)
 
 
 def fetch(rref: RRef[Any]) -> Any:
@@ -135,6 +140,18 @@ def test_members_that_are_cut_off_find_together_again(tmp_path: Path) -> None:
         links[1].heal()
         assert agents[0].call(1, divmod, (17, 5)).wait() == (3, 2)
         quiet(agents)
+
+
+def test_last_words_are_not_lost_with_their_sender(tmp_path: Path) -> None:
+    links = [Faults(retry_seconds=RETRY) for _ in range(2)]
+    with disturbed(tmp_path, *links) as agents:
+        mine = RRef("mine")
+        agents[0].call(1, keep, (mine,)).wait()
+        links[1].drop("UserDelete", times=3)
+        _kept.clear()
+        until(lambda: not agents[1].tables()["users"], "the drop")
+        agents[1].shutdown()
+        assert any("from 1 " in line and "UserDelete" in line for line in links[0].history)
 
 
 def test_faults_can_come_into_a_world_that_runs(tmp_path: Path) -> None:

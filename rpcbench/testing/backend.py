@@ -1,0 +1,131 @@
+"""torch's fault injection under its names: the backend FAULTY_TENSORPIPE, where messages fail or take long by kind.
+
+torch has its own kinds of messages. A call of an operator of torch is a SCRIPT_CALL, any other a PYTHON_CALL; which one
+a message is, is told by the function's name.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Mapping, Sequence
+from types import BuiltinFunctionType
+from typing import Any
+
+import torch
+
+from rpcbench.agent.core import Agent
+from rpcbench.rpc import backend_registry
+from rpcbench.rpc.constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
+from rpcbench.rpc.options import RpcBackendOptions
+from rpcbench.rpc.world import join_world
+from rpcbench.testing.faults import Faults
+from rpcbench.wire import messages as m
+
+
+def _is(kind: type[Any], operator: bool | None = None) -> Callable[[m.Message], bool]:
+    def meant(message: m.Message) -> bool:
+        return isinstance(message, kind) and (operator is None or _operator(message.label) is operator)
+
+    return meant
+
+
+def _operator(label: str) -> bool:
+    name = label.rpartition(".")[2]
+    return isinstance(getattr(torch, name, None), BuiltinFunctionType) and not hasattr(builtins, name)
+
+
+KINDS: Mapping[str, Callable[[m.Message], bool]] = {
+    "PYTHON_CALL": _is(m.Call, operator=False),
+    "SCRIPT_CALL": _is(m.Call, operator=True),
+    "PYTHON_REMOTE_CALL": _is(m.Create, operator=False),
+    "SCRIPT_REMOTE_CALL": _is(m.Create, operator=True),
+    "PYTHON_RREF_FETCH_CALL": _is(m.Fetch),
+    "SCRIPT_RREF_FETCH_CALL": _is(m.Fetch),
+    "PYTHON_RET": _is(m.Result),
+    "SCRIPT_RET": _is(m.Result),
+    "RREF_FORK_REQUEST": _is(m.ForkRequest),
+    "RREF_CHILD_ACCEPT": _is(m.ChildAccept),
+    "RREF_USER_DELETE": _is(m.UserDelete),
+    "RREF_ACK": _is(m.ForkAccept),
+    "BACKWARD_AUTOGRAD_REQ": _is(m.Gradients),
+    "BACKWARD_AUTOGRAD_RESP": _is(m.Settled),
+    "CLEANUP_AUTOGRAD_CONTEXT_REQ": _is(m.ReleaseContext),
+}
+"""torch's kinds of messages, as far as there is something like them here."""
+
+
+class FaultyTensorPipeRpcBackendOptions(RpcBackendOptions):
+    """Options of the faulty backend.
+
+    messages_to_fail: kinds of messages; each of these fails the first `num_fail_sends` times it is sent.
+    messages_to_delay: seconds that messages take, by kind. faults: what else is to happen, `Faults(...)`.
+    ValueError for a kind that is not in `KINDS`.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
+        rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str = DEFAULT_INIT_METHOD,
+        messages_to_fail: Sequence[str] = (),
+        messages_to_delay: Mapping[str, float] | None = None,
+        num_fail_sends: int = 0,
+        faults: Faults | None = None,
+    ) -> None:
+        super().__init__(rpc_timeout, init_method)
+        unknown = {*messages_to_fail, *(messages_to_delay or {})} - KINDS.keys()
+        if unknown:
+            raise ValueError(f"no such kind of message: {', '.join(sorted(unknown))}; there are: {', '.join(KINDS)}")
+        self.num_worker_threads = num_worker_threads
+        self.messages_to_fail = list(messages_to_fail)
+        self.messages_to_delay = dict(messages_to_delay or {})
+        self.num_fail_sends = num_fail_sends
+        self.faults = faults
+
+
+def _options(rpc_timeout: float, init_method: str, **kwargs: Any) -> FaultyTensorPipeRpcBackendOptions:
+    return FaultyTensorPipeRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **kwargs)
+
+
+def _join(
+    store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: FaultyTensorPipeRpcBackendOptions
+) -> Agent:
+    options = rpc_backend_options
+    link = options.faults or Faults()
+    for kind in options.messages_to_fail:
+        link.refuse(KINDS[kind], times=options.num_fail_sends)
+    for kind, seconds in options.messages_to_delay.items():
+        link.delay(KINDS[kind], seconds)
+    return join_world(store, name, rank, world_size, options, link)
+
+
+FAULTY = backend_registry.register_backend("FAULTY_TENSORPIPE", _options, _join)
+
+
+# -- for suites that run against several implementations
+def backend() -> backend_registry.BackendType:
+    """The usual backend."""
+    return backend_registry.BackendType["TENSORPIPE"]
+
+
+def backend_options(init_method: str) -> RpcBackendOptions:
+    """Its options for a world that meets at this URL."""
+    return backend_registry.construct_rpc_backend_options(backend(), init_method=init_method)
+
+
+def faulty_backend() -> backend_registry.BackendType:
+    """The backend that injects faults."""
+    return FAULTY
+
+
+def faulty_options(init_method: str, fail: Sequence[str], delay: Mapping[str, float]) -> RpcBackendOptions:
+    """Its options: messages of the kinds `fail` fail three times each, those in `delay` take so many seconds."""
+    return backend_registry.construct_rpc_backend_options(
+        FAULTY,
+        init_method=init_method,
+        num_worker_threads=8,
+        num_fail_sends=3,
+        messages_to_fail=fail,
+        messages_to_delay=delay,
+    )

@@ -1,0 +1,81 @@
+"""torch's faulty backend: its options, what its kinds of messages are here, and worlds of one rank that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rpcbench.rpc as rpc
+from rpcbench.testing import FAULTY, KINDS, Faults, FaultyTensorPipeRpcBackendOptions, backend, faulty_options
+from rpcbench.wire import messages as m
+from rpcbench.words.errors import ConnectionLostError, RpcTimeoutError
+from rpcbench.words.ids import Id
+
+IDS = (Id(0, 0), Id(0, 1))
+MESSAGES = [
+    (m.Call(0, "add", None, (), None, m.EMPTY), {"SCRIPT_CALL"}),
+    (m.Call(0, "_VariableFunctionsClass.add", None, (), None, m.EMPTY), {"SCRIPT_CALL"}),
+    (m.Call(0, "train", None, (), None, m.EMPTY), {"PYTHON_CALL"}),
+    (m.Call(0, "max", None, (), None, m.EMPTY), {"PYTHON_CALL"}),
+    (m.Create(0, *IDS, "mul", None, (), None, m.EMPTY), {"SCRIPT_REMOTE_CALL"}),
+    (m.Create(0, *IDS, "Net", None, (), None, m.EMPTY), {"PYTHON_REMOTE_CALL"}),
+    (m.ForkRequest(*IDS), {"RREF_FORK_REQUEST"}),
+    (m.UserDelete(*IDS), {"RREF_USER_DELETE"}),
+    (m.ReleaseContext(0), {"CLEANUP_AUTOGRAD_CONTEXT_REQ"}),
+    (m.View(0, (), (), False, False), set()),
+]
+
+
+@pytest.mark.parametrize(("message", "kinds"), MESSAGES)
+def test_kinds_of_torch(message: m.Message, kinds: set[str]) -> None:
+    assert {kind for kind, means in KINDS.items() if means(message)} == kinds
+
+
+def test_a_kind_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="RREF_FORK_REQUEST"):
+        FaultyTensorPipeRpcBackendOptions(messages_to_fail=["FORK_REQUEST"])
+
+
+@pytest.fixture
+def join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    url = f"file://{tmp_path}/meeting"
+
+    def one_rank(options: rpc.RpcBackendOptions) -> None:
+        options.init_method = url
+        rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+
+    yield one_rank
+    rpc.shutdown()
+
+
+def test_messages_fail_as_often_as_said(join: Any) -> None:
+    join(faulty_options("", ["PYTHON_REMOTE_CALL"], {}))
+    rref = rpc.remote("alone", divmod, (17, 5))
+    with pytest.raises(ConnectionLostError, match="RRef creation"):
+        rref.to_here()
+    assert torch.equal(rpc.remote("alone", torch.ones, (2,)).to_here(), torch.ones(2))
+
+
+def test_messages_take_as_long_as_said(join: Any) -> None:
+    join(faulty_options("", [], {"PYTHON_CALL": 0.5}))
+    with pytest.raises(RpcTimeoutError):
+        rpc.rpc_sync("alone", divmod, (17, 5), timeout=0.1)
+    assert rpc.rpc_sync("alone", divmod, (17, 5)) == (3, 2)
+
+
+def test_other_faults_come_along_by_the_options(join: Any) -> None:
+    faults = Faults(retry_seconds=0.1)
+    faults.drop("Call")
+    join(FaultyTensorPipeRpcBackendOptions(faults=faults))
+    with pytest.raises(ConnectionLostError):
+        rpc.rpc_sync("alone", divmod, (17, 5))
+    assert any("Call(" in line and line.endswith(": lost") for line in faults.history)
+
+
+def test_the_usual_backend_is_the_default_one() -> None:
+    assert backend().name == "TENSORPIPE" and FAULTY.name == "FAULTY_TENSORPIPE"
