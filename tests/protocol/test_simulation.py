@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import mutants
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,14 +16,6 @@ from sharing import Sharing
 from simulation import Member, World
 
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol import walks
-from rpcbench.protocol.calls import Calls
-from rpcbench.protocol.contexts import Contexts
-from rpcbench.protocol.delivery import Delivery, Pair
-from rpcbench.protocol.node import Node
-from rpcbench.protocol.rrefs import RRefs
-from rpcbench.protocol.walks import Tally, Walks, union
-from rpcbench.wire import messages as m
 
 seeds = st.integers(0, 1 << 32)
 
@@ -120,156 +113,6 @@ def _ready(member: Member) -> None:
 
 
 # -- the simulation bites
-def users_go_before_they_are_confirmed(patch: pytest.MonkeyPatch) -> None:
-    def retire(self: RRefs, fork: Any) -> Any:
-        user = self.users[fork]
-        if not user.released or user.children:
-            return []
-        self._forget_user(fork)
-        return [(user.owner, m.UserDelete(user.rref, fork))]
-
-    patch.setattr(RRefs, "_retire", retire)
-
-
-def parents_do_not_wait_for_children(patch: pytest.MonkeyPatch) -> None:
-    def retire(self: RRefs, fork: Any) -> Any:
-        user = self.users[fork]
-        if not (user.released and user.confirmed):
-            return []
-        self._forget_user(fork)
-        return [(user.owner, m.UserDelete(user.rref, fork))]
-
-    patch.setattr(RRefs, "_retire", retire)
-
-
-def numbers_are_not_checked(patch: pytest.MonkeyPatch) -> None:
-    first_time = Delivery.first_time
-    patch.setattr(Delivery, "first_time", lambda self, pair, seq: first_time(self, pair, seq) or True)
-
-
-def calls_run_before_their_forks_are_confirmed(patch: pytest.MonkeyPatch) -> None:
-    arrived = Calls.arrived
-    patch.setattr(Calls, "arrived", lambda self, src, message, pending, now: arrived(self, src, message, set(), now))
-
-
-def nothing_takes_the_number_of_what_was_not_sent(patch: pytest.MonkeyPatch) -> None:
-    def forget(self: Pair, seq: int, instead: m.Message) -> fx.Send:
-        del self.kept[seq]
-        return self.seen()
-
-    patch.setattr(Pair, "replace", forget)
-
-
-def last_words_are_heard(patch: pytest.MonkeyPatch) -> None:
-    handle = Node.handle
-
-    def hear(self: Node, source: int, *rest: Any) -> Any:
-        self._gone.pop(source, None)
-        return handle(self, source, *rest)
-
-    patch.setattr(Node, "handle", hear)
-
-
-def rrefs_that_come_home_are_not_kept(patch: pytest.MonkeyPatch) -> None:
-    adopt = RRefs.adopt
-
-    def forget(self: RRefs, fork: m.Fork) -> Any:
-        outcome = adopt(self, fork)
-        if fork.owner == self.me:
-            return outcome[0], outcome[1] + self.came_home(fork), outcome[2]
-        return outcome
-
-    patch.setattr(RRefs, "adopt", forget)
-
-
-def discovery_does_not_wait_for_answers(patch: pytest.MonkeyPatch) -> None:
-    def hasty(self: Walks, context: int, walk: Any, message: int, recvs: Any) -> Any:
-        known, state = self._contexts[context], self._contexts[context].walks[walk]
-        new = [recv for recv in recvs if recv not in state.asked]
-        state.asked.update(dict.fromkeys(new, message))
-        effects, outbox = self._answer(context, walk, state, message)
-        return effects, [(known.recvs[recv].source, m.Discover(context, walk, recv)) for recv in new] + outbox
-
-    patch.setattr(Walks, "_ask", hasty)
-
-
-def messages_say_only_what_is_right_behind_them(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(walks, "union", lambda parts, *more: tuple({*more, *(part[0] for part in parts if part)}))
-
-
-def what_is_unknown_is_taken_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(walks, "union", lambda parts, *more: union((part or () for part in parts), *more))
-
-
-def reports_count_once_for_all_gradients(patch: pytest.MonkeyPatch) -> None:
-    def add(self: Tally, report: m.Settled) -> None:
-        self.open.discard(report.message)
-        self.open.update(report.fired)
-        self.settled.add(report.message)
-        self.awaited.update((one.message, one) for one in report.awaited)
-
-    patch.setattr(Tally, "add", add)
-
-
-def the_root_trusts_that_all_have_come(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Tally, "unused", lambda self: [])
-
-
-def failed_passes_begin_again(patch: pytest.MonkeyPatch) -> None:
-    failed = Walks.failed
-
-    def forget(self: Walks, context: int, walk: Any, *rest: Any) -> Any:
-        outcome = failed(self, context, walk, *rest)
-        if context in self._contexts:
-            self._contexts[context].failed.clear()
-        return outcome
-
-    patch.setattr(Walks, "failed", forget)
-
-
-def failures_are_told_to_the_root_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Walks, "_neighbours", lambda self, known, state: set())
-
-
-def late_calls_revive_contexts(patch: pytest.MonkeyPatch) -> None:
-    release = Contexts.release
-
-    def forget(self: Contexts, context: int) -> Any:
-        outcome = release(self, context)
-        self._released.clear()
-        return outcome
-
-    patch.setattr(Contexts, "release", forget)
-
-
-def lost_control_messages_are_not_sent_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Pair, "again", lambda self, counts: [])
-
-
-def data_that_is_late_counts_as_lost(patch: pytest.MonkeyPatch) -> None:
-    settled = Pair.settled
-    patch.setattr(Pair, "settled", lambda self, fate: settled(self, m.Fate((*fate.lost, *fate.had), ())))
-
-
-def numbers_that_are_given_up_are_not_burnt(patch: pytest.MonkeyPatch) -> None:
-    def fate(self: Pair, message: m.Forget) -> m.Fate:
-        had = {count for count in message.counts if count < self.window.floor or count in self.window._early}
-        return m.Fate(tuple(set(message.counts) - had), tuple(had))
-
-    patch.setattr(Pair, "fate", fate)
-
-
-def nothing_is_acknowledged_twice(patch: pytest.MonkeyPatch) -> None:
-    first_time = Delivery.first_time
-
-    def once(self: Delivery, pair: Pair, seq: int) -> bool:
-        new = first_time(self, pair, seq)
-        pair.owed -= 0 if new else 1
-        return new
-
-    patch.setattr(Delivery, "first_time", once)
-
-
 def share(seed: int, deaths: int, cuts: int = 0, lossy: bool = False) -> None:
     Sharing(seed, 3, lossy).run(40, deaths, cuts)
 
@@ -285,27 +128,27 @@ def walk(seed: int, trouble: str) -> None:
 
 
 BUGS = [
-    (users_go_before_they_are_confirmed, partial(share, deaths=0), "left over"),
-    (parents_do_not_wait_for_children, partial(share, deaths=0), "is gone, but can be reached"),
-    (numbers_are_not_checked, partial(share, deaths=0), "runs twice|answers"),
-    (calls_run_before_their_forks_are_confirmed, partial(share, deaths=0), "before fork .* is confirmed"),
-    (nothing_takes_the_number_of_what_was_not_sent, partial(share, deaths=0), "answers|left over|still busy"),
-    (last_words_are_heard, partial(share, deaths=2), "left over|still busy"),
-    (rrefs_that_come_home_are_not_kept, partial(share, deaths=1), "is gone before it came home"),
-    (parents_do_not_wait_for_children, partial(share, deaths=0, lossy=True), "is gone, but can be reached"),
-    (lost_control_messages_are_not_sent_again, partial(share, deaths=0, cuts=2), "left over|still busy"),
-    (data_that_is_late_counts_as_lost, partial(share, deaths=0, lossy=True), "is gone, but can be reached|answers"),
-    (numbers_that_are_given_up_are_not_burnt, partial(share, deaths=0, lossy=True), "left over"),
-    (nothing_is_acknowledged_twice, partial(share, deaths=0, lossy=True), "still busy"),
-    (discovery_does_not_wait_for_answers, partial(walk, trouble=""), "before it knows|ended with"),
-    (messages_say_only_what_is_right_behind_them, partial(walk, trouble=""), "ended with"),
-    (what_is_unknown_is_taken_for_nothing, partial(walk, trouble=""), "ended with"),
-    (reports_count_once_for_all_gradients, partial(walk, trouble=""), "ended with"),
-    (the_root_trusts_that_all_have_come, partial(walk, trouble="fast"), "AssertionError"),
-    (failed_passes_begin_again, partial(walk, trouble="errors"), "still walking"),
-    (failures_are_told_to_the_root_alone, partial(walk, trouble="errors"), "still walking"),
-    (failures_are_told_to_the_root_alone, partial(walk, trouble="death"), "ended 0 times|still walking"),
-    (late_calls_revive_contexts, partial(walk, trouble="release"), "still has|KeyError"),
+    (mutants.users_go_before_they_are_confirmed, partial(share, deaths=0), "left over"),
+    (mutants.parents_do_not_wait_for_children, partial(share, deaths=0), "is gone, but can be reached"),
+    (mutants.numbers_are_not_checked, partial(share, deaths=0), "runs twice|answers"),
+    (mutants.calls_run_before_their_forks_are_confirmed, partial(share, deaths=0), "before fork .* is confirmed"),
+    (mutants.nothing_takes_the_number_of_what_was_not_sent, partial(share, deaths=0), "answers|left over|still busy"),
+    (mutants.last_words_are_heard, partial(share, deaths=2), "left over|still busy"),
+    (mutants.rrefs_that_come_home_are_not_kept, partial(share, deaths=1), "is gone before it came home"),
+    (mutants.parents_do_not_wait_for_children, partial(share, deaths=0, lossy=True), "is gone, but can be reached"),
+    (mutants.lost_control_messages_are_not_sent_again, partial(share, deaths=0, cuts=2), "left over|still busy"),
+    (mutants.data_that_is_late_counts_as_lost, partial(share, deaths=0, lossy=True), "can be reached|answers"),
+    (mutants.numbers_that_are_given_up_are_not_burnt, partial(share, deaths=0, lossy=True), "left over"),
+    (mutants.nothing_is_acknowledged_twice, partial(share, deaths=0, lossy=True), "still busy"),
+    (mutants.discovery_does_not_wait_for_answers, partial(walk, trouble=""), "before it knows|ended with"),
+    (mutants.messages_say_only_what_is_right_behind_them, partial(walk, trouble=""), "ended with"),
+    (mutants.what_is_unknown_is_taken_for_nothing, partial(walk, trouble=""), "ended with"),
+    (mutants.reports_count_once_for_all_gradients, partial(walk, trouble=""), "ended with"),
+    (mutants.the_root_trusts_that_all_have_come, partial(walk, trouble="fast"), "AssertionError"),
+    (mutants.failed_passes_begin_again, partial(walk, trouble="errors"), "still walking"),
+    (mutants.failures_are_told_to_the_root_alone, partial(walk, trouble="errors"), "still walking"),
+    (mutants.failures_are_told_to_the_root_alone, partial(walk, trouble="death"), "ended 0 times|still walking"),
+    (mutants.late_calls_revive_contexts, partial(walk, trouble="release"), "still has|KeyError"),
 ]
 
 
@@ -328,7 +171,7 @@ def test_the_simulation_finds(
 
 
 def test_an_error_tells_its_history_and_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    parents_do_not_wait_for_children(monkeypatch)
+    mutants.parents_do_not_wait_for_children(monkeypatch)
     seed, error = first_error(partial(share, deaths=0), range(200))
     history = error.__notes__[0]
     assert history.startswith(f"seed {seed}, 3 members\n") and " UserDelete(" in history

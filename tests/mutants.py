@@ -1,0 +1,167 @@
+"""Bugs that the tests must find: each breaks one rule of the protocol, for as long as its patch lasts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rpcbench.protocol import effects as fx
+from rpcbench.protocol import walks
+from rpcbench.protocol.calls import Calls
+from rpcbench.protocol.contexts import Contexts
+from rpcbench.protocol.delivery import Delivery, Pair
+from rpcbench.protocol.node import Node
+from rpcbench.protocol.rrefs import RRefs
+from rpcbench.protocol.walks import Tally, Walks, union
+from rpcbench.wire import messages as m
+
+
+def users_go_before_they_are_confirmed(patch: pytest.MonkeyPatch) -> None:
+    def retire(self: RRefs, fork: Any) -> Any:
+        user = self.users[fork]
+        if not user.released or user.children:
+            return []
+        self._forget_user(fork)
+        return [(user.owner, m.UserDelete(user.rref, fork))]
+
+    patch.setattr(RRefs, "_retire", retire)
+
+
+def parents_do_not_wait_for_children(patch: pytest.MonkeyPatch) -> None:
+    def retire(self: RRefs, fork: Any) -> Any:
+        user = self.users[fork]
+        if not (user.released and user.confirmed):
+            return []
+        self._forget_user(fork)
+        return [(user.owner, m.UserDelete(user.rref, fork))]
+
+    patch.setattr(RRefs, "_retire", retire)
+
+
+def numbers_are_not_checked(patch: pytest.MonkeyPatch) -> None:
+    first_time = Delivery.first_time
+    patch.setattr(Delivery, "first_time", lambda self, pair, seq: first_time(self, pair, seq) or True)
+
+
+def calls_run_before_their_forks_are_confirmed(patch: pytest.MonkeyPatch) -> None:
+    arrived = Calls.arrived
+    patch.setattr(Calls, "arrived", lambda self, src, message, pending, now: arrived(self, src, message, set(), now))
+
+
+def nothing_takes_the_number_of_what_was_not_sent(patch: pytest.MonkeyPatch) -> None:
+    def forget(self: Pair, seq: int, instead: m.Message) -> fx.Send:
+        del self.kept[seq]
+        return self.seen()
+
+    patch.setattr(Pair, "replace", forget)
+
+
+def last_words_are_heard(patch: pytest.MonkeyPatch) -> None:
+    handle = Node.handle
+
+    def hear(self: Node, source: int, *rest: Any) -> Any:
+        self._gone.pop(source, None)
+        return handle(self, source, *rest)
+
+    patch.setattr(Node, "handle", hear)
+
+
+def rrefs_that_come_home_are_not_kept(patch: pytest.MonkeyPatch) -> None:
+    adopt = RRefs.adopt
+
+    def forget(self: RRefs, fork: m.Fork) -> Any:
+        outcome = adopt(self, fork)
+        if fork.owner == self.me:
+            return outcome[0], outcome[1] + self.came_home(fork), outcome[2]
+        return outcome
+
+    patch.setattr(RRefs, "adopt", forget)
+
+
+def discovery_does_not_wait_for_answers(patch: pytest.MonkeyPatch) -> None:
+    def hasty(self: Walks, context: int, walk: Any, message: int, recvs: Any) -> Any:
+        known, state = self._contexts[context], self._contexts[context].walks[walk]
+        new = [recv for recv in recvs if recv not in state.asked]
+        state.asked.update(dict.fromkeys(new, message))
+        effects, outbox = self._answer(context, walk, state, message)
+        return effects, [(known.recvs[recv].source, m.Discover(context, walk, recv)) for recv in new] + outbox
+
+    patch.setattr(Walks, "_ask", hasty)
+
+
+def messages_say_only_what_is_right_behind_them(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(walks, "union", lambda parts, *more: tuple({*more, *(part[0] for part in parts if part)}))
+
+
+def what_is_unknown_is_taken_for_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(walks, "union", lambda parts, *more: union((part or () for part in parts), *more))
+
+
+def reports_count_once_for_all_gradients(patch: pytest.MonkeyPatch) -> None:
+    def add(self: Tally, report: m.Settled) -> None:
+        self.open.discard(report.message)
+        self.open.update(report.fired)
+        self.settled.add(report.message)
+        self.awaited.update((one.message, one) for one in report.awaited)
+
+    patch.setattr(Tally, "add", add)
+
+
+def the_root_trusts_that_all_have_come(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Tally, "unused", lambda self: [])
+
+
+def failed_passes_begin_again(patch: pytest.MonkeyPatch) -> None:
+    failed = Walks.failed
+
+    def forget(self: Walks, context: int, walk: Any, *rest: Any) -> Any:
+        outcome = failed(self, context, walk, *rest)
+        if context in self._contexts:
+            self._contexts[context].failed.clear()
+        return outcome
+
+    patch.setattr(Walks, "failed", forget)
+
+
+def failures_are_told_to_the_root_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Walks, "_neighbours", lambda self, known, state: set())
+
+
+def late_calls_revive_contexts(patch: pytest.MonkeyPatch) -> None:
+    release = Contexts.release
+
+    def forget(self: Contexts, context: int) -> Any:
+        outcome = release(self, context)
+        self._released.clear()
+        return outcome
+
+    patch.setattr(Contexts, "release", forget)
+
+
+def lost_control_messages_are_not_sent_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pair, "again", lambda self, counts: [])
+
+
+def data_that_is_late_counts_as_lost(patch: pytest.MonkeyPatch) -> None:
+    settled = Pair.settled
+    patch.setattr(Pair, "settled", lambda self, fate: settled(self, m.Fate((*fate.lost, *fate.had), ())))
+
+
+def numbers_that_are_given_up_are_not_burnt(patch: pytest.MonkeyPatch) -> None:
+    def fate(self: Pair, message: m.Forget) -> m.Fate:
+        had = {count for count in message.counts if count < self.window.floor or count in self.window._early}
+        return m.Fate(tuple(set(message.counts) - had), tuple(had))
+
+    patch.setattr(Pair, "fate", fate)
+
+
+def nothing_is_acknowledged_twice(patch: pytest.MonkeyPatch) -> None:
+    first_time = Delivery.first_time
+
+    def once(self: Delivery, pair: Pair, seq: int) -> bool:
+        new = first_time(self, pair, seq)
+        pair.owed -= 0 if new else 1
+        return new
+
+    patch.setattr(Delivery, "first_time", once)

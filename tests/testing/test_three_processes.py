@@ -1,0 +1,63 @@
+"""Why the child-accept message is there, between real processes: a parent drops its RRef while its child is not known.
+
+This process is the parent, worker1 the owner, worker2 the child, whose request to the owner is held on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import three_processes as there
+from mutants import parents_do_not_wait_for_children
+from worlds import until
+
+import rpcbench
+from rpcbench.agent import current
+from rpcbench.rpc import remote, rpc_async, rpc_sync
+from rpcbench.words.errors import RpcTimeoutError
+from rpcbench.words.futures import Future
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def cluster() -> Iterator[rpcbench.Cluster]:
+    with rpcbench.Cluster(2) as made:
+        yield made
+
+
+def share_and_drop() -> Future[list[int]]:
+    """The parent's part; worker2 waits for its request to come through."""
+    rpc_sync("worker2", there.disturb)
+    rref = remote("worker1", there.make)
+    assert rref.to_here() == [1, 2, 3]
+    rpc_sync("worker2", there.hold, ("ForkRequest",))
+    fetched = rpc_async("worker2", there.fetch, (rref,))
+    del rref
+    until(lambda: rpc_sync("worker2", there.held) == 1, "the request")
+    users = current.current().tables
+    until(lambda: all(row["state"] == "deleting" for row in users()["users"].values()), "the drop")
+    return fetched
+
+
+def test_a_value_lives_while_the_request_of_a_user_is_on_its_way(cluster: rpcbench.Cluster) -> None:
+    fetched = share_and_drop()
+    assert rpc_sync("worker1", there.owned) == 1
+    rpc_sync("worker2", there.release)
+    assert fetched.wait() == [1, 2, 3]
+    until(lambda: rpc_sync("worker1", there.owned) == 0, "the end of the value")
+    kinds = ["ForkRequest", "ForkAccept", "ChildAccept", "UserDelete"]
+    told = [kind for line in rpc_sync("worker2", there.history) for kind in kinds if f" {kind}(" in line]
+    assert list(dict.fromkeys(told)) == kinds
+
+
+def test_without_child_accept_it_is_gone(cluster: rpcbench.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    parents_do_not_wait_for_children(monkeypatch)
+    for worker in cluster.workers:
+        rpc_sync(worker, there.break_child_accept)
+    fetched = share_and_drop()
+    until(lambda: rpc_sync("worker1", there.owned) == 0, "the loss of the value")
+    rpc_sync("worker2", there.release)
+    with pytest.raises(RpcTimeoutError):
+        fetched.wait()
