@@ -9,7 +9,6 @@ Rules
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -20,9 +19,10 @@ import msgpack
 from rpcbench.agent import serve
 from rpcbench.agent.bus import Bus
 from rpcbench.agent.channels import Channels, NoticeHandler
-from rpcbench.agent.handles import Handle, Hold
+from rpcbench.agent.handles import Handle
 from rpcbench.agent.hooks import Recorder
 from rpcbench.agent.interrupts import on_main_thread, uninterrupted
+from rpcbench.agent.keeper import TICK, Keeper
 from rpcbench.agent.leaks import Leak, leaks
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.peers import Peers
@@ -45,8 +45,6 @@ from rpcbench.words.futures import Future, blocked
 from rpcbench.words.ids import COUNTER_BITS, Id
 
 P = TypeVar("P")
-_TICK = -1
-"""Stands among the deadlines of calls for the next tick of the node."""
 NOT_INITIALIZED = (
     "RPC has not been initialized. Call rpcbench.rpc.init_rpc first, or start workers: "
     "rpcbench.Cluster(2), in a notebook %cluster start 2."
@@ -68,8 +66,6 @@ class Agent:
         self.on_end: list[Job] = []
         self.on_long_wait: Callable[[float], object] = lambda seconds: None  # called by the thread that waits
         self.complete, self.closing = threading.Event(), threading.Event()
-        self.holds: set[Hold] = set()
-        self.released: queue.SimpleQueue[Hold | Future[Any] | None] = queue.SimpleQueue()
         self.bus = Bus()
         self._refusal: str | None = None
         self._parts: dict[Any, Any] = {}
@@ -87,7 +83,8 @@ class Agent:
         self.waiting = Waiting(self.incarnation << COUNTER_BITS, self._pool.spawn, self._cancel, self._waits)
         self._channels = Channels(self._pool.spawn)
         self._effects = self._effect_table()
-        self._keeper = threading.Thread(target=self._keep, name=f"rpcbench-{self.name}-keeper", daemon=True)
+        self._keeper = Keeper(self.name, self.machine, self.waiting.deadlines, lambda: self._link.clock())
+        self.holds, self.released = self._keeper.holds, self._keeper.released
 
     # -- life
     def start(self, timeout: float = JOIN_SECONDS) -> None:
@@ -162,9 +159,7 @@ class Agent:
         for job in self.on_end:
             job()
         self._peers.close()
-        self.released.put(None)
-        if threading.current_thread() is not self._keeper:
-            self._keeper.join(5)
+        self._keeper.stop()
         self.waiting.fail_all(self._over())
         self.complete.set()
         self.closing.set()
@@ -265,7 +260,7 @@ class Agent:
             raise RuntimeError(NOT_INITIALIZED)
         now = self._link.clock()
         if seconds is not None:
-            self._wake_at(message.call, now + seconds)
+            self._keeper.wake_at(message.call, now + seconds)
         self.machine.feed(lambda node: node.call(to, message, now, seconds), may_wait=not on_main_thread())
 
     def wanted(self, source: int, call: int) -> bool:
@@ -410,7 +405,7 @@ class Agent:
 
     def _effect_table(self) -> dict[type[Any], Callable[[Any], object]]:
         return {
-            fx.Wake: lambda e: self._wake_at(_TICK, self._link.clock() + self._link.retry_seconds / 2),
+            fx.Wake: lambda e: self._keeper.wake_at(TICK, self._link.clock() + self._link.retry_seconds / 2),
             fx.Enqueue: lambda e: self._pool.submit(lambda: self._serve(e)),
             fx.Run: lambda e: serve.serve(self, e.source, e.message),
             fx.Resolve: self._resolve,
@@ -474,32 +469,8 @@ class Agent:
         assert self.values.recorder is not None, "an agent that records nothing was sent a message of a backward pass"
         return self.values.recorder
 
-    # -- the keeper
-    def _keep(self) -> None:
-        """Release what finalizers have noted, and end calls whose deadline has passed."""
-        pause: float | None = None
-        while self.running:
-            try:
-                item = self.released.get(timeout=pause)
-            except queue.Empty:
-                item = None
-            if isinstance(item, Hold):
-                self.holds.discard(item)
-                self.release(item.fork)
-            del item
-            due, pause = self.waiting.deadlines.pop_due(self._link.clock())
-            for call in due:
-                self._due(call)
-
     def _waits(self, seconds: float) -> None:
         self.on_long_wait(seconds)
 
     def _cancel(self, call: int) -> None:
         self.machine.feed(lambda node: node.cancel(call))
-
-    def _due(self, call: int) -> None:
-        self.machine.feed(lambda node: node.tick() if call == _TICK else node.expired(call))
-
-    def _wake_at(self, call: int, at: float) -> None:
-        if self.waiting.deadlines.set(call, at):
-            self.released.put(None)  # wakes the keeper

@@ -1,0 +1,64 @@
+"""One thread per agent for what is due: forks that finalizers have given up, deadlines of calls, ticks of the node.
+
+Finalizers, and whoever sets a deadline earlier than all others, only put a note into `released`, which wakes it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from rpcbench.agent.deadlines import Deadlines
+from rpcbench.agent.handles import Hold
+from rpcbench.agent.machine import Machine
+
+TICK = -1
+"""Stands among the deadlines of calls for the next tick of the node."""
+
+
+class Keeper:
+    def __init__(self, name: str, machine: Machine, deadlines: Deadlines, clock: Callable[[], float]) -> None:
+        self.holds: set[Hold] = set()
+        self.released: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._machine = machine
+        self._deadlines = deadlines
+        self._clock = clock
+        self._running = True
+        self._thread = threading.Thread(target=self._keep, name=f"rpcbench-{name}-keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._running = False
+        self.released.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5)
+
+    def wake_at(self, call: int, at: float) -> None:
+        """Call `expired` of the node for this call (`tick` for TICK) at a time of the clock."""
+        if self._deadlines.set(call, at):
+            self.released.put(None)
+
+    def _keep(self) -> None:
+        pause: float | None = None
+        while self._running:
+            try:
+                item = self.released.get(timeout=pause)
+            except queue.Empty:
+                item = None
+            if isinstance(item, Hold):
+                self._release(item)
+            del item
+            due, pause = self._deadlines.pop_due(self._clock())
+            for call in due:
+                self._due(call)
+
+    def _release(self, hold: Hold) -> None:
+        self.holds.discard(hold)
+        self._machine.feed(lambda node: node.outcome(([], node.rrefs.release(hold.fork))))
+
+    def _due(self, call: int) -> None:
+        self._machine.feed(lambda node: node.tick() if call == TICK else node.expired(call))
