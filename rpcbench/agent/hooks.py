@@ -51,6 +51,10 @@ class Recorder(Protocol):
         """A message of this context, part of the call `label`, is about to go out; None where the context is over."""
         ...
 
+    def unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:
+        """The call `label` is about to go out with these tensors, outside of any context."""
+        ...
+
     def unsent(self, scope: Scope) -> None:
         """It could not be sent."""
         ...

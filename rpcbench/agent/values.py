@@ -65,8 +65,11 @@ class Values:
         outgoing = Outgoing(self._home)
         encoded = self.codec.encode(value, outgoing, path)
         scope = None
-        if context is not None and self.recorder is not None:
-            scope = self.recorder.sending(context, encoded.tensors, to, call)
+        if self.recorder is not None:
+            if context is not None:
+                scope = self.recorder.sending(context, encoded.tensors, to, call)
+            elif encoded.tensors and path != "result":
+                self.recorder.unrecorded(encoded.tensors, call)
         forks = self._share(outgoing.handles, to) if outgoing.handles else ()
         return encoded.body, forks, scope
 

@@ -25,7 +25,9 @@ from rpcbench.autograd.internals import (
     _release_context,
     _retrieve_context,
 )
+from rpcbench.autograd.modes import same_modes
 from rpcbench.autograd.recorder import recorder
+from rpcbench.autograd.sums import accumulate, accumulator
 
 __all__ = [
     "DistAutogradContext",
@@ -37,10 +39,13 @@ __all__ = [
     "_new_context",
     "_release_context",
     "_retrieve_context",
+    "accumulate",
+    "accumulator",
     "backward",
     "context",
     "get_gradients",
     "recorder",
+    "same_modes",
 ]
 
 

@@ -41,3 +41,5 @@ class Recorded:
     recvs: dict[int, Any] = field(default_factory=dict)
     gradients: LeafGradients = field(default_factory=LeafGradients)
     passes: dict[Id, Pass] = field(default_factory=dict)
+    summed: set[Id] = field(default_factory=set)
+    """What was asked to be added here, and has been."""

@@ -11,6 +11,8 @@ Guarantees
 from __future__ import annotations
 
 import contextlib
+import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 
@@ -25,10 +27,14 @@ from rpcbench.autograd.recorded import Recorded, SentTensors
 from rpcbench.protocol.node import Node
 from rpcbench.protocol.walks import Sent
 from rpcbench.wire.messages import Scope
-from rpcbench.words.ids import Counter, global_id
+from rpcbench.words.ids import Counter, Id, global_id
 
 _GLANCE = 256
 """So many nodes behind a message are looked at when it is sent; where there are more, the backward pass looks."""
+_CUT = (
+    "the call of {} takes along a tensor that requires grad, outside of any autograd context: no gradient will come "
+    "back for it. Make the call inside `with rpcbench.autograd.context()`, or send tensor.detach()"
+)
 
 
 class AutogradRecorder:
@@ -38,7 +44,9 @@ class AutogradRecorder:
         self.agent = agent
         self.passes = Passes(agent, self.recorded)
         self._machine = agent.machine
+        self._lock = threading.Lock()
         self._contexts: dict[int, Recorded] = {}
+        self._warned: set[str] = set()
         self._messages = Counter()
         self._ids = Counter()
         self._current: ContextVar[int | None] = ContextVar("rpcbench_context", default=None)
@@ -105,6 +113,14 @@ class AutogradRecorder:
         """Multiply gradients of a context."""
         self.recorded(context).gradients.scale(leaves, factor)
 
+    def first_time(self, context: int, asked: Id) -> bool:
+        """Whether sums were not asked for under this name before; from now on they were."""
+        with self._lock:
+            summed = self.recorded(context).summed
+            known = asked in summed
+            summed.add(asked)
+        return not known
+
     # -- recording
     def sending(self, context: int, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
         edges = graph.edges(tensors)
@@ -136,6 +152,16 @@ class AutogradRecorder:
         received = graph.receive(tensors, scope.message)
         kept.recvs[scope.message] = next(tensor.grad_fn for tensor in received if tensor.requires_grad)
         return received
+
+    def unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:
+        """A call outside any context goes out with these tensors: warn, once for each function, of a graph that is cut.
+
+        A leaf is no mistake: parameters and whole modules are sent to be used elsewhere. Nor is anything in no_grad.
+        """
+        if label in self._warned or not torch.is_grad_enabled() or all(tensor.grad_fn is None for tensor in tensors):
+            return
+        self._warned.add(label)
+        warnings.warn(_CUT.format(label), UserWarning, stacklevel=2)
 
     def unsent(self, scope: Scope) -> None:
         kept = self._contexts.get(scope.context)

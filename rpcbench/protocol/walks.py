@@ -279,8 +279,8 @@ class Walks:
         )
         text = (
             f"backward of autograd context {report.context} in mode 'fast' needs gradients for every message that was "
-            f"sent, and these got none: {calls}. Their results were not used: leave these calls out of the context, or "
-            "use mode='smart'"
+            f"sent, and these got none: {calls}. Nobody used what some of them carried: leave those calls out of the "
+            "context, or use mode='smart'"
         )
         return WalkFailed(report.context, report.walk, self.me, "RpcError", text, EMPTY)
 

@@ -1,0 +1,249 @@
+"""Contexts and passes as programs use them: many at once, one after the other, added up, and left."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from worlds import config, nothing_left, until, world
+
+from rpcbench import autograd
+from rpcbench.agent import current
+from rpcbench.agent.core import Agent
+from rpcbench.optim import DistributedOptimizer
+from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
+from rpcbench.rpc.start import start_agent
+from rpcbench.words.errors import RpcError
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+        nothing_left(made)
+
+
+def work(x: torch.Tensor, factor: float = 3.0) -> torch.Tensor:
+    return (x * factor).sin()
+
+
+def work_via(x: torch.Tensor, to: str) -> torch.Tensor:
+    return rpc_sync(to, work, (x * 2,)) * x
+
+
+def wasteful(x: torch.Tensor, to: str) -> torch.Tensor:
+    rpc_sync(to, work, (x,))
+    return work(x)
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, dtype=torch.double, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+
+class Server:
+    def __init__(self) -> None:
+        self.weight = nn.Parameter(torch.ones(3, dtype=torch.double))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+    def gradient(self, context: int) -> torch.Tensor:
+        return autograd.get_gradients(context)[self.weight]
+
+    def parameter(self) -> RRef[nn.Parameter]:
+        return RRef(self.weight)
+
+
+# -- mode "fast"
+def test_a_fast_pass_is_right_where_all_is_used(agents: list[Agent]) -> None:
+    x = leaf(3)
+    with autograd.context() as context:
+        autograd.backward(context, [rpc_sync("worker1", work_via, (x, "worker2")).sum()], mode="fast")
+        found = autograd.get_gradients(context)[x]
+    torch.testing.assert_close(found, torch.autograd.grad((work(x * 2) * x).sum(), x)[0])
+
+
+def test_a_fast_pass_names_the_call_that_nobody_used_at_once(agents: list[Agent]) -> None:
+    x = leaf(3)
+    with autograd.context() as context:
+        loss = rpc_sync("worker1", wasteful, (x, "worker2")).sum()
+        with pytest.raises(RpcError, match=r"got none: .*worker1 to worker2 \(work\)\. .*use mode='smart'"):
+            autograd.backward(context, [loss], retain_graph=True, mode="fast")
+        until(lambda: not any(row["passes"] for a in agents for row in a.tables()["contexts"].values()))
+        autograd.backward(context, [loss])
+        torch.testing.assert_close(autograd.get_gradients(context)[x], torch.autograd.grad(work(x).sum(), x)[0])
+
+
+def test_there_are_two_modes(agents: list[Agent]) -> None:
+    with autograd.context() as context, pytest.raises(ValueError, match="'slow'"):
+        autograd.backward(context, [leaf(1).sum()], mode="slow")  # type: ignore[arg-type]
+
+
+# -- many at once
+def test_eight_threads_with_fifty_contexts_each_on_the_same_parameters(agents: list[Agent]) -> None:
+    server: RRef[Server] = remote("worker1", Server)
+    x = leaf(3)
+
+    def train(number: int) -> None:
+        for turn in range(50):
+            factor = float(number * 50 + turn)
+            with current.using(agents[0]), autograd.context() as context:
+                loss = rpc_sync("worker1", forward_scaled, (server, x, factor)).sum()
+                autograd.backward(context, [loss])
+                torch.testing.assert_close(autograd.get_gradients(context)[x], torch.full_like(x, factor))
+                if turn % 10 == 0:
+                    torch.testing.assert_close(server.rpc_sync().gradient(context), x.detach() * factor)
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(train, number) for number in range(8)]:
+            done.result()
+
+
+def forward_scaled(server: RRef[Server], x: torch.Tensor, factor: float) -> torch.Tensor:
+    return server.local_value().forward(x) * factor
+
+
+def test_passes_of_one_context_may_overlap(agents: list[Agent]) -> None:
+    x = leaf(3)
+    with autograd.context() as context:
+        losses = [rpc_async(f"worker{1 + n % 2}", work, (x, float(n))).wait().sum() for n in range(8)]
+        backward = current.using(agents[0])(autograd.backward)
+        with ThreadPoolExecutor(8) as pool:
+            for done in [pool.submit(backward, context, [loss]) for loss in losses]:
+                done.result()
+        found = autograd.get_gradients(context)[x]
+    torch.testing.assert_close(found, torch.autograd.grad(sum(work(x, float(n)).sum() for n in range(8)), x)[0])
+
+
+def test_a_chain_longer_than_messages_tell_is_discovered(agents: list[Agent]) -> None:
+    x = h = leaf(3)
+    with autograd.context() as context:
+        for turn in range(24):
+            h = rpc_sync(f"worker{1 + turn % 2}", work, (h, 1.0))
+        autograd.backward(context, [h.sum()])
+        found = autograd.get_gradients(context)[x]
+    h = x
+    for _ in range(24):
+        h = work(h, 1.0)
+    torch.testing.assert_close(found, torch.autograd.grad(h.sum(), x)[0])
+
+
+def test_a_worker_that_joins_in_mid_training_takes_part(agents: list[Agent], tmp_path: Path) -> None:
+    x = leaf(3)
+    with autograd.context() as context:
+        first = rpc_sync("worker1", work, (x,))
+        agents.append(start_agent(config(tmp_path, 3)))
+        until(lambda: all(len(agent.members()) == 4 for agent in agents))
+        autograd.backward(context, [(first * rpc_sync("worker3", work_via, (x, "worker1"))).sum()])
+        found = autograd.get_gradients(context)[x]
+    torch.testing.assert_close(found, torch.autograd.grad((work(x) * work(x * 2) * x).sum(), x)[0])
+    until(lambda: not agents[3].tables()["contexts"])
+    agents.pop().stop()
+
+
+# -- added up
+def test_gradients_add_up_over_contexts_on_all_workers(agents: list[Agent]) -> None:
+    near, far = remote("worker1", Server), remote("worker2", Server)
+    params = [server.rpc_sync().parameter() for server in (near, far)]
+    optimizer = DistributedOptimizer(torch.optim.SGD, params, lr=1.0)
+    x = leaf(3)
+    with autograd.accumulator() as total:
+        for factor in (1.0, 2.0, 4.0):
+            with autograd.context() as context:
+                loss = rpc_sync("worker1", through_both, (near, far, x * factor)).sum()
+                autograd.backward(context, [loss])
+                autograd.accumulate(total, context)
+                torch.testing.assert_close(near.rpc_sync().gradient(context), x.detach() * factor)
+        torch.testing.assert_close(autograd.get_gradients(total)[x], torch.full_like(x, 7.0))
+        optimizer.step(total)
+    for param in params:
+        torch.testing.assert_close(param.to_here().detach(), 1 - 7 * x.detach())
+
+
+def through_both(near: RRef[Server], far: RRef[Server], x: torch.Tensor) -> torch.Tensor:
+    return rpc_sync("worker2", forward_scaled, (far, near.local_value().forward(x), 1.0))
+
+
+def test_adding_up_changes_only_the_sum(agents: list[Agent]) -> None:
+    x = leaf(3)
+    with autograd.accumulator() as total, autograd.context() as context:
+        autograd.backward(context, [rpc_sync("worker1", work, (x,)).sum()])
+        once = autograd.get_gradients(context)[x].clone()
+        autograd.accumulate(total, context, context)
+        autograd.get_gradients(total)[x].zero_()
+        torch.testing.assert_close(autograd.get_gradients(context)[x], once)
+    with autograd.context() as context, pytest.raises(RuntimeError, match="Could not find autograd context"):
+        autograd.accumulate(context, total)
+
+
+# -- grad mode, autocast, and graphs that are cut
+def modes(x: torch.Tensor) -> tuple[bool, bool, torch.dtype]:
+    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), (x @ x).dtype
+
+
+def test_grad_mode_and_autocast_travel_on_request(agents: list[Agent]) -> None:
+    x = torch.ones(2, 2)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert rpc_sync("worker1", modes, (x,)) == (True, False, torch.float32)
+        assert rpc_sync("worker1", autograd.same_modes(modes), (x,)) == (False, True, torch.bfloat16)
+    assert rpc_sync("worker1", autograd.same_modes(modes), (x,)) == (True, False, torch.float32)
+
+
+def test_a_graph_that_is_cut_is_told_once_for_each_function(agents: list[Agent]) -> None:
+    x = leaf(3)
+    with pytest.warns(UserWarning, match=r"the call of work takes along .*autograd.context\(\)") as told:
+        rpc_sync("worker1", work, (x * 2,))
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rpc_sync("worker1", work, (x * 2,))
+        rpc_sync("worker1", torch.neg, (x,))  # a leaf is no mistake
+        with torch.no_grad():
+            rpc_sync("worker1", torch.abs, (x * 2,))
+        with autograd.context():
+            rpc_sync("worker1", torch.exp, (x * 2,))
+
+
+# -- ends
+def test_a_call_that_comes_late_does_not_revive_a_context(agents: list[Agent]) -> None:
+    go = threading.Event()
+    with autograd.context(), current.using(agents[0]):
+        _gates["go"] = go
+        answer = rpc_async("worker1", wait_and_call, (leaf(3), "worker2"))
+        until(lambda: bool(agents[1].tables()["contexts"]))
+    until(lambda: not agents[1].tables()["contexts"])
+    go.set()
+    answer.wait()
+    assert not any(agent.tables()["contexts"] for agent in agents)
+
+
+_gates: dict[str, Any] = {}
+
+
+def wait_and_call(x: torch.Tensor, to: str) -> torch.Tensor:
+    _gates["go"].wait(20)
+    return rpc_sync(to, work, (x,))
+
+
+def test_torchs_private_names(agents: list[Agent]) -> None:
+    x = leaf(3)
+    fresh = autograd._new_context()
+    assert autograd._current_context()._context_id() == fresh._context_id()
+    y = rpc_sync("worker1", work, (x,))
+    (sent,), (received,) = fresh._send_functions().values(), fresh._recv_functions().values()
+    assert sent.next_functions[0][0].variable is x and received is y.grad_fn
+    assert "SendRpcBackward" in sent.name() and "RecvRpcBackward" in received.name()
+    assert fresh._known_worker_ids() == {1}
+    assert autograd._get_debug_info() == {"num_current_backward_passes": "0", "num_autograd_contexts": "1"}
+    autograd._release_context(fresh._context_id())
+    for look in (autograd._current_context, fresh._send_functions, lambda: autograd._retrieve_context(99)):
+        with pytest.raises(RuntimeError):
+            look()
+    assert not autograd._is_valid_context(fresh._context_id())
