@@ -14,7 +14,8 @@ Row = dict[str, Any]
 def crossings(context_id: int) -> None:
     """Print what each member has recorded: who took part with it, its sends, its recvs and its gradients.
 
-    The first message that worker1 sent in this context is called worker1#1.
+    The first message that worker1 sent in this context is called worker1#1. A received message says which others lie
+    behind it.
     """
     names = ["notebook", *rpcbench.cluster().workers]
     rows = {name: row for name in names if (row := _ask(name, context_id)) is not None}
@@ -25,7 +26,8 @@ def crossings(context_id: int) -> None:
         for send in row["sends"]:
             print(f"    send {titles[send['message']]} to {names[send['to']]}")
         for recv in row["recvs"]:
-            print(f"    recv {titles[recv['message']]} from {names[recv['from']]}")
+            behind = [titles[message] for message in row["behind"][recv["message"]]]
+            print(f"    recv {titles[recv['message']]} from {names[recv['from']]}{_listed(sorted(behind))}")
 
 
 def _ask(name: str, context_id: int) -> Row | None:
@@ -35,9 +37,13 @@ def _ask(name: str, context_id: int) -> Row | None:
 
 
 def own(context_id: int) -> Row | None:
-    """The row of the member that runs this."""
-    row: Row | None = rpc._get_current_rpc_agent().tables()["contexts"].get(str(context_id))
-    return row
+    """The row of the member that runs this, and for each of its recvs the other sends behind it."""
+    agent = rpc._get_current_rpc_agent()
+    row: Row | None = agent.tables()["contexts"].get(str(context_id))
+    if row is None:
+        return None
+    recvs = agent.machine.ask(lambda node: dict(node.contexts.contexts[context_id].recvs))
+    return {**row, "behind": {m: [other for other in recv.behind or () if other != m] for m, recv in recvs.items()}}
 
 
 def _titles(names: list[str], rows: dict[str, Row]) -> dict[int, str]:
@@ -47,6 +53,10 @@ def _titles(names: list[str], rows: dict[str, Row]) -> dict[int, str]:
         sends = rows.get(name, {}).get("sends", [])
         titles.update({send["message"]: f"{name}#{place}" for place, send in enumerate(sends, 1)})
     return titles
+
+
+def _listed(behind: list[str]) -> str:
+    return f"; behind it {', '.join(behind)}" if behind else ""
 
 
 def _gradients(count: int) -> str:
