@@ -26,6 +26,7 @@ from rpcbench.agent.keeper import TICK, Keeper
 from rpcbench.agent.leaks import Leak, leaks
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.peers import Peers
+from rpcbench.agent.placement import stated
 from rpcbench.agent.pool import Job, Pool
 from rpcbench.agent.roster import MemberHandler, Roster, WorkerInfo
 from rpcbench.agent.values import MakeHandle, Values
@@ -76,7 +77,7 @@ class Agent:
         self._link.attach(self._transmit, self._deliver)
         self._peers = Peers(config, self._pool, self._arrived, self._ended)
         self._myself = MemoryConnection(lambda frame: self._arrived(self._peers.me, frame), self._pool.spawn)
-        me = m.Member(self.id, self.name, self.incarnation, "")
+        me = m.Member(self.id, self.name, self.incarnation, "", devices=stated(config.devices, config.device_maps))
         self.machine = Machine(Node(me, config.world_size, self._link.lossy), self._perform)
         self.roster = Roster(self.name, self.machine, self._pool.spawn)
         self.values = Values(self, self.machine, make, self._link.clock, self._waits)
@@ -253,7 +254,7 @@ class Agent:
         self, to: int, label: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
     ) -> tuple[Body, tuple[m.Fork, ...], m.Scope | None]:
         call = (function, tuple(args), kwargs or {})
-        return self.values.pack(to, call, label, self.values.context(), ("function", "args", "kwargs"))
+        return self.values.pack(to, call, label, self.values.context(), False, ("function", "args", "kwargs"))
 
     def _begin(self, to: int, message: m.Call | m.Create | m.Fetch, seconds: float | None) -> None:
         if not self.running:
@@ -445,7 +446,7 @@ class Agent:
     def _open(self, source: int, answer: m.Result) -> Any:
         if not answer.body.payload:
             return None
-        return self.values.unpack(source, answer.body, answer.forks, answer.scope)
+        return self.values.unpack(source, answer.body, answer.forks, answer.scope, True)
 
     def _completed(self, effect: fx.Complete) -> None:
         if not effect.closing:
@@ -456,6 +457,7 @@ class Agent:
 
     def _gone(self, effect: fx.Gone) -> None:
         self._peers.drop(effect.member.id)
+        self.values.routes.forget(effect.member.id)
         if effect.member.id == 0:
             self.closing.set()
         self.roster.went(effect)

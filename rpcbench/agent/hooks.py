@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from rpcbench.wire.devices import Route
 from rpcbench.wire.messages import Gradients, Scope, WalkFailed
 from rpcbench.words.ids import Id
 
@@ -59,8 +60,9 @@ class Recorder(Protocol):
         """It could not be sent."""
         ...
 
-    def received(self, scope: Scope, tensors: list[torch.Tensor], source: int) -> list[torch.Tensor]:
-        """A message has come in; the tensors to use instead of those that were decoded."""
+    def received(self, scope: Scope, tensors: list[torch.Tensor], source: int, back: Route) -> list[torch.Tensor]:
+        """A message has come in; the tensors to use instead of those that were decoded. `back`: the way of their
+        gradients."""
         ...
 
     def inside(self, context: int) -> AbstractContextManager[None]:

@@ -115,7 +115,7 @@ def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
 
 
 def _run(agent: Server, source: int, message: Call | Create) -> Any:
-    function, args, kwargs = agent.values.unpack(source, message.body, message.forks, message.scope)
+    function, args, kwargs = agent.values.unpack(source, message.body, message.forks, message.scope, False)
     context = message.scope.context if message.scope else None
     with agent.values.inside(context):
         result = function(*args, **kwargs)
@@ -144,8 +144,9 @@ def _answer(agent: Server, source: int, message: Call | Create, value: Any) -> N
 
 def _send_value(agent: Server, source: int, message: Call | Fetch, value: Any) -> None:
     label = "to_here" if isinstance(message, Fetch) else message.label
+    context = message.scope.context if message.scope else None
     try:
-        body, forks, scope = agent.values.pack(source, value, label, message.scope.context if message.scope else None)
+        body, forks, scope = agent.values.pack(source, value, label, context, True)
     except Exception as error:  # noqa: BLE001  (a result that cannot travel is the caller's error)
         agent.reply(source, message.call, failure(agent, message.call, error))
         return

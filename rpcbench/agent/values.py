@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rpcbench.agent.handles import Handle, Home, Incoming, Outgoing
 from rpcbench.agent.hooks import Recorder
 from rpcbench.agent.machine import Machine
+from rpcbench.agent.routes import Routes
 from rpcbench.agent.sites import Site
 from rpcbench.protocol.node import Node
 from rpcbench.wire.body import Body
@@ -42,6 +43,7 @@ class Values:
     ) -> None:
         self.codec = Codec()
         self.recorder: Recorder | None = None
+        self.routes = Routes(home.id, machine.ask)
         self._home = home
         self._machine = machine
         self._make = make
@@ -56,14 +58,21 @@ class Values:
 
     # -- messages
     def pack(
-        self, to: int, value: Any, call: str, context: int | None, path: str | tuple[str, ...] = "result"
+        self,
+        to: int,
+        value: Any,
+        call: str,
+        context: int | None,
+        answer: bool,
+        path: str | tuple[str, ...] = "result",
     ) -> tuple[Body, tuple[Fork, ...], Scope | None]:
-        """A value as the parts of a message of the call `call`: its RRefs forked, its tensors recorded.
+        """A value as the parts of a message of the call `call`, or of its answer: its RRefs forked, its tensors
+        recorded, and on their way to the devices where they belong.
 
         SerializationError with the path to the part that cannot travel, which begins with `path`.
         """
         outgoing = Outgoing(self._home)
-        encoded = self.codec.encode(value, outgoing, path)
+        encoded = self.codec.encode(value, outgoing, path, self.routes.to(to, answer))
         scope = None
         if self.recorder is not None:
             if context is not None:
@@ -93,14 +102,14 @@ class Values:
             raise
         return tuple(forks)
 
-    def unpack(self, source: int, body: Body, forks: tuple[Fork, ...], scope: Scope | None) -> Any:
-        """The value of a message, with handles for its RRefs and its tensors attached to the graph."""
+    def unpack(self, source: int, body: Body, forks: tuple[Fork, ...], scope: Scope | None, answer: bool) -> Any:
+        """The value of an answer, or of a call, with handles for its RRefs and its tensors attached to the graph."""
         incoming = Incoming(self._home, forks, self.handle)
 
         def adopt(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             if scope is None or self.recorder is None:
                 return tensors
-            return self.recorder.received(scope, tensors, source)
+            return self.recorder.received(scope, tensors, source, self.routes.to(source, not answer))
 
         try:
             return self.codec.decode(body, incoming, adopt)

@@ -19,8 +19,9 @@ from rpcbench.autograd import graph
 from rpcbench.autograd.blame import failure_of, raised
 from rpcbench.autograd.gradients import Leaves
 from rpcbench.autograd.recorded import Grads, Pass, Recorded, SentTensors
-from rpcbench.autograd.regions import LocalPass
+from rpcbench.autograd.regions import Fired, LocalPass
 from rpcbench.protocol.walks import ROOT
+from rpcbench.wire.body import Body
 from rpcbench.wire.messages import Gradients, WalkFailed
 from rpcbench.words.futures import blocked
 from rpcbench.words.ids import Counter, Id
@@ -159,10 +160,12 @@ class Passes:
         fired = state.local.arrive(message, grads)
         if state.local.complete:
             self.keep(context, state.local.leaves())
-        bodies = {
-            one.key: self._codec.encode([g if g is None else g.detach() for g in one.grads]).body for one in fired
-        }
+        bodies = {one.key: self._body(context, one) for one in fired}
         self._machine.feed(lambda node: node.outcome(node.contexts.walks.propagated(context, walk, message, bodies)))
+
+    def _body(self, context: int, fired: Fired) -> Body:
+        gradients = [gradient if gradient is None else gradient.detach() for gradient in fired.grads]
+        return self._codec.encode(gradients, label="gradients", route=self._recorded(context).backs[fired.key]).body
 
     def _local(self, context: int, walk: Id) -> LocalPass:
         """This worker's part: all sends that take part, and the roots of the pass where it began here."""

@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge
 from rpcbench.autograd.gradients import LeafGradients
 from rpcbench.autograd.graph import Reach
 from rpcbench.autograd.regions import LocalPass
+from rpcbench.wire.devices import Route
 from rpcbench.words.ids import Id
 
 Grads = list["Tensor | None"]
@@ -39,6 +40,7 @@ class Recorded:
 
     sends: dict[int, SentTensors] = field(default_factory=dict)
     recvs: dict[int, Any] = field(default_factory=dict)
+    backs: dict[int, Route] = field(default_factory=dict)  # the ways of the gradients of recvs
     gradients: LeafGradients = field(default_factory=LeafGradients)
     passes: dict[Id, Pass] = field(default_factory=dict)
     summed: set[Id] = field(default_factory=set)

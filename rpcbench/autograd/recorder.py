@@ -26,6 +26,7 @@ from rpcbench.autograd.passes import Passes
 from rpcbench.autograd.recorded import Recorded, SentTensors
 from rpcbench.protocol.node import Node
 from rpcbench.protocol.walks import Sent
+from rpcbench.wire.devices import Route
 from rpcbench.wire.messages import Scope
 from rpcbench.words.ids import Counter, Id, global_id
 
@@ -139,7 +140,7 @@ class AutogradRecorder:
 
         return self._machine.ask(record)
 
-    def received(self, scope: Scope, tensors: list[torch.Tensor], source: int) -> list[torch.Tensor]:
+    def received(self, scope: Scope, tensors: list[torch.Tensor], source: int, back: Route) -> list[torch.Tensor]:
         recorded = any(tensor.requires_grad for tensor in tensors)
 
         def record(node: Node) -> Recorded | None:
@@ -149,6 +150,7 @@ class AutogradRecorder:
         kept = self._machine.ask(record)
         if kept is None or not recorded:
             return tensors
+        kept.backs[scope.message] = back
         received = graph.receive(tensors, scope.message)
         kept.recvs[scope.message] = next(tensor.grad_fn for tensor in received if tensor.requires_grad)
         return received

@@ -23,11 +23,15 @@ def start_agent(
 ) -> RpcAgent:
     """A started agent, with these parts, ready to serve.
 
-    RpcError where the world does not let it in, or stays incomplete.
+    RpcError where the world does not let it in, or stays incomplete; ValueError on all members where the device maps
+    of one of them are wrong.
     """
     agent = RpcAgent(config, RRef.held, link)
     agent.values.recorder = AutogradRecorder(agent)
     for part in (Publisher, Watchdog, *parts):
         agent.part(part)
     current.start(agent, timeout)
+    if problem := agent.values.routes.problem(config.world_size is not None):
+        agent.shutdown()  # when the others, who find the same, have seen a complete world, too
+        raise ValueError(problem)
     return agent

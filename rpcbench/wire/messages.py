@@ -28,14 +28,10 @@ class Fork(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """The autograd context a message belongs to, and the message's own number in it.
-
-    `behind`: the sends that a backward pass from this message reaches, itself among them; None if not told.
-    """
+    """The autograd context a message belongs to, and the message's own number in it."""
 
     context: int
     message: int
-    behind: tuple[int, ...] | None
 
 
 class Call(NamedTuple):
@@ -138,47 +134,30 @@ class Discovered(NamedTuple):
     message: int
 
 
-class Awaited(NamedTuple):
-    """A send that a worker waits for in a fast backward pass: its number, its receiver, and what it was part of."""
-
-    message: int
-    to: int
-    label: str
-
-
-class Settled(NamedTuple):
-    """To the root: the gradients of this send have run, and others went out for the recvs `fired`."""
-
-    context: int
-    walk: Id
-    message: int
-    fired: tuple[int, ...]
-    awaited: tuple[Awaited, ...]
-
-
 class Gradients(NamedTuple):
-    """Gradients for the tensors of the send with this number.
-
-    `plan`: the sends that take part, where no discovery has told; `fast`: all sends do. `settled`: what the root would
-    be told in a message of its own.
-    """
+    """Gradients for the tensors of the send with this number."""
 
     context: int
     walk: Id
     message: int
     retain: bool
-    fast: bool
-    plan: tuple[int, ...]
-    settled: Settled | None
     body: Body
 
 
-class WalkFailed(NamedTuple):
-    """A backward pass is over; it went wrong on this worker."""
+class Settled(NamedTuple):
+    """Everything that followed from those gradients is done, here and further on."""
 
     context: int
     walk: Id
-    worker: int
+    message: int
+
+
+class WalkFailed(NamedTuple):
+    """Discovery or backward went wrong behind that send."""
+
+    context: int
+    walk: Id
+    message: int
     type: str
     text: str
     body: Body
@@ -190,6 +169,33 @@ class ReleaseContext(NamedTuple):
     context: int
 
 
+class Device(NamedTuple):
+    """One of its own devices that a member names, such as "cuda:0"."""
+
+    name: str
+
+
+class Mapped(NamedTuple):
+    """One line of a device map: in calls of `to`, tensors on the device `here` go to the device `there`."""
+
+    to: str
+    here: str
+    there: str
+
+
+class Devices(NamedTuple):
+    """What a member says of its accelerators: their kind ("": none) and number, those it uses (none named: all), and
+    its device maps."""
+
+    kind: str
+    number: int
+    used: tuple[Device, ...]
+    maps: tuple[Mapped, ...]
+
+
+NO_DEVICES = Devices("", 0, (), ())
+
+
 class Member(NamedTuple):
     """One process of the world, and where it listens: for members on its host, and for others ("": nowhere)."""
 
@@ -199,6 +205,7 @@ class Member(NamedTuple):
     address: str
     host: str = ""
     remote: str = ""
+    devices: Devices = NO_DEVICES
 
     def ways(self, host: str) -> tuple[str, ...]:
         """The addresses to try from a process on `host`, the best first."""
@@ -308,7 +315,7 @@ _CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 
 class _Field(NamedTuple):
-    """How one field is checked and rebuilt: plain types, a named tuple, or a tuple of either (`many`)."""
+    """How one field is checked and rebuilt: plain types, a named tuple, or a tuple of such or of numbers."""
 
     plain: tuple[type, ...]
     record: type[Any] | None
@@ -320,7 +327,7 @@ def _field(hint: Any) -> _Field:
     plain: list[type] = []
     for option in options:
         if get_origin(option) is tuple:
-            return _Field((tuple, NoneType) if NoneType in options else (tuple,), get_args(option)[0], True)
+            return _Field((tuple,), get_args(option)[0], True)
         if isinstance(option, type) and hasattr(option, "_fields"):
             return _Field((tuple, NoneType) if NoneType in options else (tuple,), option, False)
         plain += [float, int] if option is float else [option]
@@ -333,7 +340,7 @@ def _layout(kind: type[Any]) -> tuple[_Field, ...]:
 
 
 _LAYOUTS: dict[type[Any], tuple[_Field, ...]] = {}
-for _record in (Id, Fork, Scope, Awaited, Member, Loss, *KINDS):
+for _record in (Id, Fork, Scope, Awaited, Device, Mapped, Devices, Member, Loss, *KINDS):
     _LAYOUTS[_record] = _layout(_record)
 _HAS_BODY = frozenset(kind for kind in KINDS if "body" in kind._fields)
 
@@ -376,12 +383,8 @@ def _check(kind: type[Any], field: _Field, value: Any) -> Any:
     record, value = field.record, cast(Any, value)
     if not field.many:
         return record(*_rebuild(record, value))
-    return tuple(_item(kind, record, item) for item in value)
-
-
-def _item(kind: type[Any], record: type[Any], item: Any) -> Any:
-    if record in _LAYOUTS:
-        return record(*_rebuild(record, item))
-    if type(item) is not record:
-        raise ProtocolError(f"a field of {kind.__name__} holds a {type(item).__name__}")
-    return item
+    if record is int:
+        if not all(type(item) is int for item in value):
+            raise ProtocolError(f"a field of {kind.__name__} holds something else than numbers")
+        return value
+    return tuple(record(*_rebuild(record, item)) for item in value)

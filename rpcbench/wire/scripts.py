@@ -66,9 +66,8 @@ def reduce_module(module: torch.jit.ScriptModule, route: Route) -> tuple[Any, ..
             f"a script module with tensors on {', '.join(sorted(map(str, used)))} cannot be sent: move it to one device"
         )
     target = route.target(used.pop()) if used else None
-    file = io.BytesIO()
-    torch.jit.save(module, file)
-    return _module, (pickle.PickleBuffer(file.getbuffer()), target)
+    saved = module.save_to_buffer()  # what torch.jit.save does, but that one warns of itself
+    return _module, (pickle.PickleBuffer(saved), target)
 
 
 def _named(module: str, name: str) -> Any:

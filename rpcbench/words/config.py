@@ -24,7 +24,7 @@ class WorldConfig:
     `directory` is shared by the members on one host. `leader` and `remote` are for worlds on several hosts: where
     member 0 is found from the others, and where this member is (port 0: a free one); `bind` is the host to listen on,
     where that differs. `world_size` None means an open world, where members come and go; a number closes it at that
-    many.
+    many. `device_maps`: name of a callee -> device here -> device there. `devices`: those this member uses; none: all.
     """
 
     name: str
@@ -39,6 +39,8 @@ class WorldConfig:
     leader: str = ""
     remote: str = ""
     bind: str = ""
+    device_maps: dict[str, dict[str, str]] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "secret": self.secret.hex()})
