@@ -28,11 +28,24 @@ def config(directory: Path, number: int, **changes: Any) -> WorldConfig:
 @contextlib.contextmanager
 def world(directory: Path, count: int, **changes: Any) -> Iterator[list[Agent]]:
     """`count` agents that know each other; agent 0 is the current one."""
+    with _world([config(directory, number, **changes) for number in range(count)]) as agents:
+        yield agents
+
+
+@contextlib.contextmanager
+def mapped(directory: Path, *maps: dict[str, dict[str, str]]) -> Iterator[list[Agent]]:
+    """A world of agents with these device maps, one each."""
+    with _world([config(directory, number, device_maps=each) for number, each in enumerate(maps)]) as agents:
+        yield agents
+
+
+@contextlib.contextmanager
+def _world(configs: list[WorldConfig]) -> Iterator[list[Agent]]:
     agents: list[Agent] = []
     try:
-        for number in range(count):
-            agents.append(start_agent(config(directory, number, **changes)))
-        until(lambda: all(len(agent.members()) == count for agent in agents))
+        for each in configs:
+            agents.append(start_agent(each))
+        until(lambda: all(len(agent.members()) == len(configs) for agent in agents))
         with current.using(agents[0]):
             yield list(agents)  # a test may take out those that it ends itself
     finally:

@@ -13,7 +13,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -23,9 +23,11 @@ from rpcbench.agent.roster import WorkerInfo
 from rpcbench.launch.base import Handle
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.launch.worker import LEAVE
+from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.rpc.rref import RRef
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.rundir import RunDirectory
+from rpcbench.wire.devices import Name
 from rpcbench.words.config import DEFAULT_TIMEOUT, NOTEBOOK, UNSET_TIMEOUT, WorldConfig
 from rpcbench.words.errors import RpcError, UnknownWorkerError
 from rpcbench.words.futures import Future
@@ -39,7 +41,9 @@ class Cluster:
     """`n` workers, named worker1 … workern. Leave by `shutdown()`, or use it in a `with` block.
 
     start: "fork" (from a process that has torch loaded; default on Linux) or "spawn". rpc_timeout: seconds a call may
-    take that names no timeout, 0 for none. RpcError where a worker cannot start.
+    take that names no timeout, 0 for none. device_maps: for calls of each worker, by whichever member, the device here
+    and the device there (see `TensorPipeRpcBackendOptions`). RpcError where a worker cannot start, ValueError where the
+    device maps do not fit.
 
     >>> import rpcbench
     >>> with rpcbench.Cluster(2) as cluster:
@@ -47,21 +51,35 @@ class Cluster:
     5
     """
 
-    def __init__(self, n: int = 2, *, start: str | None = None, rpc_timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(
+        self,
+        n: int = 2,
+        *,
+        start: str | None = None,
+        rpc_timeout: float = DEFAULT_TIMEOUT,
+        device_maps: Mapping[str, Mapping[Any, Name]] | None = None,
+    ) -> None:
         if n < 1:
             raise ValueError(f"a cluster has at least one worker, not {n}")
+        options = TensorPipeRpcBackendOptions(device_maps=device_maps)
         directory = RunDirectory()
         self._launcher = ProcessLauncher(directory, start)
         self._launcher.warm()
-        self._config = WorldConfig(
-            NOTEBOOK, 0, secrets.token_hex(8), str(directory.path), secrets.token_bytes(32), rpc_timeout=rpc_timeout
+        self._config = options._completed(
+            WorldConfig(
+                NOTEBOOK, 0, secrets.token_hex(8), str(directory.path), secrets.token_bytes(32), rpc_timeout=rpc_timeout
+            )
         )
         self._handles: dict[str, Handle] = {}
         self._incarnations: dict[str, int] = {}
         self._changed = threading.Condition()
         self._using: ExitStack | None = None
         self._ended = False
-        self.agent = start_agent(self._config)
+        try:
+            self.agent = start_agent(self._config)
+        except BaseException:
+            self._launcher.close()
+            raise
         self.agent.owner = self
         self.agent.roster.explain = self._obituary
         self.agent.on_member(self._member_changed)
@@ -166,6 +184,7 @@ class Cluster:
                 self._config.secret,
                 incarnation,
                 rpc_timeout=self._config.rpc_timeout,
+                device_maps=self._config.device_maps,
             )
             self._handles[name] = handle = self._launcher.start(config, self._exited)
             handles.append(handle)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import torch
+
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.protocol.effects import Enqueue
@@ -35,6 +37,10 @@ class RpcAgent(Agent):
     def get_worker_infos(self) -> list[WorkerInfo]:
         """All members, by id."""
         return self.members()
+
+    def _get_device_map(self, dst: WorkerInfo) -> dict[torch.device, torch.device]:
+        """The device here and the device there, for calls of a worker."""
+        return dict(self.values.routes.to(dst.id, False).targets)
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
         """Wait, `timeout` seconds at most (0: without end), until no call of this member is in flight."""

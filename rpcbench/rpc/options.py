@@ -5,10 +5,15 @@ There is one backend here; the classes exist so that programs keep working.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
+
 from rpcbench.rpc.constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
+from rpcbench.wire.devices import CPU, Name, device_of
+from rpcbench.words.config import WorldConfig
 
 
 class RpcBackendOptions:
@@ -26,12 +31,21 @@ class RpcBackendOptions:
         self.rpc_timeout = rpc_timeout
         self.init_method = init_method
 
+    def _completed(self, config: WorldConfig) -> WorldConfig:
+        """The configuration of a member with what these options say besides."""
+        return config
+
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
-    """As `RpcBackendOptions`, with the number of threads that run calls.
+    """As `RpcBackendOptions`, with the number of threads that run calls, and ways for tensors on accelerators.
 
-    `_transports` and `_channels` name parts of torch's own transport; they are accepted and have no effect. Device
-    maps are not supported yet: NotImplementedError.
+    device_maps: for calls of each worker, by its name, the device here (number, name or torch.device) and the device
+    there; answers and gradients go the other way. A tensor on a device that is not named makes a call fail; the CPU
+    may be named, and need not be. ValueError where two devices go to one. devices: the accelerators that calls of this
+    worker may use; by default all. `init_rpc` checks that all workers' maps fit the devices there are: ValueError on
+    all of them.
+
+    `_transports` and `_channels` name parts of torch's own transport; they are accepted and have no effect.
     """
 
     def __init__(
@@ -40,16 +54,45 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
         rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
         init_method: str = DEFAULT_INIT_METHOD,
-        device_maps: dict[str, dict[Any, Any]] | None = None,
-        devices: Sequence[Any] | None = None,
+        device_maps: Mapping[str, Mapping[Any, Name]] | None = None,
+        devices: Sequence[Name] | None = None,
         _transports: list[str] | None = None,
         _channels: list[str] | None = None,
     ) -> None:
         super().__init__(rpc_timeout, init_method)
         if num_worker_threads <= 0:
             raise RuntimeError(f"num_worker_threads must be positive; got {num_worker_threads}")
-        if device_maps or devices:
-            raise NotImplementedError("device maps are not supported yet: send CPU tensors")
         self.num_worker_threads = num_worker_threads
-        self.device_maps: dict[str, dict[Any, Any]] = {}
-        self.devices: list[Any] = []
+        self.device_maps = {to: _map(pairs) for to, pairs in (device_maps or {}).items()}
+        self.devices: list[torch.device] = []
+        self.set_devices(devices or [])
+
+    def set_device_map(self, to: str, device_map: Mapping[Any, Name]) -> None:
+        """Add to the device map for calls of worker `to`. ValueError where a device there goes elsewhere already."""
+        added, known = _map(device_map), self.device_maps.setdefault(to, {})
+        for here, there in added.items():
+            if known.get(here, there) != there:
+                raise ValueError(
+                    f"`set_device_map` only supports 1-to-1 mapping: {here} goes to {known[here]}, so not to {there}"
+                )
+        known.update(added)
+
+    def set_devices(self, devices: Sequence[Name]) -> None:
+        """Name the accelerators that calls of this worker may use. ValueError for the CPU, which they always may."""
+        found = [device_of(device) for device in devices]
+        if CPU in found:
+            raise ValueError("`set_devices` expect a list of CUDA devices, but got device type cpu: name accelerators")
+        self.devices = found
+
+    def _completed(self, config: WorldConfig) -> WorldConfig:
+        maps = {to: {str(a): str(b) for a, b in pairs.items()} for to, pairs in self.device_maps.items()}
+        return replace(config, device_maps=maps, devices=tuple(map(str, self.devices)))
+
+
+def _map(pairs: Mapping[Any, Name]) -> dict[torch.device, torch.device]:
+    found: dict[torch.device, torch.device] = {}
+    for here, there in ((device_of(a), device_of(b)) for a, b in pairs.items()):
+        if there in found.values():
+            raise ValueError(f"`device_map` only supports 1-to-1 mapping: more than one device goes to {there}")
+        found[here] = there
+    return found

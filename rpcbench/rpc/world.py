@@ -40,7 +40,7 @@ def init_rpc(
     name: unique in the world. rank: this worker's id; worker 0 leads. world_size: how many workers to wait for, and
     that no others may join; None for a world where workers come and go. backend: by default the one of the options.
     TypeError for what is neither backend nor options, or options of no backend; RuntimeError where this process is in
-    a world already, or the world refuses it.
+    a world already, or the world refuses it; ValueError where the device maps of a worker do not fit.
 
     >>> import rpcbench.rpc as rpc
     >>> options = rpc.TensorPipeRpcBackendOptions(init_method="tcp://localhost:29500")
@@ -97,7 +97,7 @@ def join_world(
     threads = getattr(rpc_backend_options, "num_worker_threads", DEFAULT_NUM_WORKER_THREADS)
     url, timeout = rpc_backend_options.init_method, rpc_backend_options.rpc_timeout
     config = meet(name, url if store is None else _place_in(store, rank), rank, world_size, timeout, threads)
-    return start_agent(config, link, max(JOIN_SECONDS, timeout), [_tell_errors])
+    return start_agent(rpc_backend_options._completed(config), link, max(JOIN_SECONDS, timeout), [_tell_errors])
 
 
 def _place_in(store: Store, rank: int) -> str:

@@ -14,6 +14,7 @@ import torch
 
 from rpcbench.words.errors import ProtocolError, SerializationError
 
+Name = int | str | torch.device
 CPU = torch.device("cpu")
 
 
@@ -36,6 +37,15 @@ class Route:
 
 
 CPU_ONLY = Route({}, "Send t.cpu(), and move it to a device on the other side.")
+
+
+def device_of(name: Name) -> torch.device:
+    """A device by its name or number, with an index if it is an accelerator: "cuda" is "cuda:0". RuntimeError for no
+    device."""
+    device = torch.device(name)
+    if device.type == "cpu":
+        return CPU
+    return device if device.index is not None else torch.device(device.type, 0)
 
 
 def fetched(storage: torch.UntypedStorage, start: int, size: int) -> torch.UntypedStorage:

@@ -12,7 +12,8 @@ import pytest
 
 from rpcbench.agent import current, placement
 from rpcbench.rpc.start import start_agent
-from rpcbench.wire.messages import Member
+from rpcbench.transport.base import Link
+from rpcbench.wire.messages import Member, View
 from tests.worlds import config
 
 CASES = Path(__file__).with_name("device_cases.py")
@@ -80,17 +81,31 @@ def test_in_an_open_world_names_may_be_unknown_yet() -> None:
     assert placement.problem([member(0, 0, maps)], closed=False) is not None
 
 
+class LateView(Link):
+    """The news that the world is complete is slow on its way to the last member."""
+
+    def __init__(self, sender: list[threading.Thread]) -> None:
+        super().__init__()
+        self._sender = sender
+
+    def outgoing(self, to: int, seq: int, message: Any, may_wait: bool) -> None:
+        if to == 2 and isinstance(message, View) and message.complete:
+            self._sender[0].join(0.5)  # time enough to leave, for one that does not wait for others
+        super().outgoing(to, seq, message, may_wait)
+
+
 def test_every_member_of_a_closed_world_hears_the_same_verdict(tmp_path: Path) -> None:
     heard: dict[int, str] = {}
+    threads: list[threading.Thread] = []
 
     def join(number: int, maps: dict[str, dict[str, str]]) -> None:
         try:
-            start_agent(config(tmp_path, number, world_size=3, device_maps=maps))
+            start_agent(config(tmp_path, number, world_size=3, device_maps=maps), LateView(threads))
         except ValueError as error:
             heard[number] = str(error)
 
     wrong = {"worker2": {"cuda:99": "cpu"}}
-    threads = [threading.Thread(target=join, args=(i, wrong if i == 1 else {})) for i in range(3)]
+    threads += [threading.Thread(target=join, args=(i, wrong if i == 1 else {})) for i in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -41,6 +41,15 @@ def test_calls_reach_the_workers_and_names_their_processes(cluster: rpcbench.Clu
     assert rpcbench.cluster() is cluster and "worker1, worker2" in repr(cluster)
 
 
+def test_device_maps_are_those_of_all_members(no_leaks: None) -> None:
+    with rpcbench.Cluster(2, device_maps={"worker2": {"cpu": "cpu"}}) as made:
+        assert made.rpc_sync("worker1", rpc_sync, ("worker2", torch.add, (torch.ones(2), 1))).tolist() == [2, 2]
+        said = made.agent.machine.ask(lambda node: [m.devices.maps for m in node.members.members.values()])
+        assert said == [(("worker2", "cpu", "cpu"),)] * 3
+    with pytest.raises(ValueError, match="source devices with invalid indices in its device map for worker1: cuda:99"):
+        rpcbench.Cluster(1, device_maps={"worker1": {"cuda:99": "cpu"}})
+
+
 def test_bad_input_leaves_it_usable(cluster: rpcbench.Cluster) -> None:
     with pytest.raises(UnknownWorkerError, match="worker9"):
         cluster.rpc_sync("worker9", os.getpid)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import rpcbench.rpc as rpc
 from rpcbench.launch.process import ProcessLauncher
@@ -208,10 +209,23 @@ def test_urls_that_lead_nowhere(
     [
         ({"num_worker_threads": 0}, RuntimeError),
         ({"rpc_timeout": -1.0}, RuntimeError),
-        ({"device_maps": {"a": {0: 1}}}, NotImplementedError),
+        ({"device_maps": {"a": {"cuda:0": "cuda:1", "cuda:1": "cuda"}, "b": {"cuda:0": "nowhere"}}}, RuntimeError),
+        ({"device_maps": {"a": {"cuda:0": "cuda:1", "cpu": "cuda:1"}}}, ValueError),
+        ({"devices": ["cuda:0", "cpu"]}, ValueError),
         ({"colour": "red"}, TypeError),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, object], error: type[Exception]) -> None:
     with pytest.raises(error):
         rpc.TensorPipeRpcBackendOptions(**options)  # type: ignore[arg-type]
+
+
+def test_device_maps_grow_but_do_not_change() -> None:
+    options = rpc.TensorPipeRpcBackendOptions(device_maps={"a": {"cuda": "cuda:1"}}, devices=["cuda:1"])
+    options.set_device_map("a", {torch.device("cuda:1"): "cpu", "cuda:0": torch.device("cuda", 1)})
+    options.set_device_map("b", {"cpu": "cuda:0"})
+    with pytest.raises(ValueError, match="`set_device_map` only supports 1-to-1 mapping"):
+        options.set_device_map("a", {"cuda:0": "cuda:0"})
+    options.set_devices(["cuda:0"])
+    zero, one, cpu = torch.device("cuda:0"), torch.device("cuda:1"), torch.device("cpu")
+    assert options.device_maps == {"a": {zero: one, one: cpu}, "b": {cpu: zero}} and options.devices == [zero]
