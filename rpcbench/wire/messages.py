@@ -28,10 +28,14 @@ class Fork(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """The autograd context a message belongs to, and the message's own number in it."""
+    """The autograd context a message belongs to, and the message's own number in it.
+
+    `behind`: the sends that a backward pass from this message reaches, itself among them; None if not told.
+    """
 
     context: int
     message: int
+    behind: tuple[int, ...] | None
 
 
 class Call(NamedTuple):
@@ -134,30 +138,47 @@ class Discovered(NamedTuple):
     message: int
 
 
+class Awaited(NamedTuple):
+    """A send that a worker waits for in a fast backward pass: its number, its receiver, and what it was part of."""
+
+    message: int
+    to: int
+    label: str
+
+
+class Settled(NamedTuple):
+    """To the root: the gradients of this send have run, and others went out for the recvs `fired`."""
+
+    context: int
+    walk: Id
+    message: int
+    fired: tuple[int, ...]
+    awaited: tuple[Awaited, ...]
+
+
 class Gradients(NamedTuple):
-    """Gradients for the tensors of the send with this number."""
+    """Gradients for the tensors of the send with this number.
+
+    `plan`: the sends that take part, where no discovery has told; `fast`: all sends do. `settled`: what the root would
+    be told in a message of its own.
+    """
 
     context: int
     walk: Id
     message: int
     retain: bool
+    fast: bool
+    plan: tuple[int, ...]
+    settled: Settled | None
     body: Body
 
 
-class Settled(NamedTuple):
-    """Everything that followed from those gradients is done, here and further on."""
-
-    context: int
-    walk: Id
-    message: int
-
-
 class WalkFailed(NamedTuple):
-    """Discovery or backward went wrong behind that send."""
+    """A backward pass is over; it went wrong on this worker."""
 
     context: int
     walk: Id
-    message: int
+    worker: int
     type: str
     text: str
     body: Body
@@ -315,7 +336,7 @@ _CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 
 class _Field(NamedTuple):
-    """How one field is checked and rebuilt: plain types, a named tuple, or a tuple of such or of numbers."""
+    """How one field is checked and rebuilt: plain types, a named tuple, or a tuple of either (`many`)."""
 
     plain: tuple[type, ...]
     record: type[Any] | None
@@ -327,7 +348,7 @@ def _field(hint: Any) -> _Field:
     plain: list[type] = []
     for option in options:
         if get_origin(option) is tuple:
-            return _Field((tuple,), get_args(option)[0], True)
+            return _Field((tuple, NoneType) if NoneType in options else (tuple,), get_args(option)[0], True)
         if isinstance(option, type) and hasattr(option, "_fields"):
             return _Field((tuple, NoneType) if NoneType in options else (tuple,), option, False)
         plain += [float, int] if option is float else [option]
@@ -383,8 +404,12 @@ def _check(kind: type[Any], field: _Field, value: Any) -> Any:
     record, value = field.record, cast(Any, value)
     if not field.many:
         return record(*_rebuild(record, value))
-    if record is int:
-        if not all(type(item) is int for item in value):
-            raise ProtocolError(f"a field of {kind.__name__} holds something else than numbers")
-        return value
-    return tuple(record(*_rebuild(record, item)) for item in value)
+    return tuple(_item(kind, record, item) for item in value)
+
+
+def _item(kind: type[Any], record: type[Any], item: Any) -> Any:
+    if record in _LAYOUTS:
+        return record(*_rebuild(record, item))
+    if type(item) is not record:
+        raise ProtocolError(f"a field of {kind.__name__} holds a {type(item).__name__}")
+    return item
