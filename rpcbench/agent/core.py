@@ -112,11 +112,8 @@ class Agent:
             self._peers.reach_leader(self._link.clock, deadline)
             self.machine.feed(lambda node: node.start())
         if not self.complete.wait(max(0.0, deadline - self._link.clock())):
-            have = sorted(info.name for info in self.members())
-            raise RpcError(
-                f"{self.name} waited for a world of {self.config.world_size} workers, but only {len(have)} came: "
-                f"{', '.join(have) or 'not even member 0 answered'}"
-            )
+            size = self.config.world_size
+            raise RpcError(f"{self.name} waited for a world of {size} workers, but {self.roster.census()}")
         if self._refusal is not None:
             raise RpcError(f"{self.name} may not join: {self._refusal}")
 
@@ -293,6 +290,10 @@ class Agent:
     def member(self, to: int | str | WorkerInfo | Any) -> WorkerInfo:
         """Name and id of a member given by either, or by its WorkerInfo. UnknownWorkerError names those there are."""
         return self.roster.find(to)
+
+    def wait_for(self, count: int, timeout: float = JOIN_SECONDS) -> None:
+        """Wait until the world has `count` members. RpcError after `timeout` s that names who came and who did not."""
+        self.roster.wait_for(count, timeout)
 
     def on_member(self, handler: MemberHandler) -> None:
         """Call `handler` (on a pool thread) when members join, leave or are lost."""

@@ -33,9 +33,6 @@ class Member(Home, Protocol):
     @property
     def values(self) -> Values: ...
 
-    def release(self, fork: Id) -> None:
-        """Give up a reference held here."""
-
 
 class Leak(NamedTuple):
     """One RRef that is alive. `held`: a reference to another's value; else a value of this member, and its `holders`.
@@ -88,18 +85,6 @@ def _held(agent: Member) -> list[Leak]:
             owner, site = agent.roster.name(user.owner), str(handle._site or "")
             found.append(Leak(handle._rref, (fork,), owner, (agent.name,), user.type, site, True))
     return found
-
-
-def let_go(agent: Member, timeout: float | None) -> list[Leak]:
-    """Give up every reference held here, then wait until no other member uses a value of this one.
-
-    For the end of a world, after all members have said that they are done. Returns the values that others still use
-    after `timeout` seconds (None: wait without end).
-    """
-    for fork in agent.machine.ask(lambda node: list(node.rrefs.users)):
-        agent.release(fork)
-    agent.values.settle(timeout)
-    return _owned(agent)
 
 
 def report(found: Sequence[Leak]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,11 +33,13 @@ Explain = Callable[[str, str], str]
 class Roster:
     def __init__(self, me: str, machine: Machine, spawn: Callable[[Job], None]) -> None:
         self.explain: Explain = lambda name, reason: reason
+        self.expected: Callable[[], list[str]] = self._free_ranks  # who else is known to come
         self._me = me
         self._machine = machine
         self._spawn = spawn
         self._gone: dict[int, tuple[str, str]] = {}  # id → name and reason
         self._watchers: list[MemberHandler] = []
+        self._changed = threading.Condition()
 
     def all(self) -> list[WorkerInfo]:
         members = self._machine.ask(lambda node: list(node.members.members.values()))
@@ -75,6 +78,31 @@ class Roster:
         member = self._machine.ask(lambda node: node.members.members.get(report.id))
         return report._replace(reason=self.explain(member.name, report.reason)) if member else report
 
+    # -- waiting
+    def wait_for(self, count: int, timeout: float) -> None:
+        """Wait until the world has `count` members, this one among them.
+
+        RpcError after `timeout` seconds, or where the world has ended; it names who came and, as far as it is known,
+        who is missing.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: len(self.all()) >= count or 0 in self._gone, timeout)
+        if len(self.all()) < count:
+            raise RpcError(f"{self._me} waited {timeout:g} s for {count} members, but {self.census()}")
+
+    def census(self) -> str:
+        """Who came, and who is missing as far as that is known."""
+        here = [info.name for info in self.all()]
+        missing = [name for name in self.expected() if name not in here]
+        came = f"only {len(here)} came: {', '.join(here)}" if here else "only 0 came: not even member 0 answered"
+        return f"{came}; missing: {', '.join(missing)}" if missing and here else came
+
+    def _free_ranks(self) -> list[str]:
+        """In a closed world the missing ones have numbers, and no names yet."""
+        size = self._machine.ask(lambda node: node.members.world_size) or 0
+        taken = {info.id for info in self.all()}
+        return [f"rank {rank}" for rank in range(size) if rank not in taken]
+
     # -- changes
     def watch(self, handler: MemberHandler) -> None:
         self._watchers.append(handler)
@@ -89,5 +117,7 @@ class Roster:
 
     def _tell(self, kind: str, member: Member, reason: str) -> None:
         info = WorkerInfo(member.name, member.id)
+        with self._changed:
+            self._changed.notify_all()
         for watcher in self._watchers:
             self._spawn(partial(watcher, kind, info, reason))

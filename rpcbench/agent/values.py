@@ -51,7 +51,6 @@ class Values:
         self._on_long = on_long
         # Taken before the machine's lock, so that what is kept is what the machine says is owned.
         self._lock = threading.Lock()
-        self._settled = threading.Condition(threading.Lock())
         self._kept: dict[Id, Future[Any]] = {}
         self._sites: dict[Id, Site] = {}  # where the kept values came from that were made here
         self._known: weakref.WeakValueDictionary[Id, Future[Any]] = weakref.WeakValueDictionary()
@@ -184,17 +183,7 @@ class Values:
             if self._machine.ask(lambda node: rref in node.rrefs.owned):
                 return None  # used again meanwhile
             self._sites.pop(rref, None)
-            future = self._kept.pop(rref, None)
-        if not self._kept:
-            with self._settled:
-                self._settled.notify_all()
-        return future
-
-    def settle(self, timeout: float | None) -> int:
-        """Wait until no value of this member is used, `timeout` seconds at most; how many still are."""
-        with self._settled:
-            self._settled.wait_for(lambda: not self._kept, timeout)
-            return len(self._kept)
+            return self._kept.pop(rref, None)
 
     def rref_of(self, future: Future[Any]) -> Id | None:
         """The RRef that this is the value of, if this member owns it and others use it."""

@@ -82,6 +82,7 @@ class Cluster:
             raise
         self.agent.owner = self
         self.agent.roster.explain = self._obituary
+        self.agent.roster.expected = lambda: list(self._handles)
         self.agent.on_member(self._member_changed)
         atexit.register(self.shutdown)
         try:
@@ -99,6 +100,10 @@ class Cluster:
     def pid(self, name: str) -> int:
         """Process id of a worker."""
         return self._handle(name).pid
+
+    def wait_for(self, n: int, timeout: float = START_SECONDS) -> None:
+        """Wait until `n` workers serve, also such as others start. RpcError after `timeout` s: who came, who not."""
+        self.agent.wait_for(n + 1, timeout)
 
     def scale(self, n: int) -> None:
         """Start more workers, or end the last ones, until there are `n`. Names of lost workers are started again."""

@@ -24,6 +24,7 @@ from rpcbench.rpc.api import (
     rpc_async,
     rpc_sync,
     shutdown,
+    wait_for,
 )
 from rpcbench.rpc.backend_registry import (
     BackendType,
@@ -89,6 +90,7 @@ __all__ = [
     "rpc_sync",
     "shutdown",
     "wait_all_workers",
+    "wait_for",
 ]
 
 # torch's other names for the same

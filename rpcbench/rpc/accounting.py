@@ -49,11 +49,16 @@ def _delete_all_user_and_unforked_owner_rrefs(timeout: timedelta = _PATIENCE) ->
 
 
 def check_leaks(agent: Agent) -> None:
-    """RpcError that lists the RRefs which are owned here although the world is over."""
+    """RpcError that lists the RRefs owned here although the world is over, and where those held here were made."""
     leaks = agent.machine.ask(_leaks)
     if leaks:
         head = f"{agent.name} has {len(leaks)} RRef(s) left at its end; let go of them before shutdown:"
-        raise RpcError("\n".join([head, *leaks]))
+        raise RpcError("\n".join([head, *leaks, *_held_here(agent)]))
+
+
+def _held_here(agent: Agent) -> list[str]:
+    handles = [handle for hold in list(agent.holds) if (handle := hold()) is not None and not handle._released]
+    return [f"Held here: RRef {h._rref}, made at {h._site or 'no line of this program'}" for h in handles]
 
 
 def _leaks(node: Node) -> list[str]:

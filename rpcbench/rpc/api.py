@@ -32,6 +32,7 @@ from rpcbench.rpc.internal import PythonUDF, RPCExecMode, _internal_rpc_pickler,
 from rpcbench.rpc.naming import Named
 from rpcbench.rpc.profiling import profiled
 from rpcbench.rpc.rref import RRef
+from rpcbench.words.config import JOIN_SECONDS
 from rpcbench.words.errors import WorkerLostError
 from rpcbench.words.futures import Future, wait_all
 
@@ -185,6 +186,14 @@ def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
     """Name and id of a worker, this one by default. RuntimeError for an unknown one."""
     agent = current.current()
     return WorkerInfo(agent.name, agent.id) if worker_name is None else agent.member(worker_name)
+
+
+def wait_for(count: int, timeout: float = JOIN_SECONDS) -> None:
+    """Wait until the world has `count` workers, this one among them; for worlds without a size.
+
+    RpcError after `timeout` seconds; it names who came and, as far as it is known, who is missing.
+    """
+    current.current().wait_for(count, timeout)
 
 
 def _to_worker_info(to: int | str | WorkerInfo) -> WorkerInfo:

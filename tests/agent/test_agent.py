@@ -278,7 +278,7 @@ def test_a_member_that_does_not_fit_is_refused(
 
 
 def test_a_world_that_stays_incomplete_says_who_came(tmp_path: Path) -> None:
-    with pytest.raises(RpcError, match=r"waited for a world of 2 workers, but only 1 came: notebook"):
+    with pytest.raises(RpcError, match=r"waited for a world of 2 workers, but only 1 came: notebook; missing: rank 1$"):
         start_agent(config(tmp_path, 0, world_size=2), timeout=0.3)
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import nothing_left, until, world
+from worlds import until, world
 
 from rpcbench.agent import sites
 from rpcbench.agent.core import Agent
-from rpcbench.agent.leaks import let_go, report
+from rpcbench.agent.leaks import report
 from rpcbench.rpc import RRef, remote, rpc_sync
 
 _kept: list[Any] = []
@@ -93,21 +92,6 @@ def test_one_that_a_call_made_is_named_after_the_line_in_that_call(agents: list[
 
 def keep_one_there() -> None:
     keep(remote("worker2", int, (7,)))
-
-
-def test_letting_go_ends_what_is_held_and_tells_what_others_keep(agents: list[Agent]) -> None:
-    held, own = remote("worker1", list), RRef([1])
-    rpc_sync("worker1", keep, (own,))
-    (leaked,) = let_go(agents[0], 0.05)
-    assert leaked.rref == own._rref and not leaked.held
-    until(lambda: not agents[1].tables()["owned"], "worker1 to hear that its value is not used any more")
-    freeing = threading.Timer(0.1, lambda: let_go(agents[1], None))
-    freeing.start()
-    assert let_go(agents[0], None) == []
-    freeing.join()
-    _kept.clear()
-    del held, own
-    nothing_left(agents)
 
 
 def test_a_site_keeps_no_variables_alive() -> None:

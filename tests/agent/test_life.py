@@ -13,11 +13,12 @@ from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.handles import Handle
 from rpcbench.agent.roster import WorkerInfo
+from rpcbench.rpc import rpc_sync, wait_for
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.base import Link
 from rpcbench.transport.ends import leader_address
 from rpcbench.wire.messages import Message, Notice, View
-from rpcbench.words.errors import WorkerLostError
+from rpcbench.words.errors import RpcError, WorkerLostError
 
 
 @pytest.fixture
@@ -143,3 +144,69 @@ def test_a_stranger_at_the_address_of_a_member_is_not_taken_for_it(agents: list[
     wrong = address_of(agents[1])
     with pytest.raises(Exception, match="worker1 answers at the address of worker 7"):
         agents[0]._peers.connect(7, [wrong])
+
+
+# -- waiting for others
+def test_who_waits_for_members_learns_who_is_missing(tmp_path: Path) -> None:
+    with world(tmp_path, 2) as (first, _):
+        first.wait_for(2, 0)
+        first.roster.expected = lambda: ["worker1", "worker2", "worker3"]
+        missing = "notebook waited 0.05 s for 4 members, but only 2 came: notebook, worker1; missing: worker2, worker3"
+        with pytest.raises(RpcError, match=missing):
+            first.wait_for(4, 0.05)
+        joining = threading.Timer(0.1, lambda: made.append(start_agent(config(tmp_path, 2))))
+        made: list[Agent] = []
+        joining.start()
+        with current.using(first):
+            wait_for(3, 60)
+        joining.join()
+        made[0].stop()
+
+
+def test_nobody_waits_for_members_of_a_world_that_has_ended(tmp_path: Path) -> None:
+    with world(tmp_path, 2) as (first, second):
+        first.stop()
+        with pytest.raises(RpcError, match="not even member 0"):
+            second.wait_for(3, 600)
+
+
+def test_members_come_and_go_while_others_call(tmp_path: Path) -> None:
+    """Row 29: each that comes again under its name is another one."""
+    told: list[tuple[str, str]] = []
+    with world(tmp_path, 2) as (first, _):
+        first.on_member(lambda kind, who, reason: told.append((kind, who.name)))
+        over = threading.Event()
+        answers: list[list[str]] = []
+
+        def call() -> None:
+            while not over.is_set():
+                answers.append(first.call("worker1", members).wait())
+
+        calling = threading.Thread(target=call)
+        calling.start()
+        for incarnation in range(3):
+            third = start_agent(config(tmp_path, 2, incarnation=incarnation))
+            first.wait_for(3, 20)
+            assert first.call("worker2", members).wait()[-1] == "worker2"
+            assert third.call("worker1", members).wait()[0] == "notebook"
+            third.shutdown()
+            until(lambda: len(first.members()) == 2)
+        over.set()
+        calling.join(20)
+        until(lambda: len(told) == 6)
+        assert sorted(told) == [("joined", "worker2")] * 3 + [("left", "worker2")] * 3
+        assert {"notebook", "worker1"} <= set(answers[-1]) and len(answers) > 3
+
+
+def test_several_worlds_one_after_the_other_and_two_at_once(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        with world(tmp_path / str(number), 2) as (first, _):
+            assert rpc_sync("worker1", members) == ["notebook", "worker1"]
+    with world(tmp_path / "0", 2) as (first, _), world(tmp_path / "1", 3) as (other, *_):
+        assert len(rpc_sync("worker1", members)) == 3
+        with current.using(first):
+            assert len(rpc_sync("worker1", members)) == 2
+            with current.using(other):
+                assert len(rpc_sync("worker1", members)) == 3
+            assert len(rpc_sync("worker1", members)) == 2

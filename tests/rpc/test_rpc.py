@@ -129,7 +129,7 @@ def test_a_world_of_one(alone: rpc.TensorPipeRpcBackendOptions) -> None:
 @pytest.mark.parametrize(
     ("rank", "message"),
     [
-        (0, r"rank0 waited for a world of 2 workers, but only 1 came: rank0"),
+        (0, r"rank0 waited for a world of 2 workers, but only 1 came: rank0; missing: rank 1$"),
         (1, r"rank1 cannot reach worker 0 of its world: nobody answers at"),
     ],
 )
