@@ -194,7 +194,8 @@ def test_members_come_and_go_while_others_call(tmp_path: Path) -> None:
         over.set()
         calling.join(20)
         until(lambda: len(told) == 6)
-        assert sorted(told) == [("joined", "worker2")] * 3 + [("left", "worker2")] * 3
+        # Whether its own word or the end of its connection comes first, is chance.
+        assert sorted(kind == "joined" for kind, name in told if name == "worker2") == [False] * 3 + [True] * 3
         assert {"notebook", "worker1"} <= set(answers[-1]) and len(answers) > 3
 
 
