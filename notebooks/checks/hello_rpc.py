@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ def process_ids(answer: Callable[[Sequence[str]], dict[str, int]]) -> None:
 def at_once(answer: Callable[[Callable[[int], Any], Sequence[int], Sequence[str]], list[Any]]) -> None:
     """`answer(function, parts, workers)` calls all workers at the same time."""
     names = rpcbench.cluster().workers
-    _meetings.append(_Meeting(len(names)))
-    results = returned(answer(meet, list(range(len(names))), names))
+    _meetings.append(threading.Barrier(len(names)))
+    results = returned(answer(partial(meet, len(_meetings) - 1), list(range(len(names))), names))
     require(isinstance(results, list), f"The answer should be a list, not {shown(results)}.")
     futures = [result for result in results if isinstance(result, torch.futures.Future)]
     require(not futures, "The list holds futures. Their results are wanted: wait for them.")
@@ -74,27 +75,20 @@ def patient(answer: Callable[[str, Callable[[], Any], float, Any], Any]) -> None
 
 
 # -- what the answers are tried with; all of it runs on workers, but for `arrive`
-class _Meeting:
-    """Counts who has come. Lives in the notebook, which all workers can call."""
-
-    def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size)
+_meetings: list[threading.Barrier] = []  # one for each answer: calls of an earlier one may still be on their way
 
 
-_meetings: list[_Meeting] = []
-
-
-def arrive() -> bool:
-    """Whether all workers came while this one waited."""
+def arrive(meeting: int) -> bool:
+    """Whether all workers came while this one waited. Runs in the notebook, which all workers can call."""
     try:
-        _meetings[-1].barrier.wait(5)
+        _meetings[meeting].wait(5)
     except threading.BrokenBarrierError:
         return False
     return True
 
 
-def meet(part: int) -> tuple[int, str, bool]:
-    return part, rpc.get_worker_info().name, rpc.rpc_sync("notebook", arrive)
+def meet(meeting: int, part: int) -> tuple[int, str, bool]:
+    return part, rpc.get_worker_info().name, rpc.rpc_sync("notebook", arrive, (meeting,))
 
 
 def negate(part: int) -> int:
