@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.rpc.start import start_agent
+from rpcbench.transport.stream import StreamConnection
 from rpcbench.words.config import WorldConfig
 
 SECRET = secrets.token_bytes(32)
@@ -79,3 +82,30 @@ def left(agents: list[Agent]) -> dict[str, Any]:
 def address_of(agent: Agent) -> str:
     """Where members on its host find an agent."""
     return agent.machine.ask(lambda node: node.members.me.address)
+
+
+@contextlib.contextmanager
+def far_world(directory: Path, count: int, **changes: Any) -> Iterator[list[Agent]]:
+    """As `world`, but each agent believes to be on a host of its own: they talk over TLS."""
+    agents: list[Agent] = []
+    leader = ""
+    try:
+        for number in range(count):
+            host = directory / f"host{number}"
+            host.mkdir()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("RPCBENCH_HOST_ID", host.name)
+                fields = {"remote": "tls://127.0.0.1:0", "leader": leader, **changes}
+                agents.append(start_agent(config(host, number, **fields)))
+            leader = leader or agents[0].machine.ask(lambda node: node.members.me.remote)
+        until(lambda: all(len(agent.members()) == count for agent in agents))
+        with current.using(agents[0]):
+            yield list(agents)
+    finally:
+        for agent in reversed(agents):
+            agent.stop()
+
+
+def ties(agent: Agent, to: Agent) -> list[StreamConnection]:
+    """The connections that one agent has to another."""
+    return [tie.connection for tie in agent._peers._ties.all() if tie.peer.id == to.id]

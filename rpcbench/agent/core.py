@@ -20,11 +20,13 @@ from rpcbench.agent import serve
 from rpcbench.agent.bus import Bus
 from rpcbench.agent.channels import Channels, NoticeHandler
 from rpcbench.agent.handles import Handle
+from rpcbench.agent.heartbeat import Heartbeat
 from rpcbench.agent.hooks import Recorder
 from rpcbench.agent.interrupts import on_main_thread, uninterrupted
 from rpcbench.agent.keeper import TICK, Keeper
 from rpcbench.agent.leaks import Leak, leaks
 from rpcbench.agent.machine import Machine
+from rpcbench.agent.pairs import Pairs
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.placement import stated
 from rpcbench.agent.pool import Job, Pool
@@ -34,11 +36,10 @@ from rpcbench.agent.waiting import Waiting, label_of, seconds_of
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
 from rpcbench.transport.base import Link, Transmit
-from rpcbench.transport.handshake import Identity
+from rpcbench.transport.host import host_id
 from rpcbench.transport.memory import MemoryConnection
 from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
-from rpcbench.wire.frames import Frame
 from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, UNSET_TIMEOUT, WorldConfig
 from rpcbench.words.errors import NotConnectedError, RpcError, ShutdownError, WorkerLostError
 from rpcbench.words.events import Tables
@@ -75,11 +76,14 @@ class Agent:
         self._link = link or Link()
         self.clock = self._link.clock
         self._link.attach(self._transmit, self._deliver)
-        self._peers = Peers(config, self._pool, self._arrived, self._ended)
-        self._myself = MemoryConnection(lambda frame: self._arrived(self._peers.me, frame), self._pool.spawn)
         me = m.Member(self.id, self.name, self.incarnation, "", devices=stated(config.devices, config.device_maps))
         self.machine = Machine(Node(me, config.world_size, self._link.lossy), self._perform)
         self.roster = Roster(self.name, self.machine, self._pool.spawn)
+        self._pairs = Pairs(self.machine, self.roster, self._link, host_id())
+        self._peers = Peers(config, self._pool, self._pairs)
+        self._pairs.give_up = self._peers.give_up
+        self._heartbeat = Heartbeat(config, self._peers, self._link.clock, self._pairs.judged)
+        self._myself = MemoryConnection(lambda frame: self._pairs.arrived(self._peers.me, frame), self._pool.spawn)
         self.values = Values(self, self.machine, make, self._link.clock, self._waits)
         self.waiting = Waiting(self.incarnation << COUNTER_BITS, self._pool.spawn, self._cancel, self._waits)
         self._channels = Channels(self._pool.spawn)
@@ -95,6 +99,8 @@ class Agent:
         """
         self.running = True
         self._keeper.start()
+        if self.config.remote:
+            self._heartbeat.start()
         try:
             self._join(self._link.clock() + timeout)
         except BaseException:
@@ -156,6 +162,7 @@ class Agent:
         self.running = False
         for job in self.on_end:
             job()
+        self._heartbeat.stop()
         self._peers.close()
         self._keeper.stop()
         self.waiting.fail_all(self._over())
@@ -378,10 +385,6 @@ class Agent:
         else:
             self._pool.spawn(lambda: self._send(fx.Send(to, seq, message), True, self._transmit))  # the link has had it
 
-    def _arrived(self, source: Identity, frame: Frame) -> None:
-        seq, message = m.unpack(frame.control, frame.body)
-        self._link.incoming(source.id, seq, message)
-
     def _deliver(self, source: int, seq: int, message: m.Message) -> None:
         if isinstance(message, m.Report):
             report = message  # whoever knows why may have to wait for the exit status
@@ -392,11 +395,6 @@ class Agent:
     def _handle(self, source: int, seq: int, message: m.Message) -> None:
         now = self._link.clock()
         self.machine.feed(lambda node: node.handle(source, seq, message, now))
-
-    def _ended(self, peer: Identity, reason: str) -> None:
-        if self.running:
-            told = self.roster.explain(peer.name, reason)
-            self.machine.feed(lambda node: node.lost(peer.id, peer.incarnation, told))
 
     # -- effects
     def _perform(self, effect: fx.Effect, may_wait: bool) -> None:
@@ -457,7 +455,7 @@ class Agent:
         self.closing.set()
 
     def _gone(self, effect: fx.Gone) -> None:
-        self._peers.drop(effect.member.id)
+        self._peers.drop(effect.member.id, effect.member.incarnation, effect.reason)
         self.values.routes.forget(effect.member.id)
         if effect.member.id == 0:
             self.closing.set()

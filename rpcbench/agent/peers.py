@@ -1,7 +1,10 @@
-"""Connections of one agent: who is connected, dialling on first use, letting authenticated peers in.
+"""Connections of one agent: dialling on first use, letting authenticated peers in, and what the end of one means.
 
-Two members that dial each other at once get two connections; both are read, and the one dialled by the lower id
-carries what is sent, so both sides agree. A connection that ends without a word is told once, when it was the last.
+- Two members that dial each other at once get two connections; both are read, and the one dialled by the lower id
+  carries what is sent, so both sides agree.
+- A connection that its peer ends on purpose, or that brings nonsense, was the last to that process.
+- One that breaks says nothing of its peer: both sides dial again. Where nobody listens any more the process has
+  ended; else the pair has `grace_seconds` to find together, and senders wait so long.
 """
 
 from __future__ import annotations
@@ -9,49 +12,91 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from rpcbench.agent.entrance import Entrance
 from rpcbench.agent.pool import Pool
+from rpcbench.agent.ties import Tie, Ties
 from rpcbench.transport import ends, versions
 from rpcbench.transport.base import Connection, Stream
 from rpcbench.transport.ends import Opener
 from rpcbench.transport.handshake import NEWCOMER, Identity
 from rpcbench.transport.host import host_id
-from rpcbench.transport.stream import StreamConnection
+from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.wire.frames import Frame, Limits
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import NotConnectedError, ProtocolError, RpcError
+from rpcbench.words.config import HANDSHAKE_SECONDS, WorldConfig
+from rpcbench.words.errors import NotConnectedError, ProtocolError, RefusedError, RpcError
 
-Receive = Callable[[Identity, Frame], None]
-Ended = Callable[[Identity, str], None]
+_PAUSE = 0.05
+_ATTEMPT_SECONDS = 2.0
+
+
+class Listens(Protocol):
+    """Who is told what happens to peers, on threads that may not wait for a write."""
+
+    def arrived(self, peer: Identity, frame: Frame) -> None:
+        """A message has come."""
+
+    def ended(self, peer: Identity, reason: str) -> None:
+        """A peer is gone for good."""
+
+    def broken(self, peer: Identity, reason: str) -> None:
+        """What was on its way to a peer may be lost; another connection is about to stand."""
+
+    def resumed(self, peer: Identity) -> None:
+        """It does."""
+
+    def ways(self, peer: Identity) -> Sequence[str]:
+        """Addresses by which to dial a peer again; none where it is no business of ours."""
+
+
+class _Break:
+    """A pair that is apart. Its calls fail once it is clear that the peer has not just ended."""
+
+    def __init__(self, peer: Identity, reason: str) -> None:
+        self.peer, self.reason = peer, reason
+        self.told = False
+
+    def tell(self, told: Listens) -> None:
+        if not self.told:
+            self.told = True
+            told.broken(self.peer, self.reason)
 
 
 class Peers:
-    def __init__(self, config: WorldConfig, pool: Pool, receive: Receive, ended: Ended) -> None:
+    def __init__(self, config: WorldConfig, pool: Pool, told: Listens) -> None:
         epoch = 1 + secrets.randbits(60) if config.id == 0 else NEWCOMER
         self.me = Identity(config.cluster, config.id, config.name, config.incarnation, host_id(), epoch)
         self._config = config
         self._opener = Opener(config.secret)
         self.entrance = Entrance(config, self._opener, lambda: self.me, self._objection, self._admit)
         self._pool = pool
-        self._receive = receive
-        self._ended = ended
+        self._told = told
         self._limits = Limits()
+        self._ties = Ties()
         self._lock = threading.Lock()
-        self._connections: dict[int, list[tuple[int, StreamConnection]]] = {}
         self._dialling: dict[int, threading.Event] = {}
-        self._closed = False
+        self._breaks: dict[int, _Break] = {}
+        self._barred: dict[tuple[int, int], str] = {}  # id and incarnation → why it may not come back
+        self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
     # -- using
     def find(self, to: int) -> Connection | None:
         """The connection to a member, if there is one."""
-        with self._lock:
-            connections = self._connections.get(to)
-            return min(connections, key=lambda entry: entry[0])[1] if connections else None
+        return self._ties.find(to)
+
+    def far(self) -> dict[int, list[StreamConnection]]:
+        """Connections to members on other hosts."""
+        found: dict[int, list[StreamConnection]] = {}
+        for tie in self._ties.all():
+            if tie.peer.host != self.me.host:
+                found.setdefault(tie.peer.id, []).append(tie.connection)
+        return found
 
     def await_room(self, to: int) -> None:
         """Wait while a member is far behind in reading what it was sent."""
@@ -63,46 +108,46 @@ class Peers:
         """The connection to a member, dialled if there is none. NotConnectedError where nobody answers. Blocks."""
         while (connection := self.find(to)) is None:
             with self._lock:
-                if self._closed:
+                if self._stopped.is_set():
                     raise NotConnectedError("this agent has stopped")
                 dialled = self._dialling.get(to)
                 mine = dialled is None
                 if dialled is None:
                     dialled = self._dialling[to] = threading.Event()
             if mine:
-                self._dial(to, addresses, dialled)
+                with contextlib.ExitStack() as after:
+                    after.callback(self._dialled, to)
+                    self._dial(to, addresses, HANDSHAKE_SECONDS)
             else:
                 dialled.wait()
         return connection
 
-    def _dial(self, to: int, addresses: Iterable[str], dialled: threading.Event) -> None:
-        try:
-            stream, identity = self._first_answer(addresses)
-            if identity.id != to:
-                stream.release()
-                raise ProtocolError(f"{identity.name} answers at the address of worker {to}")
-            self._met(identity)
-            self._add(stream, identity, self.me.id)
-        finally:
-            with self._lock:
-                del self._dialling[to]
-            dialled.set()
+    def _dialled(self, to: int) -> None:
+        with self._lock:
+            self._dialling.pop(to).set()
 
-    def _first_answer(self, addresses: Iterable[str]) -> tuple[Stream, Identity]:
-        failed: OSError | None = None
-        told = "it has no address for this host"
+    def _dial(self, to: int, addresses: Iterable[str], seconds: float) -> None:
+        """OSError of the last address, where nobody answers at any."""
+        failed: Exception = NotConnectedError("it has no address for this host")
         for address in addresses:
             try:
-                return self._opener.dial(address, self.me)
+                stream, peer = self._opener.dial(address, self.me, seconds)
             except OSError as error:
-                failed, told = error, f"nobody answers at {address}: {error.strerror or error}"
-        raise NotConnectedError(told) from failed
+                failed = NotConnectedError(f"nobody answers at {address}: {error.strerror or error}")
+                failed.__cause__ = error
+                continue
+            if peer.id != to:
+                stream.release()
+                raise ProtocolError(f"{peer.name} answers at the address of worker {to}")
+            self._met(peer)
+            self._add(stream, peer, self.me.id)
+            return
+        raise failed
 
     def reach_leader(self, clock: Callable[[], float], deadline: float) -> None:
         """Connect to member 0, which may not be there yet. RpcError once `clock` is past the deadline."""
         local = ends.leader_address(Path(self._config.directory))
         ways = (local, self._config.leader) if self._config.leader else (local,)
-        pause = threading.Event()
         while True:
             try:
                 self.connect(0, ways)
@@ -110,7 +155,7 @@ class Peers:
             except NotConnectedError as error:
                 if clock() > deadline:
                     raise RpcError(f"{self.me.name} cannot reach worker 0 of its world: {error}") from error
-                pause.wait(0.02)  # nothing can tell us when member 0 begins to listen
+                self._stopped.wait(_PAUSE)  # nothing can tell us when member 0 begins to listen
 
     # -- letting in
     def listen(self) -> None:
@@ -118,45 +163,34 @@ class Peers:
         self.entrance.open(self._start, self._pool.spawn)
 
     def _objection(self, peer: Identity) -> str | None:
-        return None
+        return self._barred.get((peer.id, peer.incarnation))
 
-    def _admit(self, stream: Stream, identity: Identity) -> None:
+    def _admit(self, stream: Stream, peer: Identity) -> None:
         with contextlib.suppress(NotConnectedError):  # this agent has stopped meanwhile
-            self._add(stream, identity, identity.id)
+            self._add(stream, peer, peer.id)
 
     def _met(self, leader: Identity) -> None:
         """The world that this process asks to join is the one it has found."""
         if self.me.epoch == NEWCOMER:
             self.me = replace(self.me, epoch=leader.epoch)
 
-    def _add(self, stream: Stream, identity: Identity, dialler: int) -> None:
-        connection = StreamConnection(stream, self._limits, self._pool.spawn)
+    def _add(self, stream: Stream, peer: Identity, dialler: int) -> None:
+        tie = Tie(peer, dialler, StreamConnection(stream, self._limits, self._pool.spawn))
         with self._lock:
-            if self._closed:
-                stream.release()
-                raise NotConnectedError("this agent has stopped")
-            self._connections.setdefault(identity.id, []).append((dialler, connection))
-        self._start(lambda: self._read(identity, connection), f"read-{identity.name}")
-        versions.warn(self.me.versions, identity.versions, identity.name)
-
-    def _read(self, identity: Identity, connection: StreamConnection) -> None:
-        reason = "what it sent could not be handled"
-        try:
-            reason = connection.read_forever(lambda frame: self._receive(identity, frame))
-        finally:
-            self._forget(identity, connection, reason)
-
-    def _forget(self, identity: Identity, connection: StreamConnection, reason: str) -> None:
-        """A connection has ended; if it was the last one to a member, and nobody here closed it, that is told."""
-        with self._lock:
-            left = [entry for entry in self._connections.get(identity.id, []) if entry[1] is not connection]
-            self._connections[identity.id] = left
-            if not left:
-                del self._connections[identity.id]
-            last = not left and not self._closed
-        connection.release()
-        if last:
-            self._ended(identity, reason)
+            apart = self._breaks.pop(peer.id, None)
+        returns = apart is not None and apart.peer.incarnation == peer.incarnation
+        if apart is not None:
+            if returns:
+                apart.tell(self._told)
+            else:
+                self._told.ended(apart.peer, f"{apart.reason}, and it was started again")
+        if not self._ties.add(tie):
+            stream.release()
+            raise NotConnectedError("this agent has stopped")
+        self._start(lambda: self._read(tie), f"read-{peer.name}")
+        if returns:
+            self._told.resumed(peer)
+        versions.warn(self.me.versions, peer.versions, peer.name)
 
     def _start(self, target: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=target, name=f"rpcbench-{self.me.name}-{name}", daemon=True)
@@ -165,32 +199,105 @@ class Peers:
             self._threads.append(thread)
         thread.start()
 
-    # -- ends
-    def drop(self, worker: int) -> None:
-        """A member is gone: no more to or from it."""
+    # -- reading, to the end
+    def _read(self, tie: Tie) -> None:
+        ending = Ending("what it sent could not be handled", False)
+        try:
+            ending = tie.connection.read_forever(lambda frame: self._told.arrived(tie.peer, frame))
+        finally:
+            self._over(tie, ending)
+
+    def _over(self, tie: Tie, ending: Ending) -> None:
+        """A connection has ended, and nobody here closed it."""
+        known = self._ties.remove(tie)
+        tie.connection.release()
+        if not known or self._stopped.is_set():
+            return
+        others = self._ties.of(tie.peer)
+        if others:
+            for other in others if ending.broken else ():
+                other.connection.cut()  # a pair is connected or it is not; the last one to end tells
+        elif ending.broken and (ways := self._told.ways(tie.peer)):
+            self._reunite(tie.peer, ending.reason, ways)
+        else:
+            self._bar(tie.peer, ending.reason)
+            self._told.ended(tie.peer, ending.reason)
+
+    def _reunite(self, peer: Identity, reason: str, ways: Sequence[str]) -> None:
         with self._lock:
-            connections = list(self._connections.get(worker, []))
-        for _, connection in connections:
-            self._pool.spawn(connection.close)
+            apart = self._breaks[peer.id] = _Break(peer, reason)
+            mine = peer.id not in self._dialling
+            if mine:
+                self._dialling[peer.id] = threading.Event()  # who has something to send waits
+        try:
+            verdict = self._await_return(apart, ways)
+            with self._lock:
+                still = self._breaks.pop(peer.id, None) is not None
+            if still and not self._stopped.is_set():
+                self._bar(peer, verdict)
+                self._told.ended(peer, verdict)
+        finally:
+            if mine:
+                self._dialled(peer.id)
+
+    def _await_return(self, apart: _Break, ways: Sequence[str]) -> str:
+        """Dial until there is a connection, dialled here or there; or why there will be none."""
+        grace = self._config.grace_seconds
+        deadline = time.monotonic() + grace
+        while not self._ties.of(apart.peer) and not self._stopped.is_set():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return f"{apart.reason}, and it could not be reached again in {grace:g} s"
+            try:
+                self._dial(apart.peer.id, ways, min(left, _ATTEMPT_SECONDS))
+                break
+            except RefusedError as error:
+                return str(error)
+            except NotConnectedError as error:
+                if isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
+                    return apart.reason  # its process has ended
+                apart.tell(self._told)
+            except ProtocolError:
+                pass  # it may be just ending: nobody will listen the next time
+            self._stopped.wait(_PAUSE)
+        return apart.reason
+
+    # -- ends
+    def _bar(self, peer: Identity, reason: str) -> None:
+        self._barred[peer.id, peer.incarnation] = reason
+
+    def drop(self, member: int, incarnation: int, reason: str) -> None:
+        """A member is gone: no more to or from it."""
+        self._barred[member, incarnation] = f"this world goes on without it: {reason}"
+        for tie in self._ties.all():
+            if (tie.peer.id, tie.peer.incarnation) == (member, incarnation) and self._ties.remove(tie):
+                self._pool.spawn(tie.connection.close)
+
+    def give_up(self, member: int, reason: str) -> None:
+        """A member is not there any more, whatever its connections look like."""
+        ties = self._ties.take(member)
+        for tie in ties:
+            self._bar(tie.peer, reason)
+            self._pool.spawn(lambda tie=tie: tie.connection.close(0.0))  # type: ignore[misc]
+        if ties:
+            self._told.ended(ties[-1].peer, reason)
 
     def close(self) -> None:
         """Write out what is queued, end all connections, stop listening."""
         with self._lock:
-            if self._closed:
+            if self._stopped.is_set():
                 return
-            self._closed = True
-            connections = [connection for entries in self._connections.values() for _, connection in entries]
+            self._stopped.set()
             threads = list(self._threads)
+        ties = self._ties.close()
         self.entrance.close()
-        for connection in connections:
-            connection.close()
+        for tie in ties:
+            tie.connection.close()
         for thread in threads:
             if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(5)
 
     def forked(self) -> None:
         """In a forked child: the sockets belong to the parent, which would not see them close."""
-        for entries in self._connections.values():
-            for _, connection in entries:
-                connection.forked()
+        self._ties.forked()
         self.entrance.forked()

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from rpcbench.agent.core import Agent
+from rpcbench.agent.roster import GONE
 
 WATCH, TELEMETRY = "watch", "telemetry"
 PERIOD = 0.1
@@ -26,7 +27,7 @@ class Publisher:
         self._thread: threading.Thread | None = None
         self._pause = threading.Event()
         agent.on_notice(WATCH, self._asked)
-        agent.on_member(lambda kind, who, reason: None if kind == "joined" else self._remove(who.id))
+        agent.on_member(lambda kind, who, reason: self._remove(who.id) if kind in GONE else None)
 
     def _asked(self, source: int, on: bool) -> None:
         """Somebody begins to watch (or has missed something), or stops."""

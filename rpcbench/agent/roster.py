@@ -25,7 +25,9 @@ class WorkerInfo(NamedTuple):
 
 
 MemberHandler = Callable[[str, WorkerInfo, str], object]
-"""("joined" | "left" | "lost", who, reason)"""
+"""("joined" | "left" | "lost" | "suspect" | "recovered", who, reason)"""
+GONE = ("left", "lost")
+"""Those after which a member does not come back."""
 Explain = Callable[[str, str], str]
 """(name, reason) -> a better reason why that member went; may have to wait a moment for it."""
 
@@ -114,6 +116,12 @@ class Roster:
     def went(self, gone: Gone) -> None:
         self._gone[gone.member.id] = (gone.member.name, gone.reason)
         self._tell("lost" if gone.lost else "left", gone.member, gone.reason)
+
+    def doubted(self, kind: str, member: int, reason: str) -> None:
+        """A member has not been heard for a while ("suspect"), or is heard again ("recovered")."""
+        found = self._machine.ask(lambda node: node.members.find(member))
+        if found is not None:
+            self._tell(kind, found, reason)
 
     def _tell(self, kind: str, member: Member, reason: str) -> None:
         info = WorkerInfo(member.name, member.id)

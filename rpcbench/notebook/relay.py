@@ -18,7 +18,7 @@ from rpcbench.launch.cells import OUTPUT, SHOWN
 
 if TYPE_CHECKING:
     from rpcbench.agent.core import Agent
-    from rpcbench.agent.roster import WorkerInfo
+    from rpcbench.agent.roster import GONE, WorkerInfo
     from rpcbench.notebook.screen import Pane
 
 logger = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class Relay:
             self._agent.notify(worker, SHOWN, {"cell": cell, "shown": inbox.shown})
 
     def _changed(self, kind: str, member: WorkerInfo, _reason: str) -> None:
-        if kind == "joined":
+        if kind not in GONE:
             return
         with self._lock:
             cells = [cell for worker, cell in self._inboxes if worker == member.id]

@@ -13,7 +13,7 @@ from typing import Any
 from rpcbench.agent import current as agents
 from rpcbench.agent.core import Agent
 from rpcbench.agent.publish import TELEMETRY, WATCH
-from rpcbench.agent.roster import WorkerInfo
+from rpcbench.agent.roster import GONE, WorkerInfo
 from rpcbench.words.events import apply
 
 World = dict[int, dict[str, Any]]
@@ -77,12 +77,12 @@ class Collector:
         with self._lock:
             if not self._wakes:
                 return
-            if kind != "joined":
-                if who.id in self._world:
-                    self._world[who.id]["state"] = kind
-                self._seq.pop(who.id, None)
-            else:
+            if kind == "joined":
                 self._world.pop(who.id, None)
+            elif who.id in self._world:
+                self._world[who.id]["state"] = "up" if kind == "recovered" else kind
+            if kind in GONE:
+                self._seq.pop(who.id, None)
         if kind == "joined":
             self._watch(who.id, True)
         self._wake()

@@ -34,6 +34,10 @@ class Stream(Protocol):
         """From now on a single read or write takes so long at most, then TimeoutError; None: as long as it takes."""
         ...
 
+    def silence(self) -> float | None:
+        """Seconds since the peer's host has last acknowledged anything; None where this system does not tell."""
+        ...
+
     def shut(self) -> None:
         """End both directions: whoever reads or writes comes back. May be called again."""
         ...

@@ -121,9 +121,9 @@ class Opener:
         listener = tcp.TcpListener(on) if kind == "tcp" else tls.TlsListener(on, self._credentials)
         return listener, f"{kind}://{tcp.join(host, listener.port)}"
 
-    def dial(self, address: str, me: Identity) -> tuple[Stream, Identity]:
+    def dial(self, address: str, me: Identity, seconds: float = HANDSHAKE_SECONDS) -> tuple[Stream, Identity]:
         """Connect, and find out who listens. OSError where nobody does (yet)."""
-        deadline = time.monotonic() + HANDSHAKE_SECONDS
+        deadline = time.monotonic() + seconds
         stream = self.connect(look_up(address), deadline)
         try:
             return stream, _run(stream, dial(me, self._secret), deadline)

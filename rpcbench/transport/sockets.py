@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import sys
 
 _MOST_PARTS = 512
+_ACKNOWLEDGED = 56 if sys.platform == "linux" else 0
+"""Where `tcp_info` has the milliseconds since the last acknowledgement (tcpi_last_ack_recv, see linux/tcp.h)."""
 _FLAGS = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
 
 
@@ -46,6 +49,19 @@ class SocketStream:
     def limit(self, seconds: float | None) -> None:
         """From now on a single read or write takes so long at most, then TimeoutError; None: as long as it takes."""
         self._sock.settimeout(seconds)
+
+    def silence(self) -> float | None:
+        """Seconds since the peer's host has last acknowledged anything; None where this system does not tell.
+
+        A host acknowledges for a process that is stopped, or too busy to answer; a cable that is cut does not.
+        """
+        if not _ACKNOWLEDGED or self._sock.family == socket.AF_UNIX:
+            return None
+        try:
+            info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKNOWLEDGED + 4)
+        except OSError:
+            return None  # it has just ended
+        return int.from_bytes(info[_ACKNOWLEDGED:], sys.byteorder) / 1000
 
     def shut(self) -> None:
         """End both directions: whoever reads or writes comes back. May be called again."""

@@ -14,15 +14,23 @@ from __future__ import annotations
 import collections
 import threading
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from rpcbench.transport.base import Stream
 from rpcbench.wire.body import Body
-from rpcbench.wire.frames import Decoder, Frame, Limits, Parts, encode
+from rpcbench.wire.frames import BEAT, END, Decoder, Frame, Limits, Parts, encode
 from rpcbench.words.errors import NotConnectedError, ProtocolError
 
 _HELD_BACK = 64 << 20
 _MOST_PARTS = 512
 _CLOSE_SECONDS = 5.0
+
+
+class Ending(NamedTuple):
+    """How a connection ended; `broken` where neither side meant it to, so the peer may still be there."""
+
+    reason: str
+    broken: bool
 
 
 class StreamConnection:
@@ -40,6 +48,8 @@ class StreamConnection:
         self._writing = False
         self._ended = False
         self._numbers = 0
+        self.heard = 0  # bytes that have come
+        self.silence = stream.silence
 
     # -- writing
     def send(self, control: bytes, body: Body, may_wait: bool) -> None:
@@ -62,6 +72,14 @@ class StreamConnection:
                 return
             self._writing = True
         self._write([], may_wait)
+
+    def beat(self) -> None:
+        """Give a sign of life, unless something is on its way already. Never blocks."""
+        with self._state:
+            if self._ended or self._writing:
+                return
+            self._writing = True
+        self._write([memoryview(BEAT)], False)
 
     def await_room(self) -> None:
         """Wait while the peer is far behind, as `send` with `may_wait` does. Ctrl-C ends the wait and nothing else."""
@@ -111,27 +129,39 @@ class StreamConnection:
         return []
 
     # -- reading
-    def read_forever(self, receive: Callable[[Frame], None]) -> str:
+    def read_forever(self, receive: Callable[[Frame], None]) -> Ending:
         """Hand every frame to `receive` until the stream ends; say how it ended."""
         decoder, read_into = Decoder(self._limits), self._stream.read_into
         try:
             while True:
                 count = read_into(decoder.target())
+                self.heard += count
                 if count == 0:
-                    return "its connection closed" if decoder.idle else "its connection closed in mid-message"
+                    how = "closed" if decoder.idle else "closed in mid-message"
+                    return Ending(f"its connection {how}", not decoder.over)
                 for frame in decoder.received(count):
                     receive(frame)
         except OSError as error:
-            return f"its connection broke ({error.strerror or error})"
+            return Ending(f"its connection broke ({error.strerror or error})", not decoder.over)
         except ProtocolError as error:
-            return f"it sent nonsense ({error})"
+            return Ending(f"it sent nonsense ({error})", False)
         finally:
             self._end()
 
     # -- ends
-    def close(self) -> None:
+    def close(self, patience: float | None = None) -> None:
+        """Write out what is queued, within `patience` seconds, tell the peer that this is on purpose, and end."""
         with self._state:
-            self._drained.wait_for(lambda: self._ended or not self._writing, _CLOSE_SECONDS)
+            patience = _CLOSE_SECONDS if patience is None else patience
+            free = self._drained.wait_for(lambda: self._ended or not self._writing, patience)
+            farewell = free and not self._ended
+            self._writing |= farewell
+        if farewell:
+            self._write([memoryview(END)], False)
+        self._end()
+
+    def cut(self) -> None:
+        """End the connection as if it had broken."""
         self._end()
 
     def _end(self) -> None:

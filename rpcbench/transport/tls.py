@@ -137,6 +137,9 @@ class TlsStream:
                     views.insert(0, rest)
             return self._sealed.read()
 
+    def silence(self) -> float | None:
+        return self._plain.silence()
+
     # -- ends
     def limit(self, seconds: float | None) -> None:
         self._plain.limit(seconds)

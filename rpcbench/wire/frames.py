@@ -9,6 +9,8 @@ straight into the memory where they stay.
                              lengths of buffers, control, payload, tensors, and the buffers unless they are large
     CHUNK    kind=2  stream  length
                              bytes, continuing that stream's buffers
+    BEAT     kind=3          nothing: a sign of life
+    END      kind=4          the connection ends now, on purpose
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from rpcbench.words.errors import ProtocolError
 
 HEAD = struct.Struct("<BBHIIQI")  # kind, chunked, buffers, stream, control, payload, tensors
 CHUNK = 1 << 20
-_MESSAGE, _CHUNK = 1, 2
+_MESSAGE, _CHUNK, _BEAT, _END = 1, 2, 3, 4
+BEAT, END = (HEAD.pack(kind, 0, 0, 0, 0, 0, 0) for kind in (_BEAT, _END))
 _LENGTH = struct.Struct("<Q")
 _SCRATCH = 1 << 16
 
@@ -112,6 +115,7 @@ class Decoder:
         self._current: _Incoming | None = None
         self._left = 0  # bytes of the current buffers or chunk still to come
         self._direct = False
+        self.over = False  # the peer has said that it ends the connection
 
     def target(self) -> memoryview:
         """Memory for the next bytes: never empty."""
@@ -146,6 +150,10 @@ class Decoder:
         kind, chunked, buffers, stream, control, payload, tensors = HEAD.unpack_from(self._pending)
         if kind == _CHUNK:
             self._begin_chunk(stream, payload)
+            return True
+        if kind in (_BEAT, _END):
+            del self._pending[: HEAD.size]
+            self.over |= kind == _END
             return True
         if kind != _MESSAGE:
             raise ProtocolError(f"frame of unknown kind {kind}")

@@ -30,7 +30,7 @@ class End:
     def __init__(self, stream: Stream) -> None:
         self.connection = StreamConnection(stream, Limits(), spawn)
         self.frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        self.reason = ""
+        self.reason, self.broken = "", False
         self.reader: threading.Thread | None = None
 
     def read(self, also: Callable[[Frame], object] = lambda frame: None) -> None:
@@ -39,7 +39,7 @@ class End:
             self.frames.put(frame)
 
         def run() -> None:
-            self.reason = self.connection.read_forever(receive)
+            self.reason, self.broken = self.connection.read_forever(receive)
             self.connection.release()
 
         self.reader = spawn(run)

@@ -1,0 +1,51 @@
+"""What connections tell of their peers, as events of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rpcbench.agent.machine import Machine
+from rpcbench.agent.roster import Roster
+from rpcbench.protocol.life import Verdict
+from rpcbench.transport.base import Link
+from rpcbench.transport.handshake import Identity
+from rpcbench.wire import messages as m
+from rpcbench.wire.frames import Frame
+
+
+class Pairs:
+    """`give_up` ends all connections to a member that is lost."""
+
+    def __init__(self, machine: Machine, roster: Roster, link: Link, host: str) -> None:
+        self.give_up: Callable[[int, str], None] = lambda member, reason: None
+        self._machine = machine
+        self._roster = roster
+        self._link = link
+        self._host = host
+
+    def arrived(self, peer: Identity, frame: Frame) -> None:
+        seq, message = m.unpack(frame.control, frame.body)
+        self._link.incoming(peer.id, seq, message)
+
+    def ended(self, peer: Identity, reason: str) -> None:
+        told = self._roster.explain(peer.name, reason)
+        self._machine.feed(lambda node: node.lost(peer.id, peer.incarnation, told))
+
+    def broken(self, peer: Identity, reason: str) -> None:
+        self._machine.feed(lambda node: node.broken(peer.id, peer.incarnation, reason))
+
+    def resumed(self, peer: Identity) -> None:
+        self._machine.feed(lambda node: node.resume(peer.id, peer.incarnation))
+
+    def ways(self, peer: Identity) -> Sequence[str]:
+        """None for a process that is no member (any more), or once the world is about to end."""
+        members = self._machine.ask(lambda node: {} if node.members.closing else dict(node.members.members))
+        member = members.get(peer.id)
+        return member.ways(self._host) if member is not None and member.incarnation == peer.incarnation else ()
+
+    def judged(self, verdict: Verdict) -> None:
+        """The heartbeat has changed its mind about a member."""
+        if verdict.kind == "lost":
+            self.give_up(verdict.peer, verdict.reason)
+        else:
+            self._roster.doubted(verdict.kind, verdict.peer, verdict.reason)
