@@ -375,8 +375,11 @@ class Agent:
         control, body = m.pack(seq, message)
         connection = self._myself if to == self.id else self._peers.find(to)
         if connection is not None:
-            connection.send(control, body, may_wait)
-            return
+            try:
+                connection.send(control, body, may_wait)
+                return
+            except NotConnectedError:
+                pass  # it has just ended; another may stand soon
         member = self.machine.ask(lambda node: node.members.members.get(to))
         if member is None:
             raise NotConnectedError("it is not in this world")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -25,10 +26,15 @@ Admit = Callable[[Stream, Identity], object]
 
 
 class Entrance:
-    """`identity` says who this member is by now; `objection` why a peer that knows the secret does not get in."""
+    """`identity` says, for the time of one handshake, who this member is; `objection` why a peer does not get in."""
 
     def __init__(
-        self, config: WorldConfig, opener: Opener, identity: Callable[[], Identity], objection: Objection, admit: Admit
+        self,
+        config: WorldConfig,
+        opener: Opener,
+        identity: Callable[[], AbstractContextManager[Identity]],
+        objection: Objection,
+        admit: Admit,
     ) -> None:
         self.refused = 0  # connections closed in the handshake
         self._config = config
@@ -70,14 +76,15 @@ class Entrance:
             spawn(partial(self._let_in, listener, sock))
 
     def _let_in(self, listener: Listener, sock: socket.socket) -> None:
-        try:
-            stream, identity = self._opener.let_in(listener, sock, self._identity(), self._objection)
-        except (ProtocolError, OSError):
-            self.refused += 1
-            return
-        finally:
-            self._free.release()
-        self._admit(stream, identity)
+        with self._identity() as me:
+            try:
+                stream, identity = self._opener.let_in(listener, sock, me, self._objection)
+            except (ProtocolError, OSError):
+                self.refused += 1
+                return
+            finally:
+                self._free.release()
+            self._admit(stream, identity)
 
     def close(self) -> None:
         """Let nobody in any more, and leave no file behind. May be called again."""

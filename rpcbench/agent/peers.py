@@ -1,7 +1,8 @@
 """Connections of one agent: dialling on first use, letting authenticated peers in, and what the end of one means.
 
 - Two members that dial each other at once get two connections; both are read, and the one dialled by the lower id
-  carries what is sent, so both sides agree.
+  carries what is sent, so both sides agree. Who dials because his connection broke says so: the other may not have
+  noticed.
 - A connection that its peer ends on purpose, or that brings nonsense, was the last to that process.
 - One that breaks says nothing of its peer: both sides dial again. Where nobody listens any more the process has
   ended; else the pair has `grace_seconds` to find together, and senders wait so long.
@@ -10,10 +11,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +35,8 @@ from rpcbench.words.errors import NotConnectedError, ProtocolError, RefusedError
 
 _PAUSE = 0.05
 _ATTEMPT_SECONDS = 2.0
+_TOGETHER = 0.25
+"""Seconds in which all connections to a process end that has ended itself."""
 
 
 class Listens(Protocol):
@@ -73,7 +77,7 @@ class Peers:
         self.me = Identity(config.cluster, config.id, config.name, config.incarnation, host_id(), epoch)
         self._config = config
         self._opener = Opener(config.secret)
-        self.entrance = Entrance(config, self._opener, lambda: self.me, self._objection, self._admit)
+        self.entrance = Entrance(config, self._opener, self._listening, self._objection, self._admit)
         self._pool = pool
         self._told = told
         self._limits = Limits()
@@ -82,6 +86,8 @@ class Peers:
         self._dialling: dict[int, threading.Event] = {}
         self._breaks: dict[int, _Break] = {}
         self._barred: dict[tuple[int, int], str] = {}  # id and incarnation → why it may not come back
+        self._serials = itertools.count(1)
+        self._letting_in: set[int] = set()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -128,10 +134,11 @@ class Peers:
 
     def _dial(self, to: int, addresses: Iterable[str], seconds: float) -> None:
         """OSError of the last address, where nobody answers at any."""
+        me = self._dialler(to)
         failed: Exception = NotConnectedError("it has no address for this host")
         for address in addresses:
             try:
-                stream, peer = self._opener.dial(address, self.me, seconds)
+                stream, peer = self._opener.dial(address, me, seconds)
             except OSError as error:
                 failed = NotConnectedError(f"nobody answers at {address}: {error.strerror or error}")
                 failed.__cause__ = error
@@ -157,6 +164,26 @@ class Peers:
                     raise RpcError(f"{self.me.name} cannot reach worker 0 of its world: {error}") from error
                 self._stopped.wait(_PAUSE)  # nothing can tell us when member 0 begins to listen
 
+    # -- who is who
+    def _dialler(self, to: int) -> Identity:
+        """As what this member dials another: with the word that connections of before have ended."""
+        with self._lock:
+            serial = next(self._serials)
+            base = min(self._letting_in, default=serial)  # one of these may be to `to`, and about to stand
+        return replace(self.me, serial=serial, base=base if self.find(to) is None else 0)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[Identity]:
+        """As what it lets one in."""
+        with self._lock:
+            serial = next(self._serials)
+            self._letting_in.add(serial)
+        try:
+            yield replace(self.me, serial=serial)
+        finally:
+            with self._lock:
+                self._letting_in.remove(serial)
+
     # -- letting in
     def listen(self) -> None:
         """Let peers in from now on."""
@@ -176,14 +203,7 @@ class Peers:
 
     def _add(self, stream: Stream, peer: Identity, dialler: int) -> None:
         tie = Tie(peer, dialler, StreamConnection(stream, self._limits, self._pool.spawn))
-        with self._lock:
-            apart = self._breaks.pop(peer.id, None)
-        returns = apart is not None and apart.peer.incarnation == peer.incarnation
-        if apart is not None:
-            if returns:
-                apart.tell(self._told)
-            else:
-                self._told.ended(apart.peer, f"{apart.reason}, and it was started again")
+        returns = self._end_breaks(peer)
         if not self._ties.add(tie):
             stream.release()
             raise NotConnectedError("this agent has stopped")
@@ -191,6 +211,21 @@ class Peers:
         if returns:
             self._told.resumed(peer)
         versions.warn(self.me.versions, peer.versions, peer.name)
+
+    def _end_breaks(self, peer: Identity) -> bool:
+        """A connection to a peer is about to stand: whether others were before that are no more."""
+        with self._lock:
+            apart = self._breaks.pop(peer.id, None)
+        if apart is not None and apart.peer.incarnation != peer.incarnation:
+            self._told.ended(apart.peer, f"{apart.reason}, and it was started again")
+            apart = None
+        for tie in self._ties.of(peer):
+            if (tie.connection.ended or tie.peer.serial < peer.base) and self._ties.remove(tie):
+                tie.connection.cut()
+                apart = apart or _Break(peer, "it has lost its connection")
+        if apart is not None:
+            apart.tell(self._told)
+        return apart is not None
 
     def _start(self, target: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=target, name=f"rpcbench-{self.me.name}-{name}", daemon=True)
@@ -213,10 +248,10 @@ class Peers:
         tie.connection.release()
         if not known or self._stopped.is_set():
             return
-        others = self._ties.of(tie.peer)
-        if others:
-            for other in others if ending.broken else ():
-                other.connection.cut()  # a pair is connected or it is not; the last one to end tells
+        if self._ties.of(tie.peer):
+            if ending.broken and not self._ties.others_end(tie.peer, _TOGETHER):
+                self._told.broken(tie.peer, ending.reason)
+                self._told.resumed(tie.peer)
         elif ending.broken and (ways := self._told.ways(tie.peer)):
             self._reunite(tie.peer, ending.reason, ways)
         else:
@@ -256,9 +291,10 @@ class Peers:
             except NotConnectedError as error:
                 if isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
                     return apart.reason  # its process has ended
-                apart.tell(self._told)
+                if not isinstance(error.__cause__, ConnectionError):
+                    apart.tell(self._told)  # out of reach, and perhaps for a while
             except ProtocolError:
-                pass  # it may be just ending: nobody will listen the next time
+                pass  # it hung up, as a process does that is just ending: nobody will listen the next time
             self._stopped.wait(_PAUSE)
         return apart.reason
 

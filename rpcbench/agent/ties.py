@@ -19,19 +19,17 @@ class Tie(NamedTuple):
 
 class Ties:
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._ties: dict[int, list[Tie]] = {}
         self._closed = False
 
     def find(self, to: int) -> StreamConnection | None:
         """What carries messages to a member: of its last incarnation, the one that the lower id dialled."""
         with self._lock:
-            ties = self._ties.get(to)
-            if not ties:
-                return None
-            if len(ties) == 1:
-                return ties[0].connection
-            return min(ties, key=lambda tie: (-tie.peer.incarnation, tie.dialler)).connection
+            ties = [tie for tie in self._ties.get(to, ()) if not tie.connection.ended]
+            if len(ties) > 1:
+                ties.sort(key=lambda tie: (-tie.peer.incarnation, tie.dialler))
+            return ties[0].connection if ties else None
 
     def add(self, tie: Tie) -> bool:
         """False where there are to be no more."""
@@ -49,12 +47,21 @@ class Ties:
                 ties.remove(tie)
                 if not ties:
                     del self._ties[tie.peer.id]
+                self._lock.notify_all()
             return known
 
     def of(self, peer: Identity) -> list[Tie]:
         """Those to this very process."""
         with self._lock:
-            return [tie for tie in self._ties.get(peer.id, ()) if tie.peer.incarnation == peer.incarnation]
+            return self._of(peer)
+
+    def _of(self, peer: Identity) -> list[Tie]:
+        return [tie for tie in self._ties.get(peer.id, ()) if tie.peer.incarnation == peer.incarnation]
+
+    def others_end(self, peer: Identity, seconds: float) -> bool:
+        """Whether there are none to this process, or none any more in so many seconds."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._of(peer), seconds)
 
     def take(self, member: int) -> list[Tie]:
         """Those to a member, out of the table: their ends are nobody's business any more."""

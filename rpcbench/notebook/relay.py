@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rpcbench.agent.roster import GONE
 from rpcbench.launch.cells import OUTPUT, SHOWN
 
 if TYPE_CHECKING:
     from rpcbench.agent.core import Agent
-    from rpcbench.agent.roster import GONE, WorkerInfo
+    from rpcbench.agent.roster import WorkerInfo
     from rpcbench.notebook.screen import Pane
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgpack
 
@@ -40,7 +40,9 @@ _PROOF = 32
 class Identity:
     """Who stands at one end: a member of one cluster, in one incarnation, on one host.
 
-    `epoch` is drawn by member 0 when it founds the world: what is left of an earlier one has another.
+    `epoch` is drawn by member 0 when it founds the world: what is left of an earlier one has another. A process
+    numbers its handshakes: `serial` is that of this one. Who dials says with `base` that of its connections to this
+    peer all with a lower serial have ended, whatever they look like from here.
     """
 
     cluster: str
@@ -49,6 +51,8 @@ class Identity:
     incarnation: int
     host: str = ""
     epoch: int = NEWCOMER
+    serial: int = 0
+    base: int = 0
     versions: Versions = HERE
 
 
@@ -61,7 +65,8 @@ Objection = Callable[[Identity], str | None]
 
 def _hello(me: Identity) -> bytes:
     nonce = secrets.token_bytes(_NONCE)
-    fields = (MAGIC, *me.versions, me.cluster, me.epoch, me.id, me.name, me.incarnation, me.host, nonce)
+    who = (me.cluster, me.id, me.name, me.incarnation, me.host, me.epoch, me.serial, me.base)
+    fields = (MAGIC, *me.versions, *who, nonce)
     packed: bytes = msgpack.packb(fields)
     if len(packed) > RECORD - 2:
         raise ProtocolError(f"the name {me.name!r} or host id {me.host!r} is too long for a handshake")
@@ -78,16 +83,16 @@ def _peer(record: bytes, me: Identity) -> Identity:
         if magic != MAGIC:
             raise ValueError("no rpcbench hello")
         versions.check(me.versions, theirs, "the peer")
-        cluster, epoch, id_, name, incarnation, host, nonce = fields[4:]
+        *who, nonce = fields[4:]
         if len(nonce) != _NONCE:
             raise ValueError("no rpcbench hello")
     except VersionMismatch:
         raise
     except Exception as error:
         raise ProtocolError(f"the peer does not speak rpcbench: {error}") from error
-    peer = Identity(cluster, id_, name, incarnation, host, epoch, theirs)
-    _check_types((cluster, id_, name, incarnation, host, epoch), (str, int, str, int, str, int))
-    if cluster != me.cluster:
+    _check_types(tuple(who), (str, int, str, int, str, int, int, int))
+    peer = replace(Identity(*who), versions=theirs)
+    if peer.cluster != me.cluster:
         raise AuthenticationError("the peer belongs to another cluster")
     return peer
 

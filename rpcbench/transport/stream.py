@@ -46,7 +46,7 @@ class StreamConnection:
         self._large: collections.deque[Iterator[Parts]] = collections.deque()
         self._queued = 0
         self._writing = False
-        self._ended = False
+        self.ended = False
         self._numbers = 0
         self.heard = 0  # bytes that have come
         self.silence = stream.silence
@@ -61,7 +61,7 @@ class StreamConnection:
         with self._state:
             if may_wait:
                 self._drained.wait_for(self._has_room)
-            if self._ended:
+            if self.ended:
                 raise NotConnectedError("the connection has ended")
             self._small.append(first)
             self._queued += _size(first)
@@ -76,7 +76,7 @@ class StreamConnection:
     def beat(self) -> None:
         """Give a sign of life, unless something is on its way already. Never blocks."""
         with self._state:
-            if self._ended or self._writing:
+            if self.ended or self._writing:
                 return
             self._writing = True
         self._write([memoryview(BEAT)], False)
@@ -87,7 +87,7 @@ class StreamConnection:
             self._drained.wait_for(self._has_room)
 
     def _has_room(self) -> bool:
-        return self._ended or self._queued <= _HELD_BACK
+        return self.ended or self._queued <= _HELD_BACK
 
     def _write(self, views: list[memoryview], may_wait: bool) -> None:
         """Write `views`, then all that is queued. Only for the thread that set `_writing`, and the helper it names."""
@@ -153,8 +153,8 @@ class StreamConnection:
         """Write out what is queued, within `patience` seconds, tell the peer that this is on purpose, and end."""
         with self._state:
             patience = _CLOSE_SECONDS if patience is None else patience
-            free = self._drained.wait_for(lambda: self._ended or not self._writing, patience)
-            farewell = free and not self._ended
+            free = self._drained.wait_for(lambda: self.ended or not self._writing, patience)
+            farewell = free and not self.ended
             self._writing |= farewell
         if farewell:
             self._write([memoryview(END)], False)
@@ -166,7 +166,7 @@ class StreamConnection:
 
     def _end(self) -> None:
         with self._state:
-            self._ended = True
+            self.ended = True
             self._small.clear()
             self._large.clear()
             self._drained.notify_all()

@@ -65,8 +65,8 @@ def _step(side: Handshake, data: bytes):
 def forged(**changes: object) -> bytes:
     """A hello of worker1 with some fields changed."""
     fields = {
-        "magic": handshake.MAGIC, **HERE._asdict(), "cluster": "digits", "epoch": 0, "id": 1, "name": "worker1",
-        "incarnation": 3, "host": "here", "nonce": bytes(32),
+        "magic": handshake.MAGIC, **HERE._asdict(), "cluster": "digits", "id": 1, "name": "worker1", "incarnation": 3,
+        "host": "here", "epoch": 0, "serial": 0, "base": 0, "nonce": bytes(32),
     }  # fmt: skip
     packed = msgpack.packb(list({**fields, **changes}.values()))
     return len(packed).to_bytes(2, "little") + packed.ljust(RECORD - 2, b"\0")

@@ -219,7 +219,7 @@ def test_the_descriptor_is_kept_as_long_as_somebody_writes() -> None:
         written.set()
 
     reader = spawn(read)
-    until(lambda: connection._ended)
+    until(lambda: connection.ended)
     assert sock.fileno() != -1
     jobs.pop()()
     assert written.wait(PATIENCE) and sock.fileno() == -1
