@@ -77,7 +77,7 @@ class Peers:
         self.me = Identity(config.cluster, config.id, config.name, config.incarnation, host_id(), epoch)
         self._config = config
         self._opener = Opener(config.secret)
-        self.entrance = Entrance(config, self._opener, self._listening, self._objection, self._admit)
+        self.entrance = Entrance(config, self._opener, self._handshake, self._objection, self._admit)
         self._pool = pool
         self._told = told
         self._limits = Limits()
@@ -87,7 +87,7 @@ class Peers:
         self._breaks: dict[int, _Break] = {}
         self._barred: dict[tuple[int, int], str] = {}  # id and incarnation → why it may not come back
         self._serials = itertools.count(1)
-        self._letting_in: set[int] = set()
+        self._opening: set[int] = set()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -133,23 +133,24 @@ class Peers:
             self._dialling.pop(to).set()
 
     def _dial(self, to: int, addresses: Iterable[str], seconds: float) -> None:
-        """OSError of the last address, where nobody answers at any."""
-        me = self._dialler(to)
-        failed: Exception = NotConnectedError("it has no address for this host")
-        for address in addresses:
-            try:
-                stream, peer = self._opener.dial(address, me, seconds)
-            except OSError as error:
-                failed = NotConnectedError(f"nobody answers at {address}: {error.strerror or error}")
-                failed.__cause__ = error
-                continue
+        """NotConnectedError, caused by the OSError of the last address, where nobody answers at any."""
+        with self._handshake(to) as me:
+            stream, peer = self._first_answer(addresses, me, seconds)
             if peer.id != to:
                 stream.release()
                 raise ProtocolError(f"{peer.name} answers at the address of worker {to}")
             self._met(peer)
             self._add(stream, peer, self.me.id)
-            return
-        raise failed
+
+    def _first_answer(self, addresses: Iterable[str], me: Identity, seconds: float) -> tuple[Stream, Identity]:
+        failed: OSError | None = None
+        told = "it has no address for this host"
+        for address in addresses:
+            try:
+                return self._opener.dial(address, me, seconds)
+            except OSError as error:
+                failed, told = error, f"nobody answers at {address}: {error.strerror or error}"
+        raise NotConnectedError(told) from failed
 
     def reach_leader(self, clock: Callable[[], float], deadline: float) -> None:
         """Connect to member 0, which may not be there yet. RpcError once `clock` is past the deadline."""
@@ -165,24 +166,22 @@ class Peers:
                 self._stopped.wait(_PAUSE)  # nothing can tell us when member 0 begins to listen
 
     # -- who is who
-    def _dialler(self, to: int) -> Identity:
-        """As what this member dials another: with the word that connections of before have ended."""
-        with self._lock:
-            serial = next(self._serials)
-            base = min(self._letting_in, default=serial)  # one of these may be to `to`, and about to stand
-        return replace(self.me, serial=serial, base=base if self.find(to) is None else 0)
-
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[Identity]:
-        """As what it lets one in."""
+    def _handshake(self, to: int | None = None) -> Iterator[Identity]:
+        """What this member is called in one handshake, with a member that it dials or with whoever dialled.
+
+        A dialler without a connection says that those of before have ended; but not those that are about to stand.
+        """
         with self._lock:
             serial = next(self._serials)
-            self._letting_in.add(serial)
+            base = min(self._opening, default=serial)
+            self._opening.add(serial)
         try:
-            yield replace(self.me, serial=serial)
+            none = to is not None and self.find(to) is None
+            yield replace(self.me, serial=serial, base=base if none else 0)
         finally:
             with self._lock:
-                self._letting_in.remove(serial)
+                self._opening.remove(serial)
 
     # -- letting in
     def listen(self) -> None:
@@ -269,13 +268,21 @@ class Peers:
             with self._lock:
                 still = self._breaks.pop(peer.id, None) is not None
             if still and not self._stopped.is_set():
-                self._bar(peer, verdict)
-                self._told.ended(peer, verdict)
+                self._settle(apart, verdict)
         finally:
             if mine:
                 self._dialled(peer.id)
 
-    def _await_return(self, apart: _Break, ways: Sequence[str]) -> str:
+    def _settle(self, apart: _Break, verdict: str | None) -> None:
+        """There will be no connection; or there was another one, before anybody knew that this one was needed."""
+        if verdict is None:
+            apart.tell(self._told)
+            self._told.resumed(apart.peer)
+        else:
+            self._bar(apart.peer, verdict)
+            self._told.ended(apart.peer, verdict)
+
+    def _await_return(self, apart: _Break, ways: Sequence[str]) -> str | None:
         """Dial until there is a connection, dialled here or there; or why there will be none."""
         grace = self._config.grace_seconds
         deadline = time.monotonic() + grace
@@ -296,7 +303,7 @@ class Peers:
             except ProtocolError:
                 pass  # it hung up, as a process does that is just ending: nobody will listen the next time
             self._stopped.wait(_PAUSE)
-        return apart.reason
+        return None
 
     # -- ends
     def _bar(self, peer: Identity, reason: str) -> None:
