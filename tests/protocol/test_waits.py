@@ -12,9 +12,7 @@ Graph = dict[Call, tuple[Need, ...]]
 
 def graph(edges: dict[int, list[int]], members: int = 3) -> Graph:
     """Calls by number; number n is to be answered by member n modulo `members`."""
-    return {
-        Call(n % 2, n): tuple(Need(Call(to % 2, to), to % members) for to in needs) for n, needs in edges.items()
-    }
+    return {Call(n % 2, n): tuple(Need(Call(to % 2, to), to % members) for to in needs) for n, needs in edges.items()}
 
 
 def inquire(calls: Graph, start: list[int], members: int = 3) -> tuple[Inquiry, list[dict[int, list[Call]]]]:

@@ -1,0 +1,70 @@
+"""Random graphs over several workers: a distributed backward pass gives the gradients of one local backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from graphs import Training
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpcbench.autograd import parts, taps
+from rpcbench.autograd.regions import LocalPass
+from rpcbench.protocol import walks
+
+seeds = st.integers(0, 1 << 32)
+
+
+def examples(count: int) -> Callable[[Any], Any]:
+    return settings(max_examples=count, deadline=None, derandomize=True, database=None)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_gradients_are_those_of_one_local_backward(size: int) -> None:
+    for seed in range(250):
+        Training(seed, size).run(messages=4 + seed % 9, passes=1 + seed % 2)
+
+
+@given(seeds, st.integers(2, 5), st.integers(1, 12), st.integers(1, 2), st.sampled_from(["errors", "death", "release"]))
+@examples(100)
+def test_they_are_so_or_the_pass_fails(seed: int, size: int, messages: int, passes: int, trouble: str) -> None:
+    Training(seed, size).run_into_trouble(messages, passes, trouble)
+
+
+# -- they show what is wrong
+def parts_run_before_all_roots_have_come(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LocalPass, "_ready", lambda self: list(self._waiting))
+
+
+def gradients_replace_each_other(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(parts.Part, "add", lambda part, edge, grad: part.entries.update({edge: grad}))
+
+
+def the_engine_hands_out_what_leaves_a_part(patch: pytest.MonkeyPatch) -> None:
+    def captured(starts: Any, ends: Any, taps_: Any, retain: bool) -> Any:
+        every = [*ends, *dict.fromkeys(target for edges in taps_.values() for _, target in edges)]
+        return taps._grad(starts, every, retain)
+
+    patch.setattr(taps, "run", captured)
+
+
+def messages_tell_nothing_of_what_lies_further_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(walks, "union", lambda parts_, *more: tuple({*more, *(part[0] for part in parts_ if part)}))
+
+
+BUGS = [
+    parts_run_before_all_roots_have_come,
+    gradients_replace_each_other,
+    the_engine_hands_out_what_leaves_a_part,
+    messages_tell_nothing_of_what_lies_further_back,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_random_graphs_find(bug: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    with pytest.raises(Exception):  # noqa: B017  (how it shows depends on where it hits first)
+        for seed in range(60):
+            Training(seed, 3).run(messages=10, passes=1)
