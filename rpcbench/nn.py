@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from rpcbench.agent import current
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
+from rpcbench.wire.devices import Route
 from rpcbench.wire.pickling import register_reducer
 from rpcbench.words.errors import UnknownWorkerError
 from rpcbench.words.futures import Future
@@ -48,7 +49,6 @@ class RemoteModule(nn.Module):
     """
 
     is_scriptable = False
-    is_device_map_set = False
 
     def __init__(
         self,
@@ -72,6 +72,11 @@ class RemoteModule(nn.Module):
         super().__init__()
         self.on, self.device, self.module_rref = on, device, module_rref
 
+    @property
+    def is_device_map_set(self) -> bool:
+        """Whether calls from here to the module's worker have a device map: then results come back by it."""
+        return bool(_routes(self.module_rref.owner().id).targets)
+
     # -- using it
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module on its worker and return what it returns."""
@@ -79,7 +84,8 @@ class RemoteModule(nn.Module):
 
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """As `forward`, as a Future."""
-        return rpc_async(self.module_rref.owner(), _forward, (self.module_rref, self.device, args, kwargs))
+        how = (self.device, self.is_device_map_set)
+        return rpc_async(self.module_rref.owner(), _forward, (self.module_rref, *how, args, kwargs))
 
     def get_module_rref(self) -> RRef[Any]:
         """The RRef of the module itself."""
@@ -131,6 +137,10 @@ class RemoteModule(nn.Module):
         return f"RemoteModule(on {self.on}/{self.device}, {self.module_rref})"
 
 
+def _routes(worker: int) -> Route:
+    return current.current().values.routes.to(worker, False)
+
+
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"Method ``{name}`` not supported for RemoteModule")
 
@@ -179,13 +189,15 @@ def _make(
     return module.to(device)
 
 
-def _forward(module_rref: RRef[Any], device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _forward(
+    module_rref: RRef[Any], device: str, mapped: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     module = module_rref.local_value()
     if torch.device(device).type == "cpu":
         return module(*args, **kwargs)
     args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (args, kwargs))
     result = module(*args, **kwargs)
-    return tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
+    return result if mapped else tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
 
 
 def _parameters(module_rref: RRef[Any], recurse: bool) -> list[RRef[Any]]:

@@ -10,6 +10,7 @@ import torch
 
 import rpcbench.autograd as dist_autograd
 from rpcbench.agent import current
+from rpcbench.nn import RemoteModule
 from rpcbench.rpc.start import start_agent
 from rpcbench.wire.devices import Route
 from rpcbench.wire.pickling import Codec
@@ -234,3 +235,29 @@ def test_a_newcomer_hears_that_a_map_of_others_does_not_fit_it(tmp_path: Path) -
         with pytest.raises(ValueError, match=said):
             start_agent(config(tmp_path, 1))
         until(lambda: len(me.members()) == 1)
+
+
+# -- modules
+class Plus(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor, more: list[torch.Tensor]) -> Any:
+        return [str(x.device), str(more[0].device), {"sum": x + self.weight}]
+
+
+def test_a_remote_module_has_its_inputs_on_its_device_and_answers_on_the_cpu(tmp_path: Path) -> None:
+    with mapped(tmp_path, {}, {}):
+        module = RemoteModule("worker1/fake:1", Plus)
+        first, second, result = module(torch.ones(2), [torch.ones(1)])
+        assert not module.is_device_map_set
+        assert [first, second] == ["fake:1"] * 2 and seen(result["sum"])[:2] == [CPU, [2, 2]]
+
+
+def test_a_remote_module_answers_by_the_map_where_there_is_one(tmp_path: Path) -> None:
+    with mapped(tmp_path, {"worker1": {"fake:0": "fake:1"}}, {}):
+        module = RemoteModule("worker1/fake:1", Plus)
+        first, second, result = module(torch.ones(2), [torch.ones(1, device=ZERO)])
+        assert module.is_device_map_set
+        assert [first, second] == ["fake:1"] * 2 and seen(result["sum"])[:2] == [ZERO, [2, 2]]
