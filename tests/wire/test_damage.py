@@ -1,0 +1,147 @@
+"""Damaged and hostile bodies: refused before memory is taken, and what is not the pickle is never unpickled."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import resource
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpcbench.wire import messages as m
+from rpcbench.wire import tensors
+from rpcbench.wire.body import Body
+from rpcbench.wire.pickling import Codec
+from rpcbench.wire.storages import INLINE
+from rpcbench.words.errors import ProtocolError, SerializationError
+
+LARGE = 1 << 33
+"""More bytes than `little_memory` leaves."""
+
+
+class Canary:
+    """Whoever unpickles this leaves a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@contextlib.contextmanager
+def little_memory() -> Iterator[None]:
+    """A gigabyte more than is mapped now: who reserves for what a peer announces fails at once."""
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + (1 << 30), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def sample() -> Body:
+    """A body with all that bodies have: tensors in the table and beside it, parts, a large array, an exception."""
+    base = torch.arange(float(INLINE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parts = [torch.eye(3).to_sparse(), torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.qint8)]
+    value = [base, base[3:9], torch.ones(2, 2).t(), *parts, np.zeros(INLINE), ValueError("x"), {"key": (1, None)}]
+    payload, table, buffers = Codec().encode(value).body
+    return Body(payload, table, [bytes(buffer) for buffer in buffers])
+
+
+SAMPLE = sample()
+
+
+def opened(body: Body) -> None:
+    """Decoding ends in a value, or in one of our own refusals."""
+    with contextlib.suppress(ProtocolError, SerializationError):
+        Codec().decode(body)
+
+
+@given(st.lists(st.tuples(st.integers(0, len(SAMPLE.tensors) - 1), st.integers(1, 255)), min_size=1, max_size=4))
+@settings(max_examples=300)
+def test_a_damaged_table_does_no_harm_to_the_body(flips: list[tuple[int, int]]) -> None:
+    table = bytearray(SAMPLE.tensors)
+    for place, value in flips:
+        table[place] ^= value
+    opened(SAMPLE._replace(tensors=bytes(table)))
+
+
+@pytest.mark.parametrize("cut", [lambda a, b: [], lambda a, b: [a], lambda a, b: [b, a], lambda a, b: [a[:-1], b]])
+def test_buffers_of_other_sizes_and_numbers_are_refused(cut: Any) -> None:
+    with pytest.raises(ProtocolError):
+        Codec().decode(SAMPLE._replace(buffers=cut(*SAMPLE.buffers)))
+
+
+@pytest.mark.parametrize("length", range(0, len(SAMPLE.payload), 7))
+def test_a_cut_payload_is_refused(length: int) -> None:
+    with pytest.raises(ProtocolError, match="broken payload"):
+        Codec().decode(SAMPLE._replace(payload=SAMPLE.payload[:length]))
+
+
+@pytest.mark.parametrize(
+    ("storages", "entry"),
+    [
+        ([LARGE], ["uint8", [LARGE], 0]),
+        ([[LARGE, "cpu"]], ["uint8", [LARGE], 0]),
+        ([b"1234"], ["uint8", [LARGE], 0]),
+        ([b"1234"], ["uint8", [4], 0, {"strides": [LARGE]}]),
+        ([b"1234"], ["uint8", [4], 0, {"offset": LARGE}]),
+        ([b"1234"], ["uint8", [LARGE], None]),
+        ([b"1234"], ["uint8", [4], None, {"device": "cpu"}]),
+        ([b"1234"], ["int8", [4], 0, {"quantizer": 0, "parts": [["float64", [LARGE], None], ["int64", [4], 0]]}]),
+        ([b"1234"], ["uint8", [4], None, {"layout": "torch.sparse_coo", "parts": [["int64", [1, LARGE], 0]] * 2}]),
+        (list(range(1000)), ["uint8", [4], 0]),
+    ],
+)
+def test_what_is_announced_but_not_there_takes_no_memory(storages: Any, entry: Any) -> None:
+    table = msgpack.packb([storages, [entry]])
+    with little_memory(), pytest.raises(ProtocolError):
+        tensors.decode(table, [])
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ["uint8", [LARGE], 0, {"strides": [0]}],
+        ["int8", [LARGE], 0, {"strides": [0], "quantizer": [0.5, 1]}],
+        ["float32", [LARGE, 4], None, {"device": "meta", "strides": [1, 1]}],
+    ],
+    ids=["repeated", "quantized", "meta"],
+)
+def test_large_shapes_over_little_memory_take_little(entry: Any) -> None:
+    with little_memory():
+        (tensor,), _ = tensors.decode(msgpack.packb([[b"1234"], [entry]]), [])
+    assert tensor.numel() >= LARGE
+
+
+def test_only_the_payload_is_ever_unpickled(tmp_path: Path) -> None:
+    path = tmp_path / "canary"
+    canary = pickle.dumps(Canary(path))
+    ext = msgpack.ExtType(1, canary)
+    hidden = [canary, *(msgpack.packb(x) for x in (ext, [ext, ext], [[canary], [["uint8", [len(canary)], 0]]], canary))]
+    inside = [{"layout": ext}, {"quantizer": ext, "parts": [ext]}, {"device": canary}, {"strides": ext}]
+    hidden += [msgpack.packb([[b"1234"], [["int8", [4], index, notes]]]) for notes in inside for index in (0, None)]
+    for data in hidden:
+        opened(Body(pickle.dumps(None), data, [canary]))
+        with contextlib.suppress(ProtocolError):
+            m.unpack(data, Body(canary, canary, [canary]))
+        for kind in m.KINDS:
+            with contextlib.suppress(ProtocolError):
+                m.unpack(msgpack.packb([m.KINDS.index(kind), 0, *[data] * len(kind._fields)]), Body(canary, b"", []))
+    seq, call = m.unpack(m.pack(1, m.Call(1, "f", None, (), None, m.EMPTY))[0], Body(canary, canary, [canary]))
+    assert seq == 1 and call.body.payload == canary and not path.exists()
+    Codec().decode(Body(canary, b"", []))
+    assert path.exists(), "the canary itself is dead"
