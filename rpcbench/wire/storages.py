@@ -70,8 +70,10 @@ class Storages:
         if stop > size:
             raise SerializationError("a tensor whose storage was freed or cut short cannot be sent")
         if dense == size and address not in self._whole and address not in self._pieces:
-            self._whole[address] = len(self._items), size
+            entry[2] = len(self._items)
+            self._whole[address] = entry[2], size
             self._store(tensor, storage, 0, size)
+            return
         number, within = self._whole.get(address, (0, 0))
         if stop <= within:
             _refer(entry, number, start, tensor)

@@ -49,22 +49,18 @@ def encode(tensors: Sequence[torch.Tensor], route: Route = CPU_ONLY) -> tuple[by
     Raises SerializationError for a tensor that has no memory, or whose device has no way on this route.
     """
     storages = Storages(route)
-    entries = [_entry(tensor, storages) for tensor in tensors]
+    try:
+        entries = [_entry(tensor, storages) for tensor in tensors]
+    except (NotImplementedError, RuntimeError) as error:
+        reason = next(filter(None, map(kinds.unsendable, tensors)), None)
+        if isinstance(error, SerializationError) or reason is None:
+            raise
+        raise SerializationError(reason) from error
     items, buffers = storages.finish()
     return msgpack.packb([items, entries]), buffers
 
 
 def _entry(tensor: torch.Tensor, storages: Storages) -> Entry:
-    try:
-        return _described(tensor, storages)
-    except (NotImplementedError, RuntimeError) as error:
-        reason = kinds.unsendable(tensor)
-        if isinstance(error, SerializationError) or reason is None:
-            raise
-        raise SerializationError(reason) from error
-
-
-def _described(tensor: torch.Tensor, storages: Storages) -> Entry:
     kind = type(tensor)
     plain = tensor if kind in kinds.ORDINARY else kinds.undressed(tensor)
     entry: Entry = [_NAMES.get(plain.dtype), list(plain.shape), None]
