@@ -65,10 +65,13 @@ class Waiting:
             return len(self._futures)
 
 
+_NAMES = ("__qualname__", "__name__", "original_name", "name")  # the last two are those of TorchScript
+
+
 def label_of(function: Any) -> str:
     """A short name for a function, for errors and pictures."""
-    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
-    return str(name) if name else type(function).__name__
+    names = (getattr(function, attribute, None) for attribute in _NAMES)
+    return next((name for name in names if name and isinstance(name, str)), type(function).__name__)
 
 
 def seconds_of(timeout: float, default: float) -> float | None:
