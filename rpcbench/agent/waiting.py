@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from rpcbench.agent.deadlines import Deadlines
 from rpcbench.words.config import UNSET_TIMEOUT
 from rpcbench.words.futures import Answer, Future, Later
@@ -65,12 +67,11 @@ class Waiting:
             return len(self._futures)
 
 
-_NAMES = ("__qualname__", "__name__", "original_name", "name")  # the last two are those of TorchScript
-
-
 def label_of(function: Any) -> str:
     """A short name for a function, for errors and pictures."""
-    names = (getattr(function, attribute, None) for attribute in _NAMES)
+    if isinstance(function, torch.jit.ScriptFunction):
+        return str(function.name)  # what its __qualname__ says is its class
+    names = (getattr(function, attribute, None) for attribute in ("__qualname__", "__name__", "original_name"))
     return next((name for name in names if name and isinstance(name, str)), type(function).__name__)
 
 
