@@ -323,10 +323,13 @@ class Agent:
         """Run a job of the runtime on a pool thread soon."""
         self._pool.spawn(job)
 
-    def notify(self, to: int, channel: str, data: Any) -> None:
-        """One-way words to whoever listens on `channel` there. `data`: what msgpack can hold."""
+    def notify(self, to: int, channel: str, data: Any, may_wait: bool = False) -> None:
+        """One-way words to whoever listens on `channel` there. `data`: what msgpack can hold.
+
+        `may_wait`: hold this thread back while the receiver is far behind in reading.
+        """
         notice = m.Notice(channel, msgpack.packb(data))
-        self.machine.feed(lambda node: node.send(to, notice))
+        self.machine.feed(lambda node: node.send(to, notice), may_wait)
 
     def on_notice(self, channel: str, handler: NoticeHandler) -> None:
         """Listen on a channel; one handler call at a time, in order of arrival, on a pool thread."""

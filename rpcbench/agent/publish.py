@@ -1,6 +1,7 @@
 """Sends what happens on this member to those who watch it.
 
-Nobody watches: no thread, no events. A watcher gets all tables, then batches of the changes since, at most ten times
+Nobody watches: no thread, no events. Watchers that do not read hold this back, and nothing else: what they miss is
+dropped. A watcher gets all tables, then batches of the changes since, at most ten times
 a second. It asks again when it has missed a batch. All of it is plain msgpack, so it works even where user data does
 not travel.
 """
@@ -75,4 +76,4 @@ class Publisher:
         with self._lock:
             watchers = list(self._watchers)
         for watcher in watchers:
-            self._agent.notify(watcher, TELEMETRY, data)
+            self._agent.notify(watcher, TELEMETRY, data, may_wait=True)

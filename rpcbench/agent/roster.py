@@ -72,7 +72,7 @@ class Roster:
 
     def unreachable(self, worker: int, reason: str) -> WorkerLostError:
         """What to say of a member that a message could not be sent to."""
-        name, why = self._gone.get(worker, (f"worker {worker}", reason))
+        name, why = self._gone.get(worker, (self.name(worker), reason))
         return never_ran(WorkerLostError(f"{name} cannot be reached: {why}"))
 
     def explained(self, report: Report) -> Report:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rpcbench.bench import soak
 from rpcbench.bench.compare import Plan, compare
 from rpcbench.bench.report import as_table, as_values
+from rpcbench.words.errors import RpcError
 
 OURS = "rpcbench"
 MODULES = {OURS: "rpcbench.rpc", "torch": "torch.distributed.rpc"}
@@ -24,3 +26,12 @@ def run(*, against: str, seed: int, quick: bool, rounds: int | None, json_file: 
     Console().print(as_table(figures, OURS, against, plan))
     if json_file:
         json_file.write_text(json.dumps(as_values(figures, OURS, against, plan), indent=2) + "\n")
+
+
+def run_soak(*, quick: bool) -> None:
+    """Print memory after each round of the soak. RpcError where a process has grown, or a table is not empty."""
+    readings = soak.soak(soak.Plan(calls=2000, rrefs=300, rounds=4) if quick else soak.Plan())
+    Console().print(soak.as_table(readings))
+    grown = {name: more for name, more in soak.growth(readings).items() if more > soak.SLACK}
+    if grown:
+        raise RpcError(", ".join(f"{name} has grown by {more / 2**20:.1f} MB" for name, more in grown.items()))

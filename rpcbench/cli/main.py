@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--against", choices=["torch"], default="torch", help="the other side (default: torch)")
     bench.add_argument("--rounds", type=_positive, metavar="N", help="batches of each workload on each side")
     bench.add_argument("--quick", action="store_true", help="only see that everything runs")
+    bench.add_argument("--soak", action="store_true", help="instead: many calls and RRefs, and whether memory grows")
     bench.add_argument("--seed", type=int, help="repeat the draws of an earlier run")
     bench.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
     bench.set_defaults(run=_bench)
@@ -113,5 +114,8 @@ def _secret(options: argparse.Namespace) -> None:
 def _bench(options: argparse.Namespace) -> None:
     from rpcbench.bench import command
 
+    if options.soak:
+        command.run_soak(quick=options.quick)
+        return
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     command.run(against=options.against, seed=seed, quick=options.quick, rounds=options.rounds, json_file=options.json)

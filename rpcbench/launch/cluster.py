@@ -15,12 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from rpcbench.agent import current
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.launch.base import Handle
+from rpcbench.launch.oom import oom_kills
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.launch.worker import LEAVE
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
@@ -35,6 +37,7 @@ from rpcbench.words.futures import Future
 START_SECONDS = 60.0
 _LEAVE_SECONDS = 3.0
 _OBITUARY_SECONDS = 0.5
+_LAST_LINES = 12
 
 
 class Cluster:
@@ -61,25 +64,23 @@ class Cluster:
     ) -> None:
         if n < 1:
             raise ValueError(f"a cluster has at least one worker, not {n}")
-        options = TensorPipeRpcBackendOptions(device_maps=device_maps)
-        directory = RunDirectory()
-        self._launcher = ProcessLauncher(directory, start)
-        self._launcher.warm()
-        self._config = options._completed(
-            WorldConfig(
-                NOTEBOOK, 0, secrets.token_hex(8), str(directory.path), secrets.token_bytes(32), rpc_timeout=rpc_timeout
-            )
-        )
+        config = WorldConfig(NOTEBOOK, 0, secrets.token_hex(8), "", secrets.token_bytes(32), rpc_timeout=rpc_timeout)
+        config = TensorPipeRpcBackendOptions(device_maps=device_maps)._completed(config)
+        with ExitStack() as undo:
+            directory = RunDirectory()
+            undo.callback(directory.remove)
+            self._launcher = ProcessLauncher(directory, start)
+            undo.callback(self._launcher.close)
+            self._launcher.warm()
+            self._config = replace(config, directory=str(directory.path))
+            self.agent = start_agent(self._config)
+            undo.pop_all()
         self._handles: dict[str, Handle] = {}
         self._incarnations: dict[str, int] = {}
+        self._oom_kills: dict[str, int] = {}  # when each worker was started
         self._changed = threading.Condition()
         self._using: ExitStack | None = None
         self._ended = False
-        try:
-            self.agent = start_agent(self._config)
-        except BaseException:
-            self._launcher.close()
-            raise
         self.agent.owner = self
         self.agent.roster.explain = self._obituary
         self.agent.roster.expected = lambda: list(self._handles)
@@ -181,6 +182,7 @@ class Cluster:
         for name in names:
             incarnation = self._incarnations.get(name, -1) + 1
             self._incarnations[name] = incarnation
+            self._oom_kills[name] = oom_kills()
             config = WorldConfig(
                 name,
                 int(name.removeprefix("worker")),
@@ -231,9 +233,13 @@ class Cluster:
         if handle is None:
             return reason
         try:
-            return f"its process ended ({_ending(handle.wait(_OBITUARY_SECONDS))})"
+            status = handle.wait(_OBITUARY_SECONDS)
         except TimeoutError:
             return reason
+        starved = status == -signal.SIGKILL and oom_kills() > self._oom_kills[name]
+        ended = f"its process ended ({_ending(status)}{', likely out of memory' if starved else ''})"
+        last = handle.last_words().splitlines()[:_LAST_LINES] if status else []
+        return "\n  ".join([f"{ended}; its last words:", *last]) if last else ended
 
     def _handle(self, name: str) -> Handle:
         handle = self._handles.get(name)

@@ -18,6 +18,7 @@ from rpcbench.words.errors import RpcError
 
 _LAST_LINES = 20
 _LAST_BYTES = 1 << 14
+_FATAL = "Fatal Python error"
 
 
 class ProcessHandle:
@@ -104,4 +105,11 @@ def tail(log: Path) -> str:
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
-    return "\n".join(text.splitlines()[-_LAST_LINES:])
+    begin = text.rfind(_FATAL)
+    return "\n".join(text.splitlines()[-_LAST_LINES:]) if begin < 0 else _fatal(text[begin:])
+
+
+def _fatal(text: str) -> str:
+    """Of what Python says when a signal such as SIGSEGV ends it: the signal, and the stack of the guilty thread."""
+    first, *blocks = text.split("\n\n")
+    return "\n".join([first, *(block for block in blocks if block.startswith("Current thread"))])
