@@ -48,6 +48,10 @@ def run(name: str, *_: Any) -> str:
     return name
 
 
+def type_of(value: object) -> str:
+    return type(value).__name__
+
+
 def until_cancelled() -> str:
     """A call that asks whether anybody still waits for it."""
     _ran.append("asks")
@@ -122,6 +126,24 @@ def test_a_call_of_a_caller_that_is_gone_never_runs(agents: list[Agent]) -> None
     free.set()
     assert rpc_sync("worker1", run, ("next",)) == "next"
     assert _ran == ["hold", "next"]
+
+
+def test_control_messages_pass_while_every_thread_is_blocked(agents: list[Agent], tmp_path: Path) -> None:
+    """Goodbyes of RRefs, confirmations of forks, cancels, members that come and go."""
+    kept = remote("worker1", list)
+    kept.to_here()
+    free = busy(agents[0])
+    queued = agents[0].call("worker1", run, ("queued",))
+    assert rpc_sync("worker2", type_of, (kept,)) == "RRef", "its owner has confirmed the fork"
+    assert queued.cancel()
+    del kept
+    until(lambda: not agents[1].tables()["owned"], "the goodbye to be heard")
+    third = start_agent(config(tmp_path, 3))
+    until(lambda: len(agents[1].members()) == 4)
+    third.shutdown()
+    until(lambda: len(agents[1].members()) == 3)
+    assert not free.is_set()
+    nothing_left([agents[2]])
 
 
 # -- running
