@@ -146,6 +146,9 @@ class Agent:
             if not leaving:
                 last()
                 self._flush()
+        except KeyboardInterrupt:
+            self.stop(patience=0.0)
+            raise
         finally:
             self.stop()
 
@@ -155,8 +158,8 @@ class Agent:
         self.machine.feed(lambda node: node.flush(arrived.set))
         arrived.wait(FLUSH_SECONDS)
 
-    def stop(self) -> None:
-        """End at once: whatever is still in flight fails."""
+    def stop(self, patience: float = 1.0) -> None:
+        """End at once: whatever is still in flight fails. Waits `patience` seconds at most for users' functions."""
         if not self.running:
             return
         self.running = False
@@ -169,7 +172,7 @@ class Agent:
         self.complete.set()
         self.closing.set()
         self.bus.filled.set()
-        self._pool.close(patience=1.0)
+        self._pool.close(patience)
         self._link.closed()
 
     def _over(self) -> RpcError:

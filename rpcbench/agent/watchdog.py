@@ -19,6 +19,7 @@ from typing import Any
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.explain import Answer, Explanation, OtherWait, report, round_trip, story
+from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.agent.stacks import Doing, threads
 from rpcbench.protocol.node import Node
 from rpcbench.protocol.waits import Call, Fact, Inquiry, Need
@@ -58,13 +59,14 @@ class Watchdog:
     # -- looking for circles
     def _long_wait(self, seconds: float) -> None:
         """By a thread that waits."""
-        with self._lock:
-            if self.patience and seconds >= self.patience:
-                self._overdue[threading.get_ident()] = seconds
-            if self._probing:
-                return
-            self._probing = True
-        self._agent.submit(self._probe)
+        with uninterrupted:
+            with self._lock:
+                if self.patience and seconds >= self.patience:
+                    self._overdue[threading.get_ident()] = seconds
+                if self._probing:
+                    return
+                self._probing = True
+            self._agent.submit(self._probe)
 
     def _probe(self) -> None:
         try:

@@ -4,7 +4,7 @@ After each the cluster is used again, and nothing is left of it. Rows whose faul
 the end of the world stand in tests/launch/test_cluster.py:
 
     10  the driver is killed            test_however_the_driver_ends_nothing_is_left
-    11  Ctrl-C in a wait                test_ctrl_c_ends_the_wait_and_nothing_else, ..._at_any_moment_tears_nothing
+    11  Ctrl-C in a call                test_ctrl_c_ends_the_wait_and_nothing_else, ..._at_any_moment_tears_nothing
     30  shutdown with calls in flight   test_shutdown_ends_calls_in_flight_and_workers_that_do_not_answer, ..._nothing
 """
 
@@ -97,6 +97,16 @@ def test_row_01_a_worker_is_killed_in_a_call(cluster: rpcbench.Cluster) -> None:
 )
 def test_row_02_a_worker_ends_itself_in_a_call(cluster: rpcbench.Cluster, function: Any, reason: str) -> None:
     lost(cluster.rpc_async("worker1", function), reason)
+
+
+def test_row_11_ctrl_c_ends_any_wait_at_once(no_leaks: None) -> None:
+    """What is asked for is a fifth of a second."""
+    script = Path(__file__).with_name("waits.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100)
+    after = {name: float(seconds) for name, seconds in map(str.split, done.stdout.splitlines())}
+    waits = ["init_rpc", "wait", "then", "wait_all", "rpc_sync", "to_here", "wait_for", "usable", "shutdown", "done"]
+    assert list(after) == waits and done.returncode == 0, done.stderr
+    assert all(seconds < 1 for seconds in after.values()), after
 
 
 def test_row_12_who_does_not_read_what_is_told_makes_nobody_grow(no_leaks: None) -> None:
