@@ -229,3 +229,18 @@ def test_device_maps_grow_but_do_not_change() -> None:
     options.set_devices(["cuda:0"])
     zero, one, cpu = torch.device("cuda:0"), torch.device("cuda:1"), torch.device("cpu")
     assert options.device_maps == {"a": {zero: one, one: cpu}, "b": {cpu: zero}} and options.devices == [zero]
+
+
+def test_init_rpc_checks_device_maps_and_keeps_those_that_fit(runtime: Path) -> None:
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{runtime}/meet", device_maps={"me": {"cpu": "cpu"}})
+    rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=options)
+    try:
+        cpu = torch.device("cpu")
+        assert rpc._get_current_rpc_agent()._get_device_map(rpc.get_worker_info()) == {cpu: cpu}
+        assert rpc.rpc_sync("me", torch.add, (torch.ones(2), 1)).tolist() == [2, 2]
+    finally:
+        rpc.shutdown()
+    options.set_device_map("nobody", {"cpu": "cpu"})
+    with pytest.raises(ValueError, match=r"^Node me has invalid target node names in its device maps: .'nobody'"):
+        rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=options)
+    assert not rpc._is_current_rpc_agent_set()
