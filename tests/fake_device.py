@@ -89,7 +89,10 @@ _CODES = {
     **dict.fromkeys([torch.int8, torch.int16, torch.int32, torch.int64], 0),
     **dict.fromkeys([torch.uint8, torch.uint16, torch.uint32, torch.uint64], 1),
     **dict.fromkeys([torch.float16, torch.float32, torch.float64], 2),
-    torch.bfloat16: 4, torch.complex64: 5, torch.complex128: 5, torch.bool: 6,
+    torch.bfloat16: 4,
+    torch.complex64: 5,
+    torch.complex128: 5,
+    torch.bool: 6,
 }
 """DLPack's numbers for the kinds of elements."""
 _SET = torch.ops.aten.set_.source_Storage_storage_offset

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol import walks
+from rpcbench.protocol import records
 from rpcbench.protocol.calls import Calls
 from rpcbench.protocol.contexts import Contexts
 from rpcbench.protocol.delivery import Delivery, Pair
 from rpcbench.protocol.node import Node
+from rpcbench.protocol.records import Tally, union
 from rpcbench.protocol.rrefs import RRefs
-from rpcbench.protocol.walks import Tally, Walks, union
+from rpcbench.protocol.walks import Walks
 from rpcbench.wire import messages as m
 
 
@@ -91,11 +92,11 @@ def discovery_does_not_wait_for_answers(patch: pytest.MonkeyPatch) -> None:
 
 
 def messages_say_only_what_is_right_behind_them(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(walks, "union", lambda parts, *more: tuple({*more, *(part[0] for part in parts if part)}))
+    patch.setattr(records, "union", lambda parts, *more: tuple({*more, *(part[0] for part in parts if part)}))
 
 
 def what_is_unknown_is_taken_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(walks, "union", lambda parts, *more: union((part or () for part in parts), *more))
+    patch.setattr(records, "union", lambda parts, *more: union((part or () for part in parts), *more))
 
 
 def reports_count_once_for_all_gradients(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from rpcbench.autograd.blame import failure_of, raised
 from rpcbench.autograd.gradients import Leaves
 from rpcbench.autograd.recorded import Grads, Pass, Recorded, SentTensors
 from rpcbench.autograd.regions import Fired, LocalPass
-from rpcbench.protocol.walks import ROOT
+from rpcbench.protocol.records import ROOT
 from rpcbench.wire.body import Body
 from rpcbench.wire.messages import Gradients, WalkFailed
 from rpcbench.words.futures import blocked

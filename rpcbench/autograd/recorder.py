@@ -25,7 +25,7 @@ from rpcbench.autograd.gradients import Leaves
 from rpcbench.autograd.passes import Passes
 from rpcbench.autograd.recorded import Recorded, SentTensors
 from rpcbench.protocol.node import Node
-from rpcbench.protocol.walks import Sent
+from rpcbench.protocol.records import Sent
 from rpcbench.wire.devices import Route
 from rpcbench.wire.messages import Scope
 from rpcbench.words.ids import Counter, Id, global_id

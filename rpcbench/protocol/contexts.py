@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rpcbench.protocol.effects import Effects, ForgetContext, WalkEnded
+from rpcbench.protocol.records import Context, Received, Sent
 from rpcbench.protocol.rrefs import Outbox
-from rpcbench.protocol.walks import Context, Name, Outcome, Received, Sent, Walks
+from rpcbench.protocol.walks import Name, Outcome, Walks
 from rpcbench.wire.messages import EMPTY, ReleaseContext, Scope, WalkFailed
 from rpcbench.words.events import Note, Row, Table
 from rpcbench.words.ids import worker_of

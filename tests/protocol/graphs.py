@@ -17,7 +17,7 @@ from torch import Tensor
 from rpcbench.autograd import graph
 from rpcbench.autograd.regions import LocalPass
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol.walks import ROOT, Sent
+from rpcbench.protocol.records import ROOT, Sent
 from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
 from rpcbench.words.ids import Id, global_id

@@ -15,7 +15,7 @@ from typing import Any
 from simulation import Member, World
 
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol.walks import ROOT, Sent
+from rpcbench.protocol.records import ROOT, Sent
 from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
 from rpcbench.words.ids import Id, global_id, worker_of

@@ -9,7 +9,7 @@ import pytest
 
 from rpcbench.protocol.contexts import Contexts
 from rpcbench.protocol.effects import Accumulate, Explore, ForgetContext, ForgetWalk, Propagate, WalkEnded
-from rpcbench.protocol.walks import MOST_BEHIND, ROOT, Sent, union
+from rpcbench.protocol.records import MOST_BEHIND, ROOT, Sent, union
 from rpcbench.wire.messages import (
     EMPTY,
     Awaited,

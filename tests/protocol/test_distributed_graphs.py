@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rpcbench.autograd import parts, taps
 from rpcbench.autograd.regions import LocalPass
-from rpcbench.protocol import walks
+from rpcbench.protocol import records
 
 seeds = st.integers(0, 1 << 32)
 
@@ -51,7 +51,7 @@ def the_engine_hands_out_what_leaves_a_part(patch: pytest.MonkeyPatch) -> None:
 
 
 def messages_tell_nothing_of_what_lies_further_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(walks, "union", lambda parts_, *more: tuple({*more, *(part[0] for part in parts_ if part)}))
+    patch.setattr(records, "union", lambda parts_, *more: tuple({*more, *(part[0] for part in parts_ if part)}))
 
 
 BUGS = [
