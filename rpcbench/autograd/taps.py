@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 Grads = Sequence["Tensor | None"]
 Portions = list[tuple[GradientEdge, "Tensor | None"]]
@@ -71,7 +71,16 @@ def _stashed(taken: object) -> Iterator[None]:
 
 
 def _grad(starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], retain_graph: bool) -> Portions:
-    grads = torch.autograd.grad(list(starts), ends, list(starts.values()), retain_graph, allow_unused=True)
+    """`torch.autograd.grad`, without its checks of what was checked before: they cost a third of a small backward."""
+    grads = _engine_run_backward(
+        tuple(starts),
+        tuple(starts.values()),
+        retain_graph,
+        False,
+        tuple(ends),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
     return list(zip(ends, grads, strict=True))
 
 
