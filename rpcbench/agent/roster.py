@@ -41,7 +41,8 @@ class Roster:
         self._spawn = spawn
         self._gone: dict[int, tuple[str, str]] = {}  # id → name and reason
         self._watchers: list[MemberHandler] = []
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # a plain one, as Ctrl-C can leave a Condition locked for ever
+        self._changed = threading.Condition(self._lock)
 
     def all(self) -> list[WorkerInfo]:
         members = self._machine.ask(lambda node: list(node.members.members.values()))
@@ -87,7 +88,7 @@ class Roster:
         RpcError after `timeout` seconds, or where the world has ended; it names who came and, as far as it is known,
         who is missing.
         """
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: len(self.all()) >= count or 0 in self._gone, timeout)
         if len(self.all()) < count:
             raise RpcError(f"{self._me} waited {timeout:g} s for {count} members, but {self.census()}")
@@ -125,7 +126,7 @@ class Roster:
 
     def _tell(self, kind: str, member: Member, reason: str) -> None:
         info = WorkerInfo(member.name, member.id)
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
         for watcher in self._watchers:
             self._spawn(partial(watcher, kind, info, reason))

@@ -19,7 +19,8 @@ class Tie(NamedTuple):
 
 class Ties:
     def __init__(self) -> None:
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()  # a plain one, as Ctrl-C can leave a Condition locked for ever
+        self._fewer = threading.Condition(self._lock)
         self._ties: dict[int, list[Tie]] = {}
         self._closed = False
 
@@ -47,7 +48,7 @@ class Ties:
                 ties.remove(tie)
                 if not ties:
                     del self._ties[tie.peer.id]
-                self._lock.notify_all()
+                self._fewer.notify_all()
             return known
 
     def of(self, peer: Identity) -> list[Tie]:
@@ -61,7 +62,7 @@ class Ties:
     def others_end(self, peer: Identity, seconds: float) -> bool:
         """Whether there are none to this process, or none any more in so many seconds."""
         with self._lock:
-            return self._lock.wait_for(lambda: not self._of(peer), seconds)
+            return self._fewer.wait_for(lambda: not self._of(peer), seconds)
 
     def take(self, member: int) -> list[Tie]:
         """Those to a member, out of the table: their ends are nobody's business any more."""
