@@ -189,9 +189,7 @@ def _make(
     return module.to(device)
 
 
-def _forward(
-    module_rref: RRef[Any], device: str, mapped: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _forward(module_rref: RRef[Any], device: str, mapped: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     module = module_rref.local_value()
     if torch.device(device).type == "cpu":
         return module(*args, **kwargs)

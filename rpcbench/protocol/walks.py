@@ -156,6 +156,8 @@ class Walks:
             rides = report if to == walk.worker != self.me else None
             outbox.append((to, Gradients(context, walk, recv, state.retain, state.fast, state.plan, rides, body)))
             report = None if rides else report
+        if fired:
+            self._tell("GradientsSent", context)
         if state.tally is None:
             outbox += [(walk.worker, report)] if report else []
             return self._finish(context, walk, state), outbox
@@ -174,7 +176,7 @@ class Walks:
                     report.context, report.walk, f"{self._name(worker)} went while gradients were on their way"
                 )
         if state.tally.open:
-            self._tell("WalkMoved", report.context)
+            self._tell("GradientsRan", report.context)
             return [], []
         if unused := state.tally.unused():
             return self.failed(report.context, report.walk, self._in_vain(report, unused))
@@ -185,7 +187,7 @@ class Walks:
     def _finish(self, context: int, walk: Id, state: Walk) -> Effects:
         """Where all sends that take part have run, this worker's part is over."""
         if state.ran < len(state.needed):
-            self._tell("WalkMoved", context)
+            self._tell("GradientsRan", context)
             return []
         known = self._contexts[context]
         del known.walks[walk]

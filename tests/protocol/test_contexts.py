@@ -197,6 +197,20 @@ def test_gradients_nobody_waits_for_fail_the_walk_of_the_sender(told: Contexts) 
     assert to == A and isinstance(answer, WalkFailed)
 
 
+def test_every_stage_of_a_pass_is_told() -> None:
+    _, b = workers(told=False)
+    kinds: list[str] = []
+    b.note = lambda kind, table, key, row: kinds.append(kind)
+    b.walks.on_discover(A, Discover(X, WALK, FOUR))
+    b.walks.explored(X, WALK, FOUR, [])
+    b.walks.on_gradients(A, gradients(FOUR))
+    b.walks.propagated(X, WALK, FOUR, {THREE: EMPTY})
+    b.release(X)
+    assert kinds == [
+        *("SendDiscovered", "WalkMoved", "GradientsArrived", "GradientsSent", "WalkFinished", "ContextReleased")
+    ]
+
+
 # -- fast
 def test_a_fast_pass_waits_for_all_sends_and_tells_the_root_which(b: Contexts) -> None:
     b.walks.on_gradients(A, gradients(FOUR, fast=True))
