@@ -35,7 +35,7 @@ class Host:
         """A Python script on this host."""
         command = ["ip", "netns", "exec", self.name, sys.executable, "-W", "ignore", str(script), *arguments]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, env={**os.environ, **env}, text=True, stdout=pipe, stderr=pipe)
+        return subprocess.Popen(command, env={**os.environ, **env}, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
 def _run(*command: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -149,3 +151,107 @@ def test_ranks_listen_where_the_master_is_reached(tmp_path: Path, monkeypatch: p
     assert {config.leader for config in found} == {"tls://192.0.2.7:29500"}
     assert {config.bind for config in found} == {"192.0.2.9"}
     assert found[0].secret == found[1].secret == secret.load()
+
+
+# -- cables that are cut, processes that are stopped
+WATCHING = """
+import sys, threading
+import rpcbench.rpc as rpc
+from rpcbench.words.errors import WorkerLostError
+
+def forever():
+    threading.Event().wait()
+
+def say(*words):
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+    sys.stdout.flush()
+
+rpc.init_rpc("master", rank=0)
+rpc._get_current_rpc_agent().on_member(lambda kind, who, reason: say(kind, who.name))
+rpc.wait_for(2)
+say(rpc.rpc_sync("worker1", max, (1, 2)))
+future = rpc.rpc_async("worker1", forever, timeout=0)
+if sys.stdin.readline() == "ask\\n":
+    say(rpc.rpc_sync("worker1", max, (3, 4)), future.done())
+else:
+    try:
+        future.wait()
+    except WorkerLostError as error:
+        say("raised", error.maybe_executed)
+rpc.shutdown(graceful=False)
+"""
+WATCHED = """
+import rpcbench.rpc as rpc
+rpc.init_rpc("worker1", rank=1)
+agent = rpc._get_current_rpc_agent()
+print("in", flush=True)
+agent.closing.wait()
+print("out", flush=True)
+rpc.shutdown(graceful=False)
+"""
+CUTS = {
+    "both ways": lambda here, there: there.cut(),
+    "from the worker": lambda here, there: there.mute(here),
+    "from the master": lambda here, there: here.mute(there),
+}
+
+
+@pytest.fixture
+def pair(hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """A master that waits for a call to its worker on the other host."""
+    master = hosts[0].start(script(tmp_path, "master", WATCHING), env=env)
+    worker = hosts[1].start(script(tmp_path, "worker", WATCHED), env=env)
+    try:
+        assert worker.stdout is not None and worker.stdout.readline() == "in\n"
+        assert heard(master, "2") == ["joined worker1", "2"]
+        yield [master, worker]
+    finally:
+        finish([master, worker])
+
+
+def heard(process: subprocess.Popen[str], last: str) -> list[str]:
+    """Lines of a process up to this one."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    while not lines or lines[-1] != last:
+        line = process.stdout.readline()
+        assert line, (lines, process.stderr and process.stderr.read())
+        lines.append(line.rstrip())
+    return lines
+
+
+def order(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdin is not None
+    print(word, file=process.stdin, flush=True)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", CUTS)
+def test_a_partition_parts_both_sides_in_time(
+    hosts: tuple[Host, Host], pair: list[subprocess.Popen[str]], how: str
+) -> None:
+    """The master is told, its call fails; the worker ends its world by itself."""
+    master, worker = pair
+    CUTS[how](*hosts)
+    begin = time.monotonic()
+    order(master, "wait")
+    told = {*heard(master, "raised True"), *master.stdout.read().splitlines()}  # type: ignore[union-attr]
+    assert told >= {"raised True", "lost worker1"}
+    assert heard(worker, "out") == ["out"]
+    assert time.monotonic() - begin < 50
+    said = finish([master, worker])
+    assert [process.returncode for process in pair] == [0, 0], said
+
+
+@pytest.mark.process
+def test_a_worker_that_is_stopped_and_goes_on_is_suspect_and_not_lost(pair: list[subprocess.Popen[str]]) -> None:
+    """For longer than silence may last: its host acknowledges, so nobody takes it for lost."""
+    master, worker = pair
+    worker.send_signal(signal.SIGSTOP)
+    assert heard(master, "suspect worker1") == ["suspect worker1"]
+    time.sleep(6)  # nothing must happen in this time
+    worker.send_signal(signal.SIGCONT)
+    assert heard(master, "recovered worker1") == ["recovered worker1"]
+    order(master, "ask")
+    assert heard(master, "4 False") == ["4 False"]
+    assert heard(worker, "out") == ["out"]
