@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rpcbench.wire.body import Body
-from rpcbench.words.errors import ProtocolError
+from rpcbench.words.errors import MessageTooLarge, ProtocolError
 
 HEAD = struct.Struct("<BBHIIQI")  # kind, chunked, buffers, stream, control, payload, tensors
 CHUNK = 1 << 20
@@ -57,12 +57,12 @@ def encode(stream: int, control: bytes, body: Body, limits: Limits) -> tuple[Par
     lengths = [b.nbytes for b in buffers]
     total = sum(lengths)
     if len(control) > limits.control or len(body.payload) + len(body.tensors) + total > limits.body:
-        raise ProtocolError(
+        raise MessageTooLarge(
             f"message of {len(body.payload) + total} bytes (control {len(control)}) is over the limit of "
             f"{limits.body} ({limits.control}); send it in parts"
         )
     if len(buffers) > limits.buffers:
-        raise ProtocolError(f"a message carries at most {limits.buffers} large tensors, this one {len(buffers)}")
+        raise MessageTooLarge(f"a message carries at most {limits.buffers} large tensors, this one {len(buffers)}")
     chunked = total > CHUNK
     head = HEAD.pack(
         _MESSAGE, chunked, len(buffers), stream, len(control), len(body.payload), len(body.tensors)

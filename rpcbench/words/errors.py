@@ -8,7 +8,8 @@
         ├── UnknownWorkerError        (also ValueError) no such worker: a typing error of the caller
         ├── NoOverloadError           (also TypeError) an operator of torch that does not take these arguments
         ├── SerializationError        (also TypeError) an argument or result that cannot travel
-        │   └── MissingCodeError      (also AttributeError) the other side lacks a function or class; wire.code has it
+        │   ├── MissingCodeError      (also AttributeError) the other side lacks a function or class; wire.code has it
+        │   └── MessageTooLarge       (also ProtocolError) more bytes or tensors than one message may carry
         ├── RemoteError               what stands behind a user's error: worker and remote traceback; its `cause`
         ├── DeadlockError             calls that wait for each other in a circle
         ├── CallCancelled             the caller, or Ctrl-C, gave the call up
@@ -125,6 +126,10 @@ class ShutdownError(RpcError):
 
 class ProtocolError(RpcError):
     """The peer sent something that the protocol does not allow; its connection is closed."""
+
+
+class MessageTooLarge(SerializationError, ProtocolError):
+    """A message over the limit, on the side that would send it: nothing of it has gone out."""
 
 
 class AuthenticationError(ProtocolError):
