@@ -52,6 +52,16 @@ def together(agents: list[Agent]) -> bool:
     return bool(ties(agents[0], agents[1]) and ties(agents[1], agents[0]))
 
 
+def test_a_pair_that_finds_together_sees_to_what_was_lost_at_once(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed: list[str] = []
+    for agent in agents[:2]:
+        monkeypatch.setattr(agent._pairs, "resumed", lambda peer: resumed.append(peer.name))
+    cut(agents)
+    until(lambda: {*resumed} == {"notebook", "worker1"})
+
+
 @pytest.mark.parametrize("caller", [0, 1])
 def test_a_pair_whose_connection_breaks_finds_together_again(agents: list[Agent], caller: int) -> None:
     here, there = agents[caller], agents[1 - caller]

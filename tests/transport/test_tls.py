@@ -1,0 +1,94 @@
+"""TLS between hosts: who has no certificate of the cluster gets nowhere, before a word of ours is said."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import ssl
+import time
+
+import pytest
+from streams import SECRET, pair, spawn
+from worlds import PATIENCE
+
+from rpcbench.transport import tls
+from rpcbench.words.errors import AuthenticationError
+
+
+def accepted(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[BaseException | None, BaseException | None]:
+    """What ends a handshake on either side: None where it does not end."""
+    here, there = socket.socketpair()
+    told: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def serve() -> None:
+        told.put(_error(there, server))
+
+    serving = spawn(serve)
+    with here, there:
+        error = _error(here, client)
+        here.shutdown(socket.SHUT_WR)
+        other = told.get(timeout=PATIENCE)
+    serving.join(PATIENCE)
+    return other, error
+
+
+def _error(sock: socket.socket, context: ssl.SSLContext) -> BaseException | None:
+    try:
+        tls.TlsStream(sock, context, time.monotonic() + 5)
+    except (AuthenticationError, OSError) as error:
+        return error
+    return None
+
+
+def stranger(side: int, **changes: object) -> ssl.SSLContext:
+    """Somebody who accepts every certificate, and has none."""
+    context = ssl.SSLContext(side)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    for name, value in changes.items():
+        setattr(context, name, value)
+    return context
+
+
+OURS, OTHERS = tls.Credentials(SECRET), tls.Credentials(b"o" * 32)
+
+
+def test_two_who_know_the_secret_need_nothing_else() -> None:
+    assert accepted(tls.Credentials(SECRET).server, OURS.client) == (None, None)
+
+
+def test_a_server_of_another_cluster_is_not_talked_to() -> None:
+    _, error = accepted(OTHERS.server, OURS.client)
+    assert isinstance(error, AuthenticationError) and "another secret" in str(error)
+
+
+@pytest.mark.parametrize("client", [OTHERS.client, stranger(ssl.PROTOCOL_TLS_CLIENT)])
+def test_a_client_without_our_certificate_is_not_served(client: ssl.SSLContext) -> None:
+    client.verify_mode = ssl.CERT_NONE  # he would take any
+    error, _ = accepted(OURS.server, client)
+    assert isinstance(error, AuthenticationError)
+
+
+def test_nothing_older_than_tls_1_3_is_spoken() -> None:
+    old = stranger(ssl.PROTOCOL_TLS_CLIENT, maximum_version=ssl.TLSVersion.TLSv1_2)
+    error, other = accepted(OURS.server, old)
+    assert isinstance(error, AuthenticationError) and other is not None
+
+
+def test_what_is_sent_cannot_be_read_on_the_way() -> None:
+    one, other = pair("tls")
+    words = b"nobody else is to know this" * 100
+    seen: list[bytes] = []
+    plain = one._plain  # type: ignore[attr-defined]
+    write = plain.write
+    plain.write = lambda views, may_wait: (seen.extend(map(bytes, views)), write(views, may_wait))[1]
+    one.write([memoryview(words)], True)
+    got = bytearray()
+    while len(got) < len(words):
+        piece = memoryview(bytearray(4096))
+        got += piece[: other.read_into(piece)]
+    assert bytes(got) == words and seen and words[:27] not in b"".join(seen)
+    for stream in (one, other):
+        stream.shut()
+        with contextlib.suppress(OSError):
+            stream.release()
