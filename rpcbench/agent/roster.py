@@ -12,13 +12,21 @@ from rpcbench.agent.pool import Job
 from rpcbench.protocol.effects import Gone
 from rpcbench.wire.messages import Member, Report
 from rpcbench.words.errors import RpcError, UnknownWorkerError, WorkerLostError, never_ran
+from rpcbench.words.ids import check_name
 
 
-class WorkerInfo(NamedTuple):
-    """Name and id of one worker."""
-
+class _Fields(NamedTuple):
     name: str
     id: int
+
+
+class WorkerInfo(_Fields):
+    """Name and id of one worker. RuntimeError for a name that no worker can have."""
+
+    __slots__ = ()
+
+    def __new__(cls, name: str, id: int) -> WorkerInfo:
+        return super().__new__(cls, check_name(name), id)
 
     def __repr__(self) -> str:
         return f"WorkerInfo(id={self.id}, name={self.name})"  # as torch's, which programs match
@@ -46,7 +54,7 @@ class Roster:
 
     def all(self) -> list[WorkerInfo]:
         members = self._machine.ask(lambda node: list(node.members.members.values()))
-        return [WorkerInfo(member.name, member.id) for member in sorted(members)]
+        return [WorkerInfo._make((member.name, member.id)) for member in sorted(members)]
 
     def name(self, worker: int) -> str:
         """The name of a member, also of one that is gone."""
@@ -62,7 +70,7 @@ class Roster:
         found = self._machine.ask(lambda node: node.members.find(key))
         if found is None:
             raise self._unknown(key)
-        return WorkerInfo(found.name, found.id)
+        return WorkerInfo._make((found.name, found.id))
 
     def _unknown(self, key: int | str) -> RpcError:
         for id_, (name, reason) in self._gone.items():
@@ -125,7 +133,7 @@ class Roster:
             self._tell(kind, found, reason)
 
     def _tell(self, kind: str, member: Member, reason: str) -> None:
-        info = WorkerInfo(member.name, member.id)
+        info = WorkerInfo._make((member.name, member.id))
         with self._lock:
             self._changed.notify_all()
         for watcher in self._watchers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ class Values:
         self.codec = Codec()
         self.recorder: Recorder | None = None
         self.routes = Routes(home.id, machine.ask)
+        self.around: Callable[[], AbstractContextManager[None]] | None = None  # put around functions that callers run
         self._home = home
         self._machine = machine
         self._make = make
@@ -123,10 +124,11 @@ class Values:
         return self.recorder.current() if self.recorder is not None else None
 
     def inside(self, context: int | None) -> AbstractContextManager[None]:
-        """Around a function that a message of an autograd context asked for."""
-        if context is None or self.recorder is None:
-            return contextlib.nullcontext()
-        return self.recorder.inside(context)
+        """Around a function that a message asked for, perhaps one of an autograd context."""
+        inner: AbstractContextManager[None] = contextlib.nullcontext()
+        if context is not None and self.recorder is not None:
+            inner = self.recorder.inside(context)
+        return inner if self.around is None else _nested(inner, self.around())
 
     # -- handles
     def handle(self, fork: Fork) -> Handle:
@@ -194,3 +196,9 @@ class Values:
         """Where a value was made that is used elsewhere; None if that was not here."""
         with self._lock:
             return self._sites.get(rref)
+
+
+@contextlib.contextmanager
+def _nested(outer: AbstractContextManager[None], inner: AbstractContextManager[None]) -> Iterator[None]:
+    with outer, inner:
+        yield

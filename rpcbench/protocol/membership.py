@@ -66,18 +66,21 @@ class Membership:
         self._lost.pop(source, None)
         self._turned_away.pop(source, None)
         more, out = self._change(lambda: self.members.update({source: message.member}))
-        return effects + more, outbox + out
+        return effects + more, outbox + out + self._give_up()
 
     def _refuse(self, source: int, reason: str) -> Outcome:
-        """Refuse one; and all, when all have come and the world cannot be complete."""
-        outbox: Outbox = [(source, Refused(reason))]
-        if self.world_size is None or self._complete or source in self.members or source >= self.world_size:
-            return [], outbox
-        self._turned_away[source] = reason
-        if len(self.members) + len(self._turned_away) < self.world_size:
-            return [], outbox
+        if self.world_size is not None and source not in self.members and source < self.world_size:
+            self._turned_away[source] = reason
+        return [], [(source, Refused(reason)), *self._give_up()]
+
+    def _give_up(self) -> Outbox:
+        """When all have come, and some were turned away, the world cannot be complete: its members are told why."""
+        came = len(self.members) + len(self._turned_away)
+        if self.world_size is None or self._complete or not self._turned_away or came < self.world_size:
+            return []
+        reason = next(iter(self._turned_away.values()))
         others = [member for member in self.members if member != LEADER]
-        return [], outbox + [(to, Refused(reason)) for to in [*others, LEADER]]  # itself last: it ends by it
+        return [(to, Refused(reason)) for to in [*others, LEADER]]  # itself last: it ends by it
 
     def _objection(self, source: int, message: Join) -> str | None:
         member, size = message.member, self.world_size

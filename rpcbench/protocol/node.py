@@ -13,7 +13,7 @@ from typing import Any
 from rpcbench.protocol.calls import Calls, Request
 from rpcbench.protocol.contexts import Contexts
 from rpcbench.protocol.delivery import COUNT_BITS, Delivery, Pair, due, lives, newer, once
-from rpcbench.protocol.effects import Effects, Gone, Heard, Joined, Run, Send, Wake
+from rpcbench.protocol.effects import Complete, Effects, Gone, Heard, Joined, Run, Send, Wake
 from rpcbench.protocol.membership import LEADER, Membership
 from rpcbench.protocol.rrefs import Held, Outbox, RRefs
 from rpcbench.wire import messages as m
@@ -337,14 +337,22 @@ class Node:
 
     # -- inside
     def _after(self, effects: Effects, outbox: Outbox) -> Effects:
-        """Follow up members that went or came, then number the messages."""
+        """Follow up members that went or came, then number the messages.
+
+        That the world is complete is told here last: who waits for that may end the process at once.
+        """
         follow: Effects = []
+        last: Effects = []
         for effect in effects:
             if isinstance(effect, Gone):
                 follow += self._left(effect)
             elif isinstance(effect, Joined):
                 follow += self._came(effect.member)
-        return effects + follow + self._number(outbox)
+            elif isinstance(effect, Complete) and not effect.closing:
+                last.append(effect)
+        if last:
+            effects = [effect for effect in effects if effect not in last]
+        return effects + follow + self._number(outbox) + last
 
     def _came(self, member: m.Member) -> Effects:
         """A new process, perhaps under the id of one that is gone; it may have spoken to us before we knew of it."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import torch
 
@@ -20,8 +17,6 @@ __all__ = ["RpcAgent"]
 class RpcAgent(Agent):
     """An agent with torch's names for what it knows. Figures are strings, as torch's."""
 
-    around_serving: Callable[[], AbstractContextManager[None]] | None = None
-    """What a profiler puts around each call that is served."""
     _profiles_gil = False
     _gil_waits = (0, 0.0)
 
@@ -79,8 +74,7 @@ class RpcAgent(Agent):
             time.sleep(0)  # gives the lock up, and takes it again
             waits, seconds = self._gil_waits
             self._gil_waits = (waits + 1, seconds + time.perf_counter() - began)
-        with self.around_serving() if self.around_serving is not None else contextlib.nullcontext():
-            super()._serve(effect)
+        super()._serve(effect)
 
 
 def _calls(node: Node) -> tuple[int, int]:

@@ -121,7 +121,8 @@ def remote(
     agent = current.current()
     with profiled(agent, RPCExecMode.REMOTE, func, to) as until:
         rref = agent.create(to, function, arguments, keywords, timeout)
-        until(rref._creation)
+        if rref._creation is not None:
+            rref._creation = until(rref._creation)
     return cast("RRef[Any]", rref)
 
 
@@ -141,8 +142,7 @@ def _invoke_rpc(
         except WorkerLostError as error:  # that it is gone is known already: no different from hearing of it later
             future = Future()
             future.set_exception(error)
-        until(future)
-    return future
+        return until(future)
 
 
 def _prepare(

@@ -15,6 +15,7 @@ from torch.jit._builtins import _find_builtin
 from rpcbench.agent.core import Agent
 from rpcbench.agent.waiting import label_of
 from rpcbench.rpc.internal import RPCExecMode, _build_rpc_profiling_key
+from rpcbench.words.futures import Future
 
 _enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _LEGACY = torch._C._profiler.ActiveProfilerType.LEGACY
@@ -25,23 +26,38 @@ def _get_should_profile() -> bool:
     return _enabled() and torch._C._autograd._profiler_type() == _LEGACY
 
 
+Until = Callable[[Future[Any]], Future[Any]]
+"""Takes the future at whose end the event ends; who waits for the one it returns finds the event in the profile."""
+
+
 @contextlib.contextmanager
-def _event(key: str) -> Iterator[Callable[[Any], None]]:
+def _event(key: str) -> Iterator[Until]:
     with torch.autograd.profiler.record_function(key) as record:
-        yield lambda future: record._call_end_callbacks_on_future(future) and None
+        yield lambda future: _ended(record, future)
 
 
-def _ignore(future: Any) -> None:
-    return None
+def _ended(record: Any, future: Future[Any]) -> Future[Any]:
+    whole: Future[Any] = Future(on_cancel=future.cancel)
+
+    def pass_on(_: object) -> None:
+        try:
+            whole.set_result(future.value())
+        except Exception as error:  # noqa: BLE001  (whatever the call raised)
+            whole.set_exception(error)
+
+    record._call_end_callbacks_on_future(future).add_done_callback(pass_on)
+    return whole
 
 
-_NO_EVENT = contextlib.nullcontext(_ignore)
+def _itself(future: Future[Any]) -> Future[Any]:
+    return future
 
 
-def profiled(
-    agent: Agent, mode: RPCExecMode, func: Any, to: Any
-) -> contextlib.AbstractContextManager[Callable[[Any], Any]]:
-    """Around the start of a call; what it yields takes the future at whose end the event ends."""
+_NO_EVENT = contextlib.nullcontext(_itself)
+
+
+def profiled(agent: Agent, mode: RPCExecMode, func: Any, to: Any) -> contextlib.AbstractContextManager[Until]:
+    """Around the start of a call; see `Until`."""
     if not _enabled() or not _get_should_profile():
         return _NO_EVENT
     builtin = None if isinstance(func, str) else _find_builtin(func)  # type: ignore[no-untyped-call]

@@ -35,12 +35,13 @@ class RRef(Handle, Generic[T]):
 
     _agent: Agent
     _has: set[str]  # names that the value is known to have
+    _asked: Future[Any] | None  # for its class
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
         agent = current.current()
         made = agent.values.keep(value, type(value).__name__)
         Handle.__init__(self, agent, made._rref, made._owner, None, made._value, made._type)
-        self._has: set[str] = set()
+        self._has, self._asked = set(), None
 
     @classmethod
     def held(
@@ -49,7 +50,7 @@ class RRef(Handle, Generic[T]):
         """For the runtime: a reference to what is known already."""
         new = cls.__new__(cls)
         Handle.__init__(new, agent, rref, owner, fork, value, type_)
-        new._has = set()
+        new._has, new._asked = set(), None
         return new
 
     # -- who has it
@@ -151,9 +152,10 @@ class RRef(Handle, Generic[T]):
             backward(dist_autograd_ctx_id, [value], retain_graph)
 
     def _get_type(self, timeout: float = UNSET_TIMEOUT, blocking: bool = True) -> Any:
-        """The class of the value, or a Future of it; waits until the value is made."""
-        future = self._call(_type_of, (self,), timeout)
-        return future.wait() if blocking else future
+        """The class of the value, or a Future of it; waits until the value is made, and asks only once."""
+        if self._asked is None or (self._asked.done() and _failed(self._asked)):
+            self._asked = self._call(_type_of, (self,), timeout)
+        return self._asked.wait() if blocking else self._asked
 
     def _get_future(self) -> Future[Any]:
         """Of the user that called `remote()`: done when the value is made. Else, of a value that is there: done."""
@@ -210,6 +212,14 @@ class RRef(Handle, Generic[T]):
 
 def _global(id_: Id) -> str:
     return f"GloballyUniqueId(created_on={id_.worker}, local_id={id_.serial})"
+
+
+def _failed(future: Future[Any]) -> bool:
+    try:
+        future.value()
+    except Exception:  # noqa: BLE001  (whoever asked has got it)
+        return True
+    return False
 
 
 # -- what runs on the owner

@@ -20,7 +20,6 @@ from torch.autograd.profiler_legacy import profile
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
-from rpcbench.rpc.agent import RpcAgent
 
 __all__: list[str] = []
 _autograd: Any = torch.autograd
@@ -36,8 +35,7 @@ class _Watchers:
         self._lock = threading.Lock()
         self._records: dict[int, tuple[Any, list[Any]]] = {}
         self._numbers = itertools.count()
-        assert isinstance(agent, RpcAgent)
-        agent.around_serving = self._watch
+        agent.values.around = self._watch
 
     def begin(self, config: Any) -> int:
         """The number of a new profile."""
@@ -54,18 +52,17 @@ class _Watchers:
     @contextlib.contextmanager
     def _watch(self) -> Iterator[None]:
         with self._lock:
-            config = next(reversed(self._records.values()))[0] if self._records else None
-        if config is None or _autograd._profiler_enabled():  # the latter: a call to oneself, profiled already
+            watching = list(self._records.values())
+        if not watching or _autograd._profiler_enabled():  # the latter: a call to oneself, profiled already
             yield
             return
-        _autograd._enable_profiler_legacy(config)
+        _autograd._enable_profiler_legacy(watching[-1][0])
         try:
             yield
         finally:
             record = _autograd._disable_profiler_legacy()
-            with self._lock:
-                for _, records in self._records.values():
-                    records.append(record)
+            for _, records in watching:
+                records.append(record)
 
 
 class _server_process_global_profile(profile):  # noqa: N801  (torch's name)

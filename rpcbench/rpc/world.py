@@ -78,11 +78,18 @@ def _init_rpc_backend(
     if api._is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized in this process; call rpc.shutdown() first")
     backend = backend or _TENSORPIPE
+    _check(name=(name, str), rank=(rank, int), world_size=(world_size, int | None))
     options = rpc_backend_options or backend_registry.construct_rpc_backend_options(backend)
     made = backend_registry.init_backend(
         backend, store=store, name=name, rank=rank, world_size=world_size, rpc_backend_options=options
     )
     api._init_rpc_states(made)
+
+
+def _check(**arguments: tuple[Any, Any]) -> None:
+    for name, (value, kind) in arguments.items():
+        if not isinstance(value, kind):
+            raise RuntimeError(f"Argument {name} must be of type {kind} but got {value!r} of type {type(value)}")
 
 
 def join_world(
@@ -123,7 +130,13 @@ def _options(rpc_timeout: float, init_method: str, **kwargs: Any) -> TensorPipeR
     return TensorPipeRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **kwargs)
 
 
-_TENSORPIPE = backend_registry.register_backend("TENSORPIPE", _options, join_world)
+def _join_tensorpipe(rpc_backend_options: RpcBackendOptions, **kwargs: Any) -> Agent:
+    if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
+        raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`, not {rpc_backend_options!r}")
+    return join_world(rpc_backend_options=rpc_backend_options, **kwargs)
+
+
+_TENSORPIPE = backend_registry.register_backend("TENSORPIPE", _options, _join_tensorpipe)
 
 
 # -- names from torch 1.3 and 1.4

@@ -76,6 +76,14 @@ def test_when_all_have_come_and_do_not_fit_nobody_waits_on() -> None:
     assert leader.on_refused(Refused(reason)) == [Rejected(reason)]
 
 
+def test_it_does_not_matter_who_comes_last() -> None:
+    leader = world(3)
+    leader.on_join(2, Join(Member(2, "worker0", 0, ""), 3))
+    effects, outbox = leader.on_join(1, Join(ONE, 3))
+    reason = Refused("worker name worker0 is not unique: another worker has it already")
+    assert effects == [Joined(ONE)] and outbox[-2:] == [(1, reason), (0, reason)]
+
+
 def test_who_comes_again_under_another_name_is_let_in() -> None:
     leader = world(3, ONE)
     _, outbox = leader.on_join(2, Join(Member(2, "worker1", 0, ""), 3))

@@ -1,0 +1,89 @@
+"""torch's own tests of its RPC, from the installed wheel, on our runtime: all pass but those that are listed.
+
+A test that is listed and passes is an error, too, so the list stays true. `zygote.py` runs them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cannot_pass import REASONS
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1500)]
+SECONDS = 40
+AT_ONCE = 2
+LISTED = {test: reason for reason, tests in REASONS.items() for test in tests.split()}
+
+
+class Zygote:
+    """A process that runs tests one after the other; `names` are all there are."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("zygote.py")), str(SECONDS)]
+        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+        self.process = subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe, stderr=nowhere)
+        self.names: list[str] = json.loads(self._line())
+
+    def run(self, name: str) -> tuple[str, str]:
+        """"pass", "fail" or "skip", and the end of what was written."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{name}\n")
+        self.process.stdin.flush()
+        ran, outcome, words = json.loads(self._line())
+        assert ran == name
+        return outcome, words
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the zygote has ended with status {self.process.wait()}"
+        return line
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(SECONDS)
+
+
+@pytest.fixture(scope="module")
+def zygotes() -> Iterator[list[Zygote]]:
+    with ThreadPoolExecutor(AT_ONCE) as starters:
+        made = list(starters.map(lambda _: Zygote(), range(AT_ONCE)))
+    yield made
+    for zygote in made:
+        zygote.close()
+
+
+@pytest.fixture(scope="module")
+def outcomes(zygotes: list[Zygote]) -> dict[str, tuple[str, str]]:
+    """What became of each test."""
+    names = iter(zygotes[0].names)
+    found: dict[str, tuple[str, str]] = {}
+
+    def work(zygote: Zygote) -> None:
+        for name in names:  # each takes the next one
+            found[name] = zygote.run(name)
+
+    with ThreadPoolExecutor(AT_ONCE) as runners:
+        list(runners.map(work, zygotes))
+    return found
+
+
+def test_all_tests_pass_but_those_that_are_listed(outcomes: dict[str, tuple[str, str]]) -> None:
+    failed = {name: words for name, (outcome, words) in outcomes.items() if outcome == "fail" and name not in LISTED}
+    told = "\n\n".join(f"=== {name}\n{words}" for name, words in failed.items())
+    assert not failed, f"{len(failed)} of {len(outcomes)} failed: {', '.join(failed)}\n{told}"
+    assert sum(outcome == "pass" for outcome, _ in outcomes.values()) > 250
+
+
+def test_the_list_is_true(outcomes: dict[str, tuple[str, str]]) -> None:
+    assert sorted(name for name in LISTED if outcomes.get(name, ("pass", ""))[0] == "pass") == []
