@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rpcbench.protocol.delivery import COUNT_BITS, LIFE_BITS
-from rpcbench.protocol.effects import Enqueue, Heard, OwnerLost, Reject, Resolve, Run, Send, Unmade, WalkEnded
+from rpcbench.protocol.effects import Complete, Enqueue, Heard, OwnerLost, Reject, Resolve, Run, Send, Unmade, WalkEnded
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
 from rpcbench.words.errors import NotConnectedError, ProtocolError
@@ -198,3 +198,11 @@ def test_a_held_call_is_queued_when_the_owner_it_waits_for_is_lost(node: Node) -
     node.handle(3, 0, call, 0.0)
     assert Enqueue(3, 7) in lose(node, 2)
     assert node.begin(3, 7, 0.0) == [Run(3, call)]
+
+
+def test_that_the_world_is_complete_is_known_here_after_all_is_sent() -> None:
+    """Who waits for it may end the process at once, and the others would never hear of it."""
+    leader = Node(MEMBERS[0], 2)
+    leader.start()
+    effects = leader.outcome(leader.members.on_join(1, m.Join(MEMBERS[1], 2)))
+    assert effects[-1] == Complete(False) and [e.to for e in effects if isinstance(e, Send)] == [1]
