@@ -16,7 +16,7 @@ from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
-from rpcbench.words.errors import RpcError, RpcTimeoutError, WorkerLostError
+from rpcbench.words.errors import RpcError, RpcTimeoutError, ShutdownError, WorkerLostError
 from rpcbench.words.futures import blocked
 
 _ALL: frozenset[str] = frozenset()
@@ -49,6 +49,7 @@ class _Gathering:
         self._led: dict[tuple[_Key, int], AllGatherStates] = {}  # not complete yet
         self._followed: dict[tuple[_Key, int], AllGatherStates] = {}
         agent.on_member(self._changed)
+        agent.on_end.append(self._over)
 
     def leader(self, key: _Key) -> str:
         return min(key) if key else self._agent.member(0).name
@@ -90,6 +91,13 @@ class _Gathering:
             for states in ended:
                 states.end(error)
         self._end_complete()
+
+    def _over(self) -> None:
+        """The agent stops: nobody waits on."""
+        with self._lock:
+            waiting = [*self._led.values(), *self._followed.values()]
+        for states in waiting:
+            states.end(ShutdownError(f"{self._agent.name} has shut down while others were waited for in _all_gather"))
 
     @staticmethod
     def _was_led_by(key: _Key, who: WorkerInfo) -> bool:

@@ -18,7 +18,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.rpc import api
 from rpcbench.rpc.gathering import _Gathering
 from rpcbench.rpc.start import start_agent
-from rpcbench.words.errors import RpcTimeoutError, WorkerLostError
+from rpcbench.words.errors import RpcTimeoutError, ShutdownError, WorkerLostError
 
 EVERYONE = ("notebook", "worker1", "worker2")
 
@@ -47,7 +47,7 @@ class As:
 def on() -> Iterator[As]:
     made = As()
     yield made
-    made._threads.shutdown()
+    made._threads.shutdown(wait=False)  # whoever waits still is freed when the agents stop
 
 
 def open_rounds(agent: Agent) -> int:
@@ -148,6 +148,14 @@ def _unpack() -> Slow:
     if current.current().id:
         Slow.gates[-1].wait(20)
     return Slow()
+
+
+def test_who_waits_is_freed_when_its_own_agent_stops(agents: list[Agent], on: As) -> None:
+    waits = on(agents[1], api._wait_all_workers)
+    until(lambda: open_rounds(agents[1]) == 1)
+    agents[1].stop()
+    with pytest.raises(ShutdownError, match="worker1 has shut down"):
+        waits.result(20)
 
 
 def test_an_agent_is_needed() -> None:

@@ -32,7 +32,6 @@ REASONS: dict[str, str] = {
         RpcTest.test_rpc_profiling_remote_record_function
         RpcTest.test_rref_type_blocking
         RpcTest.test_rref_type_non_blocking
-        RpcTest.test_server_process_global_profiler
         DistAutogradTest.test_dist_autograd_profiling
     """,
     "TorchScript calls no RPC here, nor is it called by its name": """
