@@ -172,7 +172,7 @@ def test_calls_are_events_of_the_legacy_profiler(options: rpc.TensorPipeRpcBacke
     with torch.autograd.profiler_legacy.profile() as profile:
         rpc.rpc_sync("me", torch.add, (torch.ones(1), 1))
         rpc.rpc_async("me", Thing.name, (None,)).wait()
-        rpc.remote("me", Thing).rpc_sync().name()
+        rpc.remote("me", Thing)._get_future().wait()
     names = {event.name for event in profile.function_events}
     assert {"rpc_sync#aten::add(me -> me)", "rpc_async#Thing.name(me -> me)", "rpc_remote#Thing(me -> me)"} <= names
 
