@@ -30,7 +30,7 @@ factor = 7
 rpc.init_rpc("master", rank=0, world_size=3)
 print(rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 2)).tolist())
 print(rpc.rpc_sync("worker1", min, (5, 3)), rpc.rpc_sync("worker2", only_here, (6,)))
-print(rpc.rpc_sync("worker2", "only_there", (6,)) if BY_NAME else "worker2 says 6")
+print(rpc.rpc_sync("worker2", "only_there", (6,)))
 print(rpc.rpc_sync("worker1", rpc.rpc_sync, ("worker2", max, (8, 9))))
 big = torch.arange(1 << 20)
 print(torch.equal(rpc.rpc_sync("worker1", torch.neg, (big,)), -big))
@@ -77,7 +77,7 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
 @pytest.mark.process
 def test_a_master_and_its_workers_on_two_hosts(hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path) -> None:
     """worker1 on the master's host, worker2 on the other: unix sockets here, TLS there, one world."""
-    master, worker = script(tmp_path, "master", MASTER.replace("BY_NAME", "False")), script(tmp_path, "worker", WORKER)
+    master, worker = script(tmp_path, "master", MASTER), script(tmp_path, "worker", WORKER)
     here, there = hosts
     running = [
         here.start(master, env=env), here.start(worker, "1", env=env), there.start(worker, "2", env=env)
