@@ -171,6 +171,23 @@ def through_both(near: RRef[Server], far: RRef[Server], x: torch.Tensor) -> torc
     return rpc_sync("worker2", forward_scaled, (far, near.local_value().forward(x), 1.0))
 
 
+def test_a_worker_that_two_others_know_adds_once(tmp_path: Path) -> None:
+    with world(tmp_path, 4) as agents:
+        server: RRef[Server] = remote("worker3", Server)
+        x = leaf(3)
+        with autograd.accumulator() as total, autograd.context() as context:
+            calls = [rpc_async(f"worker{n}", forward_at_third, (server, x)) for n in (1, 2)]
+            autograd.backward(context, [sum(call.wait().sum() for call in calls)])
+            autograd.accumulate(total, context)
+            torch.testing.assert_close(server.rpc_sync().gradient(total), 2 * x.detach())
+        del server
+        nothing_left(agents)
+
+
+def forward_at_third(server: RRef[Server], x: torch.Tensor) -> torch.Tensor:
+    return rpc_sync("worker3", forward_scaled, (server, x, 1.0))
+
+
 def test_adding_up_changes_only_the_sum(agents: list[Agent]) -> None:
     x = leaf(3)
     with autograd.accumulator() as total, autograd.context() as context:
