@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rpcbench.protocol import delivery, records
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol import records
 from rpcbench.protocol.calls import Calls
 from rpcbench.protocol.contexts import Contexts
 from rpcbench.protocol.delivery import Delivery, Pair
@@ -166,3 +166,15 @@ def nothing_is_acknowledged_twice(patch: pytest.MonkeyPatch) -> None:
         return new
 
     patch.setattr(Delivery, "first_time", once)
+
+
+def numbers_do_not_tell_incarnations(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(delivery, "_LIFE", 0)
+
+
+def owners_are_taken_for_their_predecessors(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Node, "_alive", lambda self, worker, life: True)
+
+
+def what_was_shared_with_a_predecessor_is_sent(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Node, "_still_meant", lambda self, message: True)

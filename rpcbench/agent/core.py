@@ -359,7 +359,7 @@ class Agent:
     def use(self, link: Link) -> None:
         """Put another link between the machines and the connections, from now on."""
         link.attach(self._transmit, self._deliver)
-        self._link = link
+        self._link = self._pairs.link = link
         self.machine.ask(lambda node: node.delivery.may_lose(link.lossy))
 
     def _send(self, effect: fx.Send, may_wait: bool, send: Transmit | None = None) -> None:

@@ -14,18 +14,18 @@ from rpcbench.wire.frames import Frame
 
 
 class Pairs:
-    """`give_up` ends all connections to a member that is lost."""
+    """`give_up` ends all connections to a member that is lost; `link` is where messages come in."""
 
     def __init__(self, machine: Machine, roster: Roster, link: Link, host: str) -> None:
         self.give_up: Callable[[int, str], None] = lambda member, reason: None
         self._machine = machine
         self._roster = roster
-        self._link = link
+        self.link = link
         self._host = host
 
     def arrived(self, peer: Identity, frame: Frame) -> None:
         seq, message = m.unpack(frame.control, frame.body)
-        self._link.incoming(peer.id, seq, message)
+        self.link.incoming(peer.id, seq, message)
 
     def ended(self, peer: Identity, reason: str) -> None:
         told = self._roster.explain(peer.name, reason)

@@ -28,7 +28,7 @@ from rpcbench.protocol.node import Node
 from rpcbench.protocol.records import Sent
 from rpcbench.wire.devices import Route
 from rpcbench.wire.messages import Scope
-from rpcbench.words.ids import Counter, Id, global_id
+from rpcbench.words.ids import Counter, Id, first_serial, global_id
 
 _GLANCE = 256
 """So many nodes behind a message are looked at when it is sent; where there are more, the backward pass looks."""
@@ -48,8 +48,8 @@ class AutogradRecorder:
         self._lock = threading.Lock()
         self._contexts: dict[int, Recorded] = {}
         self._warned: set[str] = set()
-        self._messages = Counter()
-        self._ids = Counter()
+        self._messages = Counter(first_serial(agent.incarnation))
+        self._ids = Counter(first_serial(agent.incarnation))
         self._current: ContextVar[int | None] = ContextVar("rpcbench_context", default=None)
 
     # -- contexts

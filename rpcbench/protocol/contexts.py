@@ -13,9 +13,9 @@ from rpcbench.protocol.effects import Effects, ForgetContext, WalkEnded
 from rpcbench.protocol.records import Context, Received, Sent
 from rpcbench.protocol.rrefs import Outbox
 from rpcbench.protocol.walks import Name, Outcome, Walks
-from rpcbench.wire.messages import EMPTY, ReleaseContext, Scope, WalkFailed
+from rpcbench.wire.messages import EMPTY, Attending, ReleaseContext, Scope, WalkFailed
 from rpcbench.words.events import Note, Row, Table
-from rpcbench.words.ids import worker_of
+from rpcbench.words.ids import origin, origin_of, worker_of
 
 _TOMBSTONES = 4096
 _RELEASED = "the autograd context was released before its backward pass had ended"
@@ -29,6 +29,7 @@ class Contexts:
         self.me = me
         self.contexts: dict[int, Context] = {}
         self.gone: set[int] = set()
+        self._over: set[int] = set()  # origins of contexts whose worker is gone
         self.walks = Walks(me, self.contexts, self.gone, self._tell, name)
         self._released: dict[int, None] = {}
 
@@ -38,7 +39,7 @@ class Contexts:
         known = self.contexts.get(context)
         if known is not None:
             return known
-        if context in self._released or worker_of(context) in self.gone:
+        if context in self._released or origin_of(context) in self._over:
             return None
         known = self.contexts[context] = Context()
         self._tell("ContextCreated", context)
@@ -105,22 +106,38 @@ class Contexts:
         others = [(worker, ReleaseContext(context)) for worker in sorted(known.known - {self.me})]
         return [*ended, ForgetContext(context)], others
 
-    def lost(self, worker: int, reason: str, members: Iterable[int]) -> Outcome:
+    def on_attending(self, source: int, context: int) -> Outcome:
+        """A worker has a context that was begun here, and may not have it from us: it will hear of the end."""
+        known = self.contexts.get(context)
+        if known is None:
+            return [], [(source, ReleaseContext(context))]
+        known.known.add(source)
+        self._tell("WorkerAttends", context)
+        return [], []
+
+    def came(self, worker: int, incarnation: int) -> None:
+        """A worker is here, perhaps after another one under its id."""
+        self.gone.discard(worker)
+        self._over.discard(origin(worker, incarnation))
+
+    def lost(self, worker: int, incarnation: int, reason: str) -> Outcome:
         """A worker is gone: walks that need it fail, contexts it began are over.
 
-        Through it alone a context may have come to others; so all `members` will hear of the end of those begun here.
+        Through it alone a context may have come here; so those who began such contexts are told who has them.
         """
         self.gone.add(worker)
+        self._over.add(origin(worker, incarnation))
         effects: Effects = []
         outbox: Outbox = []
         for context, known in list(self.contexts.items()):
             more, out = self.walks.lost(context, worker, reason)
             effects, outbox = effects + more, outbox + out
+            told_by_it, began = worker in known.known, worker_of(context)
             known.known.discard(worker)
-            if worker_of(context) == self.me:
-                known.known.update(set(members) - {self.me})
             self._tell("WorkerLost", context)
-            if worker_of(context) == worker:
+            if told_by_it and began not in (self.me, worker):
+                outbox.append((began, Attending(context)))
+            if origin_of(context) in self._over:
                 more, out = self.release(context)
                 effects, outbox = effects + more, outbox + out
         return effects, outbox

@@ -177,16 +177,23 @@ class Delivery:
         self.lossy = lossy
 
     def number(self, pair: Pair, message: m.Message) -> Send:
-        if not self._ticking:
-            self._ticking = self.stirred = True
+        self._stir()
         return pair.number(message)
 
     def first_time(self, pair: Pair, seq: int) -> bool:
         """Whether a message is new. It is owed an acknowledgement in any case: the last one may be lost."""
-        if not self._ticking:
-            self._ticking = self.stirred = True
+        self._stir()
         pair.owed += 1
         return pair.window.first_time(seq & _COUNT)
+
+    def owe(self, pair: Pair) -> None:
+        """An acknowledgement could not be sent: another one a tick from now."""
+        pair.owed += 1
+        self._stir()
+
+    def _stir(self) -> None:
+        if not self._ticking:
+            self._ticking = self.stirred = True
 
     def tick(self) -> Effects:
         sends: list[Send] = []

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from rpcbench.protocol.effects import Complete, Effects, Gone, Joined, Rejected
 from rpcbench.protocol.rrefs import Outbox
-from rpcbench.wire.messages import Join, Loss, Member, Ready, Refused, Report, View
+from rpcbench.wire.messages import Join, Loss, Member, Past, Ready, Refused, Report, View
 
 LEADER = 0
 Outcome = tuple[Effects, Outbox]
@@ -26,10 +26,11 @@ class Membership:
         self.world_size = world_size
         self.members: dict[int, Member] = {}
         self.epoch = 0
-        self.closing = False
+        self.closing = self.ended = False
         self._complete = self._closed = False  # told already
         self._turned_away: dict[int, str] = {}  # by id, and why: a closed world waits for them in vain
         self._ready: set[int] = set()
+        self.past: dict[int, int] = {}  # incarnations of the latest members under ids that have none now
         self._lost: dict[int, str] = {}
 
     @property
@@ -64,6 +65,7 @@ class Membership:
             more, out = self._refuse(source, reason)
             return effects + more, outbox + out
         self._lost.pop(source, None)
+        self.past.pop(source, None)
         self._turned_away.pop(source, None)
         more, out = self._change(lambda: self.members.update({source: message.member}))
         return effects + more, outbox + out + self._give_up()
@@ -129,6 +131,7 @@ class Membership:
     def _remove(self, worker: int) -> Outcome:
         """Perhaps the others only waited for this one."""
         self._ready.discard(worker)
+        self.past[worker] = self.members[worker].incarnation
         effects, outbox = self._change(lambda: self.members.pop(worker))
         more, out = self._close_if_ready()
         return effects + more, outbox + out
@@ -142,7 +145,9 @@ class Membership:
         change()
         self.epoch += 1
         lost = tuple(Loss(*entry) for entry in self._lost.items())
-        view = View(self.epoch, tuple(self.members.values()), lost, self.closing, self._complete or self._filled())
+        past = tuple(Past(*entry) for entry in self.past.items())
+        complete = self._complete or self._filled()
+        view = View(self.epoch, tuple(self.members.values()), lost, self.closing, complete, past)
         outbox: Outbox = [(to, view) for to in self.members if to != LEADER]
         return self._compare(before, view.complete), outbox
 
@@ -160,7 +165,7 @@ class Membership:
         return self._remove(worker)
 
     def _world_ended(self, reason: str) -> Outcome:
-        before, self.members = self.members, {}
+        before, self.members, self.ended = self.members, {}, True
         self._lost = {LEADER: reason}
         effects: Effects = [Gone(member, True, reason) for id_, member in before.items() if id_ != self.me.id]
         if not self._complete:
@@ -173,7 +178,7 @@ class Membership:
         before = self.members
         self.epoch, self.closing = view.epoch, view.closing
         self.members = {member.id: member for member in view.members}
-        self._lost = dict(view.lost)
+        self._lost, self.past = dict(view.lost), dict(view.past)
         return self._compare(before, view.complete)
 
     def on_refused(self, message: Refused) -> Effects:

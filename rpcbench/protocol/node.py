@@ -44,6 +44,7 @@ class Node:
         self.contexts = Contexts(me.id, self.name)
         self.members = Membership(me, world_size)
         self.leaks: list[Held] = []  # what members held on to when they left a world that was over
+        self.rrefs.alive, self.rrefs.life_of = self._alive, self._life_of
         self.delivery = Delivery(me.incarnation, lossy)
         self._gone: dict[int, Gone] = {}
         self._early: dict[int, list[tuple[int, m.Message, float]]] = {}
@@ -66,11 +67,12 @@ class Node:
             m.ReleaseContext: lambda source, msg, now: self.contexts.release(msg.context),
             m.Join: lambda source, msg, now: self.members.on_join(source, msg),
             m.Refused: lambda source, msg, now: (self.members.on_refused(msg), []),
-            m.View: lambda source, msg, now: (self.members.on_view(msg), []),
+            m.View: lambda source, msg, now: self._on_view(msg),
             m.Ready: lambda source, msg, now: self.members.on_ready(source, msg),
             m.Report: lambda source, msg, now: self.members.on_report(msg),
             m.Notice: lambda source, msg, now: ([Heard(source, msg)], []),
             m.Uncreated: self._on_uncreated,
+            m.Attending: lambda source, msg, now: self.contexts.on_attending(source, msg.context),
             m.Forget: lambda source, msg, now: ([], [(source, self.delivery.pairs[source].fate(msg))]),
             m.Fate: lambda source, msg, now: self._on_fate(source, msg),
         }
@@ -103,7 +105,7 @@ class Node:
         """Words from a process that is not the known one under that id, or meant for one before us. None: not now."""
         (life, meant), pair, gone = lives(seq), self.delivery.pairs.get(source), self._gone.get(source)
         joins = isinstance(message, m.Join)
-        if meant != self.delivery.life or (pair is not None and not newer(life, pair.life)):
+        if self.members.ended or meant != self.delivery.life or (pair is not None and not newer(life, pair.life)):
             return None
         if pair is None and (gone is None or joins):
             return self.delivery.meet(source, life)
@@ -145,6 +147,14 @@ class Node:
         error = ConnectionLostError(f"RRef creation via rpc.remote() failed: {message.reason}", False)
         return self.rrefs.unmade(message.rref, error), created
 
+    def _on_view(self, view: m.View) -> Outcome:
+        effects = self.members.on_view(view)
+        outbox: Outbox = []
+        for fork in self.rrefs.forsaken():
+            more, out = self.rrefs.owner_lost(fork)
+            effects, outbox = effects + more + self.calls.confirmed(fork), outbox + out
+        return effects, outbox
+
     def _on_fork_accept(self, source: int, message: m.ForkAccept, now: float) -> Outcome:
         effects, outbox = self.rrefs.on_fork_accept(message)
         return effects + self.calls.confirmed(message.fork), outbox
@@ -160,8 +170,8 @@ class Node:
                 pending.add(fork.fork)
         return pending, effects, outbox
 
-    def _taken_back(self, to: int, message: m.Message, error: Exception) -> Outcome:
-        """What waits for a message that does not come, waits no more."""
+    def _taken_back(self, to: int, message: m.Message, error: Exception, gone: bool = False) -> Outcome:
+        """What waits for a message that does not come, waits no more. `gone`: nor does the process it was meant for."""
         if isinstance(message, m.Discover | m.Gradients):
             text = f"backward of autograd context {message.context}: {error}"
             failure = m.WalkFailed(message.context, message.walk, self.me, type(error).__name__, text, m.EMPTY)
@@ -170,7 +180,7 @@ class Node:
         outbox: Outbox = []
         if (scope := getattr(message, "scope", None)) is not None:
             self.contexts.unsent(scope)
-        if to in self._gone and isinstance(message, m.ForkRequest | m.Create | m.Uncreated):
+        if gone and isinstance(message, m.ForkRequest | m.Create | m.Uncreated):
             effects, outbox = self.rrefs.owner_lost(message.fork)
             effects += self.calls.confirmed(message.fork)
         for fork in getattr(message, "forks", ()):
@@ -211,7 +221,16 @@ class Node:
         """Begin a call; its forks are shared already."""
         label = "to_here" if isinstance(message, m.Fetch) else message.label
         self.calls.start(message.call, to, label, now, timeout)
+        if not self._still_meant(message):
+            error = WorkerLostError(f"the {self.name(to)} that {label} was meant for is gone")
+            return self._after(*self._taken_back(to, message, error, gone=True))
         return self._number([(to, message)])
+
+    def _still_meant(self, message: Request) -> bool:
+        """Whether the process that RRefs were shared with for this message is the one that it goes to."""
+        if isinstance(message, m.Create) and message.fork not in self.rrefs.users:
+            return False
+        return isinstance(message, m.Fetch) or all(self.rrefs.shared(fork) for fork in message.forks)
 
     def expired(self, call: int) -> Effects:
         """The deadline of a call has passed."""
@@ -259,9 +278,11 @@ class Node:
         """
         pair, message = self.delivery.pairs.get(send.to), send.message
         if type(message) is m.Seen:
-            return []  # the next one will say as much
+            if pair is not None:
+                self.delivery.owe(pair)
+            return self._stirred([])
         if pair is None or not pair.sends(send.seq):
-            return self._after(*self._taken_back(send.to, message, error))
+            return self._after(*self._taken_back(send.to, message, error, gone=True))
         if isinstance(error, ProtocolError) or once(message):
             instead = _instead(message, error)
             filled = [] if instead is None else [pair.replace(send.seq, instead)]
@@ -284,10 +305,14 @@ class Node:
         if self.members.closing:
             self.delivery.drop(worker)  # nobody is told of a loss any more
             if member is not None:  # but what it held until now is not waited for
+                self._gone[worker] = Gone(member, True, reason)
                 self.leaks += self.rrefs.held_by(worker)
                 effects, outbox, _ = self.rrefs.lost(worker, incarnation)
                 return self._after(effects, [(to, message) for to, message in outbox if to != worker])
-        return self._after(*self.members.lost(worker, reason))
+        outcome = self.members.lost(worker, reason)
+        if self.members.ended:
+            self.delivery.drop(worker)
+        return self._after(*outcome)
 
     def broken(self, worker: int, incarnation: int, reason: str) -> Effects:
         """The connection to a member has ended, but it may come back: calls in flight fail, all else waits."""
@@ -360,11 +385,23 @@ class Node:
         pair = self.delivery.pairs.get(member.id)
         if pair is None or pair.life != member.incarnation:
             self.delivery.meet(member.id, member.incarnation)
-        self.contexts.gone.discard(member.id)
-        effects: Effects = []
+        self.contexts.came(member.id, member.incarnation)
+        effects = self._number(self.rrefs.came(member.id, member.incarnation))
         for early in self._early.pop(member.id, ()):
             effects += self.handle(member.id, *early)
         return effects
+
+    def _life_of(self, worker: int) -> int:
+        member = self.members.members.get(worker)
+        return member.incarnation if member else 0
+
+    def _alive(self, worker: int, life: int) -> bool | None:
+        """Whether this very process is in the world; None if it may have come, and is not known here yet."""
+        member = self.members.members.get(worker)
+        if member is not None and member.incarnation == life:
+            return True
+        latest = self.members.past.get(worker, -1) if member is None else member.incarnation
+        return False if latest >= life or self.members.ended else None
 
     def _left(self, gone: Gone) -> Effects:
         worker = gone.member.id
@@ -381,7 +418,7 @@ class Node:
         for message in held:
             more, out = self._not_run(message, WorkerLostError(why))
             effects, outbox = effects + more, outbox + out
-        more, out = self.contexts.lost(worker, why, self.members.members)
+        more, out = self.contexts.lost(worker, gone.member.incarnation, why)
         return effects + more + self._number(outbox + out)
 
     def _on_fate(self, to: int, fate: m.Fate) -> Outcome:
@@ -405,7 +442,7 @@ class Node:
             if pair is None:
                 gone = self._gone[to]
                 error = WorkerLostError(f"{gone.member.name} cannot be reached: {gone.reason}")
-                effects += self._after(*self._taken_back(to, message, error))
+                effects += self._after(*self._taken_back(to, message, error, gone=True))
             else:
                 effects.append(self.delivery.number(pair, message))
         return self._stirred(effects)

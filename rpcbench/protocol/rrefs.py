@@ -54,6 +54,7 @@ class User:
     rref: Id
     owner: int
     parent: int | None
+    life: int = 0  # the owner's incarnation
     type: str = ""
     confirmed: bool = False
     released: bool = False
@@ -76,6 +77,8 @@ class RRefs:
         self.note: Note | None = None
         self.on_empty: Callable[[], object] | None = None  # called when nothing is owned or used any more
         self.me = me
+        self.alive: Callable[[int, int], bool | None] = lambda worker, life: True  # None: it is not known here yet
+        self.life_of: Callable[[int], int] = lambda worker: 0
         self.owned: dict[Id, Owned] = {}
         self.users: dict[Id, User] = {}
         self.children: dict[Id, Id] = {}
@@ -92,7 +95,7 @@ class RRefs:
     def create_user(self, owner: int, type_: str) -> tuple[Id, Id]:
         """For `remote()`: this member becomes the first user of a value that `owner` will make."""
         rref, fork = self.new_id(), self.new_id()
-        self.users[fork] = User(rref, owner, None, type_)
+        self.users[fork] = User(rref, owner, None, self.life_of(owner), type_)
         self._tell_user("UserCreated", fork)
         return rref, fork
 
@@ -109,13 +112,19 @@ class RRefs:
                 owned = self.owned[rref] = Owned(type_, created=made, ready=made, made=now)
             owned.forks[child] = to
             self._tell_owned("ForkAdded", rref)
-            return Fork(rref, self.me, child, self.me, type_)
+            return Fork(rref, self.me, child, self.me, type_, self._incarnation)
         if user is None:
             raise WorkerLostError(f"RRef {rref} cannot be passed on: its owner is gone, or never got the call for it")
         user.children[child] = to
         self.children[child] = fork
         self._tell_user("ChildAdded", fork)
-        return Fork(rref, user.owner, child, self.me, type_)
+        return Fork(rref, user.owner, child, self.me, type_, user.life)
+
+    def shared(self, fork: Fork) -> bool:
+        """Whether a fork made here still stands for something: the one it was made for may have gone since."""
+        if fork.owner != self.me:
+            return fork.fork in self.children
+        return fork.rref in self.owned and fork.fork in self.owned[fork.rref].forks
 
     def unshare(self, fork: Fork) -> tuple[Effects, Outbox]:
         """The message that was to carry it was not sent."""
@@ -126,13 +135,17 @@ class RRefs:
     # -- receiving
     def adopt(self, fork: Fork) -> tuple[bool, Effects, Outbox]:
         """A message brought this RRef. True if its owner must confirm it before a function may run on it."""
+        told: Outbox = [] if fork.parent == self.me else [(fork.parent, ChildAccept(fork.fork))]
         if fork.owner == self.me:
-            told: Outbox = [] if fork.parent == self.me else [(fork.parent, ChildAccept(fork.fork))]
-            return False, self._add_fork(fork.rref, fork.fork, self.me), told
+            return False, self._add_fork(fork.rref, fork.fork, self.me, fork.life != self._incarnation), told
+        alive = self.alive(fork.owner, fork.life)
+        if alive is False:
+            return False, [OwnerLost(fork.rref)], told
         confirmed = fork.parent == fork.owner
-        self.users[fork.fork] = User(fork.rref, fork.owner, fork.parent, fork.type, confirmed)
+        self.users[fork.fork] = User(fork.rref, fork.owner, fork.parent, fork.life, fork.type, confirmed)
         self._tell_user("UserAdded", fork.fork)
-        return not confirmed, [], [] if confirmed else [(fork.owner, ForkRequest(fork.rref, fork.fork))]
+        asks = alive and not confirmed  # else once it is known
+        return not confirmed, [], [(fork.owner, ForkRequest(fork.rref, fork.fork))] if asks else []
 
     def came_home(self, fork: Fork) -> Effects:
         """The owner holds the value that this RRef stands for by itself now."""
@@ -207,7 +220,7 @@ class RRefs:
             for fork in [fork for fork, holder in owned.forks.items() if holder == worker]:
                 effects += self._drop_fork(rref, fork)
                 self._bereft[rref] = None
-            if not owned.created and rref.worker == worker:
+            if not owned.created and (rref.worker, rref.incarnation) == (worker, incarnation):
                 effects += self.unmade(rref, _lost_value(rref))
         while len(self._bereft) > _TOMBSTONES:
             del self._bereft[next(iter(self._bereft))]
@@ -215,11 +228,23 @@ class RRefs:
             more, out = self._child_known(child)
             effects, outbox = effects + more, outbox + out
         for fork, user in list(self.users.items()):
-            if user.owner == worker:
+            if (user.owner, user.life) == (worker, incarnation):
                 more, out = self.owner_lost(fork)
                 effects, outbox = effects + more, outbox + out
                 waiting.append(fork)
         return effects, outbox, waiting
+
+    def came(self, worker: int, incarnation: int) -> Outbox:
+        """A member is known now: ask it for forks of its RRefs that came here before it was."""
+        return [
+            (worker, ForkRequest(user.rref, fork))
+            for fork, user in self.users.items()
+            if (user.owner, user.life) == (worker, incarnation) and not user.confirmed and user.parent is not None
+        ]
+
+    def forsaken(self) -> list[Id]:
+        """Forks whose owner is known to be gone, though perhaps it was never known to be there."""
+        return [fork for fork, user in self.users.items() if self.alive(user.owner, user.life) is False]
 
     # -- looking
     def held_by(self, worker: int | None = None) -> list[Held]:
@@ -245,8 +270,9 @@ class RRefs:
             assert owned.forks or not owned.created, f"{rref} is kept for nobody"
 
     # -- inside
-    def _add_fork(self, rref: Id, fork: Id, holder: int) -> Effects:
-        never = rref not in self.owned and (rref in self._bereft or (rref.worker, rref.incarnation) in self._gone)
+    def _add_fork(self, rref: Id, fork: Id, holder: int, predecessors: bool = False) -> Effects:
+        lost = predecessors or rref in self._bereft or (rref.worker, rref.incarnation) in self._gone
+        never = lost and rref not in self.owned
         self.owned.setdefault(rref, Owned()).forks[fork] = holder
         self._tell_owned("ForkAdded", rref)
         return self.unmade(rref, _lost_value(rref)) if never else []

@@ -18,13 +18,14 @@ from rpcbench.words.ids import Id
 
 
 class Fork(NamedTuple):
-    """One RRef inside a body: what the receiver needs to become a user of it."""
+    """One RRef inside a body: what the receiver needs to become a user of it. `life`: the owner's incarnation."""
 
     rref: Id
     owner: int
     fork: Id
     parent: int
     type: str
+    life: int = 0
 
 
 class Scope(NamedTuple):
@@ -190,6 +191,12 @@ class ReleaseContext(NamedTuple):
     context: int
 
 
+class Attending(NamedTuple):
+    """To the worker that began a context: its sender takes part, and lost the one it may have it from."""
+
+    context: int
+
+
 class Device(NamedTuple):
     """One of its own devices that a member names, such as "cuda:0"."""
 
@@ -254,6 +261,13 @@ class Loss(NamedTuple):
     reason: str
 
 
+class Past(NamedTuple):
+    """The latest process under an id that has none now."""
+
+    id: int
+    incarnation: int
+
+
 class View(NamedTuple):
     """Member 0 tells everyone who is in the world now, and who of those before went without a word.
 
@@ -265,6 +279,7 @@ class View(NamedTuple):
     lost: tuple[Loss, ...]
     closing: bool
     complete: bool
+    past: tuple[Past, ...] = ()
 
 
 class Ready(NamedTuple):
@@ -328,7 +343,7 @@ KINDS: tuple[type[Any], ...] = (
     ForkRequest, ForkAccept, ChildAccept, UserDelete,
     Discover, Discovered, Gradients, Settled, WalkFailed, ReleaseContext,
     Join, Refused, View, Ready, Report, Notice,
-    Seen, Forget, Fate, Uncreated,
+    Seen, Forget, Fate, Uncreated, Attending,
 )  # fmt: skip
 EMPTY = Body(b"", b"", [])
 _TEXT = "surrogatepass"  # an exception may hold text that is no Unicode, such as a file name
@@ -361,7 +376,7 @@ def _layout(kind: type[Any]) -> tuple[_Field, ...]:
 
 
 _LAYOUTS: dict[type[Any], tuple[_Field, ...]] = {}
-for _record in (Id, Fork, Scope, Awaited, Device, Mapped, Devices, Member, Loss, *KINDS):
+for _record in (Id, Fork, Scope, Awaited, Device, Mapped, Devices, Member, Loss, Past, *KINDS):
     _LAYOUTS[_record] = _layout(_record)
 _HAS_BODY = frozenset(kind for kind in KINDS if "body" in kind._fields)
 

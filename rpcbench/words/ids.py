@@ -25,7 +25,8 @@ class Id(NamedTuple):
     incarnation: int = 0
 
     def __str__(self) -> str:
-        return f"{self.worker}.{self.serial}"
+        again = f".{self.incarnation}" if self.incarnation else ""
+        return f"{self.worker}.{self.serial}{again}"
 
 
 def global_id(worker: int, serial: int) -> int:
@@ -36,6 +37,25 @@ def global_id(worker: int, serial: int) -> int:
 def worker_of(number: int) -> int:
     """The worker that made a 64-bit id."""
     return number >> COUNTER_BITS
+
+
+_SERIAL_BITS = 32
+_LIVES = (1 << COUNTER_BITS - _SERIAL_BITS) - 1
+
+
+def first_serial(incarnation: int) -> int:
+    """Where the counters of 64-bit ids begin, so that they differ from those of an earlier incarnation."""
+    return (incarnation & _LIVES) << _SERIAL_BITS
+
+
+def origin_of(number: int) -> int:
+    """Which process made a 64-bit id, if its counter began at `first_serial`."""
+    return number >> _SERIAL_BITS
+
+
+def origin(worker: int, incarnation: int) -> int:
+    """`origin_of` all ids that this process makes."""
+    return origin_of(global_id(worker, first_serial(incarnation)))
 
 
 class Counter:

@@ -56,8 +56,8 @@ class Trainer(Passer):
 
     world: Training
 
-    def __init__(self, world: Training, id_: int, size: int | None) -> None:
-        super().__init__(world, id_, size)
+    def __init__(self, world: Training, id_: int, size: int | None, life: int) -> None:
+        super().__init__(world, id_, size, life)
         leaf = torch.randn(3, dtype=torch.double).requires_grad_()
         world.leaves.append(leaf)
         self.pool = [Twins(leaf, leaf)]

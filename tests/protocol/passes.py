@@ -49,8 +49,8 @@ class Passer(Member):
 
     world: Passes
 
-    def __init__(self, world: Passes, id_: int, size: int | None) -> None:
-        super().__init__(world, id_, size)
+    def __init__(self, world: Passes, id_: int, size: int | None, life: int) -> None:
+        super().__init__(world, id_, size, life)
         self.calls = self.messages = 0
         self.recvs: list[int] = []
         self.reach: dict[int, frozenset[int]] = {}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from simulation import Member, World
+from simulation import Event, Member, World
 
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.membership import LEADER
@@ -40,12 +40,12 @@ class Sharer(Member):
 
     world: Sharing
 
-    def __init__(self, world: Sharing, id_: int, size: int | None) -> None:
-        super().__init__(world, id_, size)
+    def __init__(self, world: Sharing, id_: int, size: int | None, life: int) -> None:
+        super().__init__(world, id_, size, life)
         self.handles: list[Handle] = []
         self.kept: set[Id] = set()  # values kept for others
         self.parked: dict[Id, list[tuple[int, m.Fetch]]] = defaultdict(list)
-        self.calls = 0
+        self.first = self.calls = life << 16
         self.answers: Counter[int] = Counter()
         self.runs: Counter[tuple[int, int]] = Counter()
         self.fetching: dict[int, Handle] = {}
@@ -65,6 +65,8 @@ class Sharer(Member):
     def act(self) -> None:
         pick = self.world.random
         to = pick.choice(range(len(self.world.members)))
+        if to not in self.node.members.members and to not in self.node._gone:
+            return  # an agent knows no such worker yet
         idle = [handle for handle in self.handles if not handle.busy]
         theirs = [handle for handle in idle if handle.owner != self.id and not self._failed(handle)]
         match pick.choice(ACTIONS):
@@ -227,7 +229,7 @@ class Sharing(World):
         self.orphaned: set[Id] = set()  # passed on by a member that died before the owner knew: may go too early
         super().__init__(seed, Sharer, size, lossy)
 
-    def run(self, actions: int, deaths: int, cuts: int = 0) -> None:
+    def run(self, actions: int, deaths: int, cuts: int = 0, restarts: int = 0) -> None:
         """Everything at once, then drop what is left and look."""
         with self.telling():
             for _ in range(actions):
@@ -235,6 +237,14 @@ class Sharing(World):
                 self.within(2 * actions, member.id, member.act)
             for worker in self.random.sample(range(len(self.members)), deaths):
                 self.within(2 * actions, -1, partial(self.kill, worker))
+            for _ in range(restarts):
+                worker, after = self.random.randrange(1, len(self.members)), self.random.uniform(0, 2 * actions)
+                self.events.append(Event(self.now + after, -1, partial(self.kill, worker)))
+                again = self.now + after + self.random.uniform(1, 60)
+                self.events.append(Event(again, -1, partial(self.restart, worker)))
+                for _ in range(actions // 2):
+                    late = again + self.random.uniform(0, 2 * actions)
+                    self.events.append(Event(late, -1, partial(self._act, worker)))
             for _ in range(cuts):
                 self.within(2 * actions, -1, partial(self.cut, *self.random.sample(range(len(self.members)), 2)))
             self.settle()
@@ -245,6 +255,10 @@ class Sharing(World):
                         member.drop(handle)
                 self.settle()
             self._check_end()
+
+    def _act(self, worker: int) -> None:
+        if worker not in self.dead:
+            self.members[worker].act()
 
     def step(self) -> None:
         super().step()
@@ -258,6 +272,10 @@ class Sharing(World):
 
     def kill(self, worker: int) -> None:
         super().kill(worker)
+        self.orphaned.update(f.rref for p in self.in_flight() for f in _forks(p.message) if f.owner == worker)
+        for member in self.members.values():
+            self.orphaned.update(user.rref for user in member.node.rrefs.users.values() if user.owner == worker)
+            self.orphaned.update(handle.rref for handle in member.handles if handle.owner == worker)
         self.orphaned.update(f.rref for p in self.in_flight() for f in _forks(p.message) if f.parent == worker)
         for member in self.alive:
             users = member.node.rrefs.users.values()
@@ -279,7 +297,8 @@ class Sharing(World):
     def _check_end(self) -> None:
         for member in self.alive:
             node, at = member.node, f"worker {member.id}"
-            wrong = {call: member.answers[call] for call in range(1, member.calls + 1) if member.answers[call] != 1}
+            calls = range(member.first + 1, member.calls + 1)
+            wrong = {call: member.answers[call] for call in calls if member.answers[call] != 1}
             assert not wrong, f"{at}: numbers of answers to calls: {wrong}"
             left = {name: table for name, table in node.tables().items() if table}
             assert not left, f"{at}: left over: {left}"

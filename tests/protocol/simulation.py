@@ -3,8 +3,8 @@
 What happens here can happen to agents. Messages overtake each other, come twice, or late; in a lossy world they
 vanish. The effects of one feed are carried out in order, those of different feeds in any order. A message cannot be
 sent. A connection breaks: what is in it vanishes, until both sides have noticed and there is a new one. A member dies:
-what it has sent may still come, what is sent to it vanishes or is refused, and the others learn of it one after the
-other.
+what it has sent may still come, what is sent to it vanishes, is refused, or comes to another process that was started
+under its id, and the others learn of all that one after the other.
 
 After every step the tables of the node that was fed must agree with each other, and with what was told of them. An
 error carries the history of its run; the same arguments give the same run.
@@ -20,7 +20,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol.delivery import COUNT_BITS
+from rpcbench.protocol.delivery import COUNT_BITS, lives
+from rpcbench.protocol.membership import LEADER
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
 from rpcbench.words.errors import NotConnectedError, ProtocolError, RpcError
@@ -68,7 +69,8 @@ class World:
         self.down: dict[frozenset[int], list[Member]] = {}  # pairs without a connection, and who of them knows
         self.handled: set[tuple[int, int, int]] = set()
         self.calm = False
-        self.members = {id_: kind(self, id_, size) for id_ in range(size)}
+        self.start = lambda id_, life: kind(self, id_, size, life)
+        self.members = {id_: self.start(id_, 0) for id_ in range(size)}
         for member in self.members.values():
             member.feed(member.node.start)
         self.settle()
@@ -114,10 +116,16 @@ class World:
     def in_flight(self) -> Iterator[Packet]:
         """Messages that have not been handled yet."""
         for event in self.events:
-            if event.packet is not None and event.packet[:3] not in self.handled:
+            if event.packet is not None and event.packet[:3] not in self.handled and self.is_meant(event.packet):
                 yield event.packet
 
+    def is_meant(self, packet: Packet) -> bool:
+        """Whether a message is on its way to a process that lives, not to its predecessor."""
+        return packet.to not in self.dead and lives(packet.seq)[1] == self.members[packet.to].life
+
     def _deliver(self, packet: Packet) -> None:
+        if packet.to in self.dead:
+            return
         if self.lossy and self.chance(LOST):
             self.tell(f"{packet.source} -> {packet.to} #{packet.seq} is lost: {_short(packet.message)}")
             return
@@ -132,11 +140,24 @@ class World:
 
     def kill(self, worker: int) -> None:
         """It stops where it stands; the others see their connections end."""
+        if worker in self.dead:
+            return
         self.tell(f"{worker} dies")
         self.dead.add(worker)
+        life = self.members[worker].life
         self.events = [event for event in self.events if not self._dies_with(event, worker)]
+        self.down = {pair: noticed for pair, noticed in self.down.items() if worker not in pair}
         for member in self.alive:
-            self.later(member.id, lambda at=member: at.feed(lambda: at.node.lost(worker, 0, "its connection ended")))
+            lost = partial(member.node.lost, worker, life, "its connection ended")
+            self.later(member.id, partial(member.feed, lost))
+
+    def restart(self, worker: int) -> None:
+        """Another process takes the id of one that died, whether the others know of the death or not."""
+        if worker in self.dead and LEADER not in self.dead:
+            self.tell(f"{worker} is started again")
+            self.dead.discard(worker)
+            member = self.members[worker] = self.start(worker, self.members[worker].life + 1)
+            member.feed(member.node.start)
 
     def cut(self, one: int, other: int) -> None:
         """The connection of two breaks. Each notices, then there is a new one, then each learns of that."""
@@ -146,27 +167,29 @@ class World:
         self.tell(f"{one} and {other} are cut off from each other")
         self.down[pair] = []
         self.events = [e for e in self.events if e.packet is None or {e.packet.source, e.packet.to} != pair]
-        for member, peer in ((self.members[one], other), (self.members[other], one)):
+        both = self.members[one], self.members[other]
+        for member, peer in (both, both[::-1]):
             self.within(10, member.id, partial(self._notice, member, peer))
 
-    def _notice(self, member: Member, peer: int) -> None:
-        noticed = self.down[frozenset((member.id, peer))]
+    def _notice(self, member: Member, peer: Member) -> None:
+        noticed = self.down.get(frozenset((member.id, peer.id)), [])
         noticed.append(member)
         if len(noticed) == 2:
             self.within(10, -1, partial(self._reconnect, *noticed))
-        member.feed(lambda: member.node.broken(peer, 0, "cut"))
+        member.feed(lambda: member.node.broken(peer.id, peer.life, "cut"))
 
     def _reconnect(self, one: Member, other: Member) -> None:
+        if self.down.pop(frozenset((one.id, other.id)), None) is None:
+            return
         self.tell(f"{one.id} and {other.id} are connected again")
-        del self.down[frozenset((one.id, other.id))]
         for member, peer in ((one, other), (other, one)):
-            resume = partial(member.node.resume, peer.id, 0)
+            resume = partial(member.node.resume, peer.id, peer.life)
             self.within(10, member.id, partial(member.feed, resume))
 
     def _dies_with(self, event: Event, worker: int) -> bool:
         if event.packet is None:
             return event.actor == worker
-        return event.packet.to == worker or (event.packet.source == worker and self.random.random() < 0.3)
+        return worker in (event.packet.to, event.packet.source) and self.random.random() < 0.3
 
     # -- telling
     def tell(self, line: str) -> None:
@@ -185,9 +208,9 @@ class World:
 class Member:
     """A node and what an agent is to it; subclasses act like an agent's users and features."""
 
-    def __init__(self, world: World, id_: int, size: int | None) -> None:
-        self.world, self.id = world, id_
-        self.node = Node(m.Member(id_, f"worker{id_}", 0, ""), size, world.lossy)
+    def __init__(self, world: World, id_: int, size: int | None, life: int) -> None:
+        self.world, self.id, self.life = world, id_, life
+        self.node = Node(m.Member(id_, f"worker{id_}", life, ""), size, world.lossy)
         self.told: Tables = self.node.tables()
         self.node.listen(lambda kind, table, key, row: apply(self.told, table, key, row))
         self.noted: list[fx.Effect] = []

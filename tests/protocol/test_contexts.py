@@ -12,6 +12,7 @@ from rpcbench.protocol.effects import Accumulate, Explore, ForgetContext, Forget
 from rpcbench.protocol.records import MOST_BEHIND, ROOT, Sent, union
 from rpcbench.wire.messages import (
     EMPTY,
+    Attending,
     Awaited,
     Discover,
     Discovered,
@@ -21,7 +22,7 @@ from rpcbench.wire.messages import (
     Settled,
     WalkFailed,
 )
-from rpcbench.words.ids import Id, global_id
+from rpcbench.words.ids import Id, first_serial, global_id
 
 A, B, C = 0, 1, 2
 X = global_id(A, 0)
@@ -264,7 +265,7 @@ def test_the_root_ends_with_the_failure(a: Contexts) -> None:
 
 def test_a_lost_worker_fails_walks_that_wait_for_it(a: Contexts) -> None:
     a.walks.begin(X, WALK, [FOUR], retain=False, fast=False)
-    effects, _ = a.lost(B, "worker1: it was killed", [A, C])
+    effects, _ = a.lost(B, 0, "worker1: it was killed")
     failure = effects[0].failure
     assert (
         failure.type == "WorkerLostError"
@@ -275,7 +276,8 @@ def test_a_lost_worker_fails_walks_that_wait_for_it(a: Contexts) -> None:
 
 def test_a_lost_worker_fails_walks_that_it_asked_for(b: Contexts) -> None:
     b.walks.on_discover(C, Discover(X, WALK, TWO))
-    effects, ((to, failure),) = b.lost(C, "worker2: gone", [A, B])
+    effects, outbox = b.lost(C, 0, "worker2: gone")
+    ((to, failure),) = [(to, told) for to, told in outbox if isinstance(told, WalkFailed)]
     assert effects == [ForgetWalk(X, WALK)] and to == A and failure.worker == B
 
 
@@ -283,7 +285,7 @@ def test_a_worker_lost_far_away_fails_walks_that_sent_it_gradients() -> None:
     a, _ = workers(told=True)
     a.walks.begin(X, WALK, [FOUR], retain=False, fast=False)
     a.walks.propagated(X, WALK, ROOT, {FOUR: EMPTY})
-    a.lost(C, "worker2: gone", [A, B])  # nobody has told yet that it takes part
+    a.lost(C, 0, "worker2: gone")  # nobody has told yet that it takes part
     effects, outbox = a.walks.on_settled(settled(FOUR, THREE))
     assert isinstance(effects[0], WalkEnded) and effects[0].failure.type == "WorkerLostError"
     assert [to for to, _ in outbox] == [B]
@@ -311,11 +313,21 @@ def test_release_ends_the_walks_that_began_here(a: Contexts) -> None:
 
 
 def test_contexts_of_a_lost_worker_are_over(b: Contexts) -> None:
-    effects, outbox = b.lost(A, "worker gone", [B, C])
+    effects, outbox = b.lost(A, 0, "worker gone")
     assert ForgetContext(X) in effects and outbox == [(C, ReleaseContext(X))]
     assert b.open(global_id(A, 9)) is None
 
 
-def test_after_a_loss_everybody_hears_of_the_release(a: Contexts) -> None:
-    a.lost(B, "worker gone", [A, C])  # through B alone, A's context may have come to C
-    assert a.release(X)[1] == [(C, ReleaseContext(X))]
+def test_contexts_of_a_successor_are_its_own(b: Contexts) -> None:
+    b.lost(A, 0, "worker gone")
+    b.came(A, 1)
+    assert b.open(global_id(A, 9)) is None
+    assert b.open(global_id(A, first_serial(1))) is not None
+
+
+def test_a_worker_that_has_a_context_from_a_lost_one_hears_of_its_end(a: Contexts, b: Contexts) -> None:
+    outbox = b.lost(C, 0, "worker gone")[1]  # through C alone, A's context may have come to B
+    assert outbox == [(A, Attending(X))]
+    a.contexts[X].known.clear()
+    assert a.on_attending(B, X) == ([], []) and a.release(X)[1] == [(B, ReleaseContext(X))]
+    assert a.on_attending(B, X) == ([], [(B, ReleaseContext(X))])

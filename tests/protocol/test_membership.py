@@ -6,7 +6,7 @@ import pytest
 
 from rpcbench.protocol.effects import Complete, Gone, Joined, Rejected
 from rpcbench.protocol.membership import Membership
-from rpcbench.wire.messages import Join, Member, Ready, Refused, Report, View
+from rpcbench.wire.messages import Join, Member, Past, Ready, Refused, Report, View
 
 LEADER, ONE, TWO = (Member(id_, f"worker{id_}", 0, "") for id_ in range(3))
 
@@ -126,7 +126,7 @@ def test_the_end_is_told_once() -> None:
     assert leader.ready(leaving=False)[0] == [Complete(True)]
     effects, outbox = leader.on_ready(1, Ready(True))
     assert effects == [Gone(ONE, False, "it left")]
-    assert outbox == [(2, View(5, (LEADER, TWO), (), True, True))]
+    assert outbox == [(2, View(5, (LEADER, TWO), (), True, True, (Past(1, 0),)))]
     one = Membership(ONE, None)
     one.on_view(View(2, (LEADER, ONE), (), False, True))
     assert one.on_view(View(3, (LEADER, ONE), (), True, True)) == [Complete(True)]
@@ -134,6 +134,15 @@ def test_the_end_is_told_once() -> None:
 
 
 # -- losses
+def test_a_process_that_starts_again_takes_the_place_of_its_predecessor() -> None:
+    leader = world(3, ONE, TWO)
+    again = TWO._replace(incarnation=1)
+    effects, _ = leader.on_join(2, Join(again, 3))
+    assert effects == [Gone(TWO, True, "it was started again"), Joined(again)]
+    assert leader.members[2] == again and not leader.past
+    assert isinstance(leader.on_join(2, Join(TWO, 3))[1][-1][1], Refused)
+
+
 def test_a_loss_is_reported_to_the_leader_which_tells_everyone() -> None:
     one = Membership(ONE, 3)
     one.on_view(View(3, (LEADER, ONE, TWO), (), False, True))
@@ -141,7 +150,7 @@ def test_a_loss_is_reported_to_the_leader_which_tells_everyone() -> None:
     leader = world(3, ONE, TWO)
     effects, outbox = leader.on_report(Report(2, 0, "killed"))
     assert effects == [Gone(TWO, True, "killed")]
-    assert outbox == [(1, View(4, (LEADER, ONE), ((2, "killed"),), False, True))]
+    assert outbox == [(1, View(4, (LEADER, ONE), ((2, "killed"),), False, True, (Past(2, 0),)))]
     assert one.on_view(outbox[0][1]) == [Gone(TWO, True, "killed")]
     assert leader.on_report(Report(2, 0, "killed")) == ([], [])
 

@@ -28,7 +28,8 @@ def node() -> Node:
 
 def lose(node: Node, worker: int, number: int = 1) -> list[object]:
     left = tuple(member for member in MEMBERS if member.id != worker)
-    return node.handle(0, number, m.View(5, left, ((worker, "killed"),), False, True), 0.0)
+    view = m.View(5, left, (m.Loss(worker, "killed"),), False, True, (m.Past(worker, 0),))
+    return node.handle(0, number, view, 0.0)
 
 
 def test_numbers_count_up_for_each_receiver(node: Node) -> None:

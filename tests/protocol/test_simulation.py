@@ -43,6 +43,14 @@ def test_rrefs_where_messages_are_lost(seed: int, size: int, actions: int, cuts:
     Sharing(seed, size, lossy).run(actions, min(deaths, size - 1), cuts)
 
 
+@given(seeds, st.integers(2, 4), st.integers(1, 50), st.integers(1, 3), st.booleans(), st.integers(0, 2))
+@examples(300)
+def test_rrefs_where_members_are_started_again(
+    seed: int, size: int, actions: int, restarts: int, lossy: bool, cuts: int
+) -> None:
+    Sharing(seed, size, lossy).run(actions, 0, cuts, restarts)
+
+
 # -- contexts
 @given(seeds, st.integers(2, 5), st.integers(1, 40), st.integers(1, 3))
 @examples(150)
@@ -113,8 +121,8 @@ def _ready(member: Member) -> None:
 
 
 # -- the simulation bites
-def share(seed: int, deaths: int, cuts: int = 0, lossy: bool = False) -> None:
-    Sharing(seed, 3, lossy).run(40, deaths, cuts)
+def share(seed: int, deaths: int, cuts: int = 0, lossy: bool = False, restarts: int = 0) -> None:
+    Sharing(seed, 3, lossy).run(40, deaths, cuts, restarts)
 
 
 def walk(seed: int, trouble: str) -> None:
@@ -129,17 +137,20 @@ def walk(seed: int, trouble: str) -> None:
 
 BUGS = [
     (mutants.users_go_before_they_are_confirmed, partial(share, deaths=0), "left over"),
-    (mutants.parents_do_not_wait_for_children, partial(share, deaths=0), "is gone, but can be reached"),
+    (mutants.parents_do_not_wait_for_children, partial(share, deaths=0), "can be reached|left over"),
     (mutants.numbers_are_not_checked, partial(share, deaths=0), "runs twice|answers"),
     (mutants.calls_run_before_their_forks_are_confirmed, partial(share, deaths=0), "before fork .* is confirmed"),
     (mutants.nothing_takes_the_number_of_what_was_not_sent, partial(share, deaths=0), "answers|left over|still busy"),
-    (mutants.last_words_are_heard, partial(share, deaths=2), "left over|still busy"),
+    (mutants.last_words_are_heard, partial(share, deaths=2), "left over|still busy|runs twice"),
     (mutants.rrefs_that_come_home_are_not_kept, partial(share, deaths=1), "is gone before it came home"),
-    (mutants.parents_do_not_wait_for_children, partial(share, deaths=0, lossy=True), "is gone, but can be reached"),
+    (mutants.parents_do_not_wait_for_children, partial(share, deaths=0, lossy=True), "can be reached|left over"),
     (mutants.lost_control_messages_are_not_sent_again, partial(share, deaths=0, cuts=2), "left over|still busy"),
     (mutants.data_that_is_late_counts_as_lost, partial(share, deaths=0, lossy=True), "can be reached|answers"),
     (mutants.numbers_that_are_given_up_are_not_burnt, partial(share, deaths=0, lossy=True), "left over"),
     (mutants.nothing_is_acknowledged_twice, partial(share, deaths=0, lossy=True), "still busy"),
+    (mutants.numbers_do_not_tell_incarnations, partial(share, deaths=0, restarts=2), "Error"),
+    (mutants.owners_are_taken_for_their_predecessors, partial(share, deaths=0, restarts=2), "left over|busy|gone"),
+    (mutants.what_was_shared_with_a_predecessor_is_sent, partial(share, deaths=0, restarts=2), "left over|gone"),
     (mutants.discovery_does_not_wait_for_answers, partial(walk, trouble=""), "before it knows|ended with"),
     (mutants.messages_say_only_what_is_right_behind_them, partial(walk, trouble=""), "ended with"),
     (mutants.what_is_unknown_is_taken_for_nothing, partial(walk, trouble=""), "ended with"),
