@@ -52,7 +52,7 @@ class Pair:
         self.stamp = self.life << LIFE_BITS | mine & _LIFE  # of its numbers
         self._base = ((mine & _LIFE) << LIFE_BITS | self.life) << COUNT_BITS
         self.sent = self.before = 0  # numbers below `before` went out before the last break
-        self.kept: dict[int, m.Message] = {}
+        self.kept: dict[int, m.Message] = {}  # of those with a body, a pair of kind and other fields: quick to make
         self.late: dict[int, int] = {}  # of those, ticks that have passed
         self.asked: dict[int, m.Message] = {}
         self.window = Window()
@@ -60,9 +60,10 @@ class Pair:
 
     # -- sending
     def number(self, message: m.Message) -> Send:
-        count, self.sent = self.sent, self.sent + 1
+        count = self.sent
+        self.sent = count + 1
         kind = type(message)
-        self.kept[count] = kind._make((*message[:-1], m.EMPTY)) if kind in _WITH_BODY else message
+        self.kept[count] = (kind, message[:-1]) if kind in _WITH_BODY else message
         return Send(self.peer, self._base | count, message)
 
     def replace(self, seq: int, instead: m.Message) -> Send:
@@ -84,13 +85,13 @@ class Pair:
         return bool(self.kept or self.asked)
 
     def again(self, counts: Iterable[int]) -> list[Send]:
-        return [Send(self.peer, self._base | count, self.kept[count]) for count in counts]
+        return [Send(self.peer, self._base | count, _whole(self.kept[count])) for count in counts]
 
     def forget(self, counts: Iterable[int]) -> list[Send]:
         """Find out whether these have come, and see to it that they do not come any more."""
         numbers = tuple(counts)
         for count in numbers:
-            self.asked[count] = self.kept.pop(count)
+            self.asked[count] = _whole(self.kept.pop(count))
             self.late.pop(count, None)
         return [self.number(m.Forget(numbers))] if numbers else []
 
@@ -105,7 +106,7 @@ class Pair:
         again, lost = [], []
         for count, message in self.kept.items():
             ticks = self.late[count] = self.late.get(count, 0) + 1
-            if type(message) in _ONCE:
+            if once(message):
                 lost += [count] if ticks >= _LOST and (lossy or count < self.before) else []
             elif ticks in _AGAIN or ticks % _SELDOM == 0:
                 again.append(count)
@@ -113,8 +114,8 @@ class Pair:
 
     def mend_all(self) -> list[Send]:
         """A new connection stands: what went into the old one and is not known to have come is seen to now."""
-        again = [count for count, message in self.kept.items() if type(message) not in _ONCE]
-        lost = [count for count, message in self.kept.items() if type(message) in _ONCE and count < self.before]
+        again = [count for count, message in self.kept.items() if not once(message)]
+        lost = [count for count, message in self.kept.items() if once(message) and count < self.before]
         return self.again(again) + self.forget(lost)
 
     # -- receiving
@@ -177,23 +178,25 @@ class Delivery:
         self.lossy = lossy
 
     def number(self, pair: Pair, message: m.Message) -> Send:
-        self._stir()
+        if not self._ticking:
+            self._stir()
         return pair.number(message)
 
     def first_time(self, pair: Pair, seq: int) -> bool:
         """Whether a message is new. It is owed an acknowledgement in any case: the last one may be lost."""
-        self._stir()
+        if not self._ticking:
+            self._stir()
         pair.owed += 1
         return pair.window.first_time(seq & _COUNT)
 
     def owe(self, pair: Pair) -> None:
         """An acknowledgement could not be sent: another one a tick from now."""
         pair.owed += 1
-        self._stir()
+        if not self._ticking:
+            self._stir()
 
     def _stir(self) -> None:
-        if not self._ticking:
-            self._ticking = self.stirred = True
+        self._ticking = self.stirred = True
 
     def tick(self) -> Effects:
         sends: list[Send] = []
@@ -234,5 +237,13 @@ def newer(life: int, than: int) -> bool:
 
 
 def once(message: m.Message) -> bool:
-    """Whether a message carries users' data, and so is sent once at most."""
-    return type(message) in _ONCE
+    """Whether a message (or what is kept of it) carries users' data, and so is sent once at most."""
+    return (message[0] if type(message) is tuple else type(message)) in _ONCE
+
+
+def _whole(kept: m.Message) -> m.Message:
+    """What is kept of a message, as a message without a body."""
+    if type(kept) is not tuple:
+        return kept
+    kind, fields = kept
+    return kind(*fields, m.EMPTY)
