@@ -52,7 +52,7 @@ class Contexts:
 
         `recvs`: those behind its tensors; None where they are not known yet.
         """
-        known = self.open(context)
+        known = self._open_with(context, sent.to)
         if known is None:
             return None
         known.known.add(sent.to)
@@ -65,7 +65,7 @@ class Contexts:
 
     def record_recv(self, scope: Scope, source: int, tensors: bool) -> bool:
         """A message has come in. False where the context is over."""
-        known = self.open(scope.context)
+        known = self._open_with(scope.context, source)
         if known is None:
             return False
         known.known.add(source)
@@ -91,9 +91,7 @@ class Contexts:
     # -- ends
     def release(self, context: int) -> Outcome:
         """Over: forget it here and tell the workers known to have taken part."""
-        self._released[context] = None
-        while len(self._released) > _TOMBSTONES:
-            del self._released[next(iter(self._released))]
+        self._bury(context)
         known = self.contexts.pop(context, None)
         if known is None:
             return [], []
@@ -156,6 +154,17 @@ class Contexts:
                 assert not (walk.running and walk.questions), "a walk runs before it knows what takes part"
 
     # -- inside
+    def _open_with(self, context: int, other: int) -> Context | None:
+        """The context, unless it is only known from a worker that is gone: nobody would tell of its end."""
+        if other in self.gone and context not in self.contexts:
+            self._bury(context)
+        return self.open(context)
+
+    def _bury(self, context: int) -> None:
+        self._released[context] = None
+        while len(self._released) > _TOMBSTONES:
+            del self._released[next(iter(self._released))]
+
     def _tell(self, kind: str, context: int) -> None:
         if self.note is not None:
             known = self.contexts.get(context)

@@ -331,3 +331,9 @@ def test_a_worker_that_has_a_context_from_a_lost_one_hears_of_its_end(a: Context
     a.contexts[X].known.clear()
     assert a.on_attending(B, X) == ([], []) and a.release(X)[1] == [(B, ReleaseContext(X))]
     assert a.on_attending(B, X) == ([], [(B, ReleaseContext(X))])
+
+
+def test_the_last_words_of_a_lost_worker_open_no_context(b: Contexts) -> None:
+    b.lost(C, 0, "worker gone")
+    assert not b.record_recv(Scope(global_id(A, 7), 5, ()), C, tensors=True) and global_id(A, 7) not in b.contexts
+    assert b.record_recv(Scope(X, 5, ()), C, tensors=True)  # which is known from another one
