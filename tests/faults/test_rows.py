@@ -1,11 +1,15 @@
 """The faults that workers and their users may meet, on real processes: one test for each row of the fault table.
 
-After each the cluster is used again, and nothing is left of it. Rows whose fault is the end of a driver, Ctrl-C, or
-the end of the world stand in tests/launch/test_cluster.py:
+After each the cluster is used again, and nothing is left of it. Rows that stand elsewhere, too, or only:
 
-    10  the driver is killed            test_however_the_driver_ends_nothing_is_left
-    11  Ctrl-C in a call                test_ctrl_c_ends_the_wait_and_nothing_else, ..._at_any_moment_tears_nothing
-    30  shutdown with calls in flight   test_shutdown_ends_calls_in_flight_and_workers_that_do_not_answer, ..._nothing
+     3  a stopped worker                tests/rpc/test_hosts.py: test_a_worker_that_is_stopped_and_goes_on_...
+     5, 6  partitions                   tests/rpc/test_hosts.py: test_a_partition_parts_both_sides_in_time
+     9  a broken connection             tests/agent/test_reunion.py
+    10  the driver is killed            tests/launch/test_cluster.py: test_however_the_driver_ends_nothing_is_left
+    11  Ctrl-C in a call                tests/launch/test_cluster.py: test_ctrl_c_...
+    16, 17  too large; strangers        tests/agent/test_strangers.py
+    21, 22  backward                    tests/autograd/test_pass_faults.py
+    30  shutdown with calls in flight   tests/launch/test_cluster.py: test_shutdown_...
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from rpcbench.words.errors import (
     DeadlockError,
     RemoteError,
     RpcError,
+    RpcTimeoutError,
     SerializationError,
     ShutdownError,
     WorkerLostError,
@@ -97,6 +102,30 @@ def test_row_01_a_worker_is_killed_in_a_call(cluster: rpcbench.Cluster) -> None:
 )
 def test_row_02_a_worker_ends_itself_in_a_call(cluster: rpcbench.Cluster, function: Any, reason: str) -> None:
     lost(cluster.rpc_async("worker1", function), reason)
+
+
+def test_row_03_a_stopped_worker_is_waited_for_and_answers_once(cluster: rpcbench.Cluster) -> None:
+    """On one host silence says nothing; a deadline still ends a wait."""
+    os.kill(cluster.pid("worker1"), signal.SIGSTOP)
+    try:
+        waiting = cluster.rpc_async("worker1", deeds.count)
+        with pytest.raises(RpcTimeoutError, match="worker1"):
+            cluster.rpc_sync("worker1", max, (1, 2), timeout=0.5)
+        assert cluster.rpc_sync("worker2", max, (1, 2)) == 2 and not waiting.done()
+    finally:
+        os.kill(cluster.pid("worker1"), signal.SIGCONT)
+    assert waiting.wait() == 1
+    assert cluster.rpc_sync("worker1", deeds.count) == 2
+
+
+def test_row_04_a_worker_that_holds_pythons_lock_is_not_taken_for_dead(cluster: rpcbench.Cluster) -> None:
+    """For seconds no thread of it can run, not even one that would say that it lives."""
+    told: list[str] = []
+    cluster.agent.on_member(lambda kind, who, reason: told.append(f"{kind} {who.name}"))
+    count = 300_000_000
+    busy = cluster.rpc_async("worker1", sum, (range(count),))
+    assert cluster.rpc_sync("worker2", deeds.pid_there, ("worker1",)) == cluster.pid("worker1")
+    assert busy.wait() == count * (count - 1) // 2 and told == []
 
 
 def test_row_11_ctrl_c_ends_any_wait_at_once(no_leaks: None) -> None:
