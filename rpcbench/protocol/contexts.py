@@ -28,7 +28,7 @@ class Contexts:
         self.note: Note | None = None
         self.me = me
         self.contexts: dict[int, Context] = {}
-        self.gone: set[int] = set()
+        self.gone: dict[int, str] = {}  # and why
         self._over: set[int] = set()  # origins of contexts whose worker is gone
         self.walks = Walks(me, self.contexts, self.gone, self._tell, name)
         self._released: dict[int, None] = {}
@@ -115,7 +115,7 @@ class Contexts:
 
     def came(self, worker: int, incarnation: int) -> None:
         """A worker is here, perhaps after another one under its id."""
-        self.gone.discard(worker)
+        self.gone.pop(worker, None)
         self._over.discard(origin(worker, incarnation))
 
     def lost(self, worker: int, incarnation: int, reason: str) -> Outcome:
@@ -123,7 +123,7 @@ class Contexts:
 
         Through it alone a context may have come here; so those who began such contexts are told who has them.
         """
-        self.gone.add(worker)
+        self.gone[worker] = reason
         self._over.add(origin(worker, incarnation))
         effects: Effects = []
         outbox: Outbox = []

@@ -39,7 +39,7 @@ Name = Callable[[int], str]
 class Walks:
     """All walks on one worker. Methods return `(effects, outbox)`."""
 
-    def __init__(self, me: int, contexts: dict[int, Context], gone: set[int], tell: Tell, name: Name) -> None:
+    def __init__(self, me: int, contexts: dict[int, Context], gone: dict[int, str], tell: Tell, name: Name) -> None:
         self.me = me
         self.gone = gone
         self._contexts = contexts
@@ -170,11 +170,9 @@ class Walks:
         if state is None or state.tally is None:
             return [], []
         state.tally.add(report)
-        for worker in self.gone:
+        for worker, why in self.gone.items():
             if state.tally.owes(worker):
-                return self._without(
-                    report.context, report.walk, f"{self._name(worker)} went while gradients were on their way"
-                )
+                return self._without(report.context, report.walk, f"{why}, while gradients were on their way")
         if state.tally.open:
             self._tell("GradientsRan", report.context)
             return [], []

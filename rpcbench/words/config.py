@@ -55,4 +55,5 @@ class WorldConfig:
     @staticmethod
     def from_json(text: str) -> WorldConfig:
         fields = json.loads(text)
-        return WorldConfig(**{**fields, "secret": bytes.fromhex(fields["secret"])})
+        secret, devices = bytes.fromhex(fields["secret"]), tuple(fields["devices"])
+        return WorldConfig(**{**fields, "secret": secret, "devices": devices})

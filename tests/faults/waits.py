@@ -10,6 +10,7 @@ from typing import Any
 
 import rpcbench
 import rpcbench.rpc as rpc
+from rpcbench.words.errors import ShutdownError
 
 _after: list[float] = []
 
@@ -56,7 +57,10 @@ def main() -> None:
     join("alone", 1)
     late = rpc.rpc_async("alone", time.sleep, (30,))
     interrupted("shutdown", rpc.shutdown)
-    print("done" if late.done() else "", 0, flush=True)
+    try:
+        late.wait()
+    except ShutdownError:
+        print("done", 0, flush=True)
 
 
 if __name__ == "__main__":

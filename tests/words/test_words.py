@@ -23,7 +23,7 @@ def test_names_that_one_can(name: str) -> None:
 
 def test_ids() -> None:
     assert worker_of(global_id(3, 7)) == 3 and global_id(0, 7) == 7
-    assert Id(1, 2) != Id(1, 2, 1) and str(Id(1, 2, 1)) == "1.2"
+    assert Id(1, 2) != Id(1, 2, 1) and (str(Id(1, 2)), str(Id(1, 2, 1))) == ("1.2", "1.2.1")
     counter = Counter()
     assert [counter.next() for _ in range(3)] == [0, 1, 2]
 
