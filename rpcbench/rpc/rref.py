@@ -196,7 +196,7 @@ class RRef(Handle, Generic[T]):
                 "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does "
                 "not exist."
             ) from error
-        if isinstance(error, ConnectionLostError):
+        if isinstance(error, ConnectionLostError) and not error.maybe_executed:  # else the owner knows
             text = f"RRef creation via rpc.remote() failed: {error}"
             raise ConnectionLostError(text, error.maybe_executed) from error
 
