@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from rpcbench.bench.workloads import CALLEE, WORKLOADS, Api, Operation
+from rpcbench.bench.operation import CALLEE, Api, Operation
+from rpcbench.bench.workloads import WORKLOADS
 
 _WARM_UP_SHARE = 0.2
 _FEWEST = 3
@@ -28,10 +29,11 @@ _PR_SET_PDEATHSIG = 1
 
 def batch(operation: Operation, seconds: float) -> list[float]:
     """Warm up, then repeat for about `seconds`; returns the seconds of each call."""
-    _repeat(operation, seconds * _WARM_UP_SHARE)
-    if not operation.right(operation.run()):
-        raise AssertionError("the call returned a wrong result")
-    return _repeat(operation, seconds)
+    with operation.around():
+        _repeat(operation, seconds * _WARM_UP_SHARE)
+        if not operation.right(operation.run()):
+            raise AssertionError("the call returned a wrong result")
+        return _repeat(operation, seconds)
 
 
 def _repeat(operation: Operation, seconds: float) -> list[float]:

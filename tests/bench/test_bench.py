@@ -19,36 +19,59 @@ import torch
 from rpcbench.bench import command
 from rpcbench.bench.compare import Plan, Samples
 from rpcbench.bench.member import batch
+from rpcbench.bench.operation import Api, Operation
 from rpcbench.bench.pair import BenchError, pairs
 from rpcbench.bench.report import as_table, as_values
-from rpcbench.bench.workloads import WORKLOADS, Api, Operation
+from rpcbench.bench.training import TRAINING
+from rpcbench.bench.workloads import WORKLOADS
 from rpcbench.cli.main import main
 
 SMALL = next(iter(WORKLOADS))
 
 
+class Held:
+    """An RRef acted out."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def local_value(self) -> Any:
+        return self.value
+
+
 def acted(sent: list[Any], spoil: Callable[[Any], Any]) -> Api:
-    """Both modules acted out in this process: notes what is sent, changes what comes back."""
+    """The modules acted out in this process: notes what is sent, changes what comes back."""
     far: list[torch.Tensor] = []
     gradients: dict[torch.Tensor, torch.Tensor] = {}
 
     def rpc_sync(to: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         sent.append((function.__name__, args))
-        return spoil(function(*args))
+        result = function(*args)
+        return spoil(result) if isinstance(result, int | torch.Tensor) else result
 
-    def remote(to: str, function: Callable[..., Any], args: tuple[Any, ...]) -> types.SimpleNamespace:
+    def remote(to: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Held:
         made = function(*args)
         far.extend(made.parameters())
-        return types.SimpleNamespace(local_value=lambda: made)
+        return Held(made)
 
     def backward(context: int, roots: list[torch.Tensor]) -> None:
-        near = [leaf for leaf in leaves(roots[0].grad_fn) if not any(leaf is other for other in far)]
-        gradients.update(zip(near, torch.autograd.grad(roots[0], near), strict=True))
+        found = list(leaves(roots[0].grad_fn))
+        gradients.update(zip(found, torch.autograd.grad(roots[0], found), strict=True))
 
-    autograd = types.SimpleNamespace(
-        context=contextlib.nullcontext, backward=backward, get_gradients=lambda context: gradients
-    )
-    return Api(types.SimpleNamespace(rpc_sync=rpc_sync, remote=remote), autograd)
+    def near(context: int) -> dict[torch.Tensor, torch.Tensor]:
+        return {leaf: grad for leaf, grad in gradients.items() if not any(leaf is other for other in far)}
+
+    def optimizer(kind: Any, rrefs: list[Any], lr: float) -> types.SimpleNamespace:
+        @torch.no_grad()
+        def step(context: int) -> None:
+            for rref in rrefs:
+                rref.local_value().sub_(lr * gradients[rref.local_value()])
+
+        return types.SimpleNamespace(step=step)
+
+    rpc = types.SimpleNamespace(rpc_sync=rpc_sync, remote=remote, RRef=Held)
+    autograd = types.SimpleNamespace(context=contextlib.nullcontext, backward=backward, get_gradients=near)
+    return Api(rpc, autograd, types.SimpleNamespace(DistributedOptimizer=optimizer))
 
 
 def leaves(node: Any) -> Iterator[torch.Tensor]:
@@ -63,11 +86,12 @@ def leaves(node: Any) -> Iterator[torch.Tensor]:
 def test_a_right_result_is_told_from_a_wrong_one(title: str) -> None:
     sound = WORKLOADS[title](acted([], lambda result: result), random.Random(1))
     spoilt = WORKLOADS[title](acted([], lambda result: result + 1), random.Random(1))
-    assert sound.right(sound.run())
-    assert not spoilt.right(spoilt.run())
+    with sound.around(), spoilt.around():
+        assert sound.right(sound.run())
+        assert not spoilt.right(spoilt.run())
 
 
-@pytest.mark.parametrize("title", [title for title in WORKLOADS if "context" not in title])
+@pytest.mark.parametrize("title", [title for title in WORKLOADS if title not in TRAINING])
 def test_the_seed_alone_draws_the_work(title: str) -> None:
     def drawn(seed: int) -> str:
         sent: list[Any] = []
@@ -141,6 +165,7 @@ def test_what_fails_on_one_side_is_an_error_with_its_traceback() -> None:
 def test_a_pair_does_not_outlive_a_killed_comparison() -> None:
     script = f"""
 import signal
+from rpcbench.bench.operation import Api, Operation
 from rpcbench.bench.pair import pairs
 with pairs({{"side": {command.MODULES["torch"]!r}}}):
     print("frozen", flush=True)
