@@ -8,31 +8,25 @@ import struct
 import time
 from pathlib import Path
 
-from rpcbench.transport.sockets import SocketStream, shut_listener
+from rpcbench.transport.listener import SocketListener
+from rpcbench.transport.sockets import SocketStream
 from rpcbench.words.errors import AuthenticationError, NotConnectedError
 
 _BUFFER = 1 << 20
 _CRED = struct.Struct("3i")
 
 
-class LocalListener:
+class LocalListener(SocketListener):
     """A unix socket in a directory of its owner alone."""
 
     def __init__(self, path: Path) -> None:
         _clear_stale(path)
         self.path = path
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sock.bind(str(path))
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(str(path))
         path.chmod(0o600)
-        self._sock.listen(128)
-
-    def accept(self) -> socket.socket | None:
-        """The next peer's socket, not yet looked at; None once the listener is closed."""
-        try:
-            sock, _ = self._sock.accept()
-        except OSError:
-            return None
-        return sock
+        sock.listen(128)
+        super().__init__(sock)
 
     def open(self, sock: socket.socket, deadline: float) -> SocketStream:
         """The stream of an accepted socket. AuthenticationError where it is another user's."""
@@ -43,11 +37,7 @@ class LocalListener:
     def close(self) -> None:
         """Stop listening and remove the socket file."""
         self.path.unlink(missing_ok=True)
-        shut_listener(self._sock)
-
-    def forked(self) -> None:
-        """In a forked child: the socket is the parent's."""
-        self._sock.close()
+        super().close()
 
 
 def connect(path: str, deadline: float) -> SocketStream:

@@ -71,10 +71,3 @@ class SocketStream:
     def release(self) -> None:
         """Give the descriptor back, once nobody reads or writes."""
         self._sock.close()
-
-
-def shut_listener(sock: socket.socket) -> None:
-    """End whoever waits in `accept`, and give the descriptor back."""
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
-    sock.close()

@@ -12,46 +12,32 @@ import time
 from urllib.parse import urlsplit
 
 from rpcbench.transport.base import Stream
-from rpcbench.transport.sockets import SocketStream, shut_listener
+from rpcbench.transport.listener import SocketListener
+from rpcbench.transport.sockets import SocketStream
 from rpcbench.words.errors import NotConnectedError
 
 
-class TcpListener:
+class TcpListener(SocketListener):
     """A listening socket on one interface. NotConnectedError where the address is taken or no address of this host."""
 
     def __init__(self, place: str) -> None:
         host, port = split(place)
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        self._sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             # The port of a world that has just ended is free for the next one.
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._sock.bind(where)
-            self._sock.listen(128)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(where)
+            sock.listen(128)
         except OSError as error:
-            self._sock.close()
+            sock.close()
             raise NotConnectedError(_refusal(place, error)) from error
-        self.port: int = self._sock.getsockname()[1]
-
-    def accept(self) -> socket.socket | None:
-        """The next peer's socket, not yet looked at; None once the listener is closed."""
-        try:
-            sock, _ = self._sock.accept()
-        except OSError:
-            return None
-        return sock
+        super().__init__(sock)
+        self.port: int = sock.getsockname()[1]
 
     def open(self, sock: socket.socket, deadline: float) -> Stream:
         """The stream of an accepted socket."""
         return SocketStream(tuned(sock))
-
-    def close(self) -> None:
-        """Stop listening."""
-        shut_listener(self._sock)
-
-    def forked(self) -> None:
-        """In a forked child: the socket is the parent's."""
-        self._sock.close()
 
 
 def _refusal(place: str, error: OSError) -> str:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import queue
+import resource
 import socket
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from streams import SECRET, spawn
-from worlds import PATIENCE
+from worlds import PATIENCE, until
 
-from rpcbench.transport import ends, local
+from rpcbench.transport import ends, local, tcp
 from rpcbench.transport.handshake import Identity
+from rpcbench.transport.listener import SocketListener
 from rpcbench.transport.local import LocalListener
 from rpcbench.words.errors import AuthenticationError, NotConnectedError
 
@@ -135,3 +138,48 @@ def test_a_transport_that_there_is_not_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("RPCBENCH_TRANSPORT", "pigeon")
     with pytest.raises(ValueError, match="'pigeon' is no transport"):
         ends.transport()
+
+
+class _Closed(threading.Event):
+    """Counts the pauses between tries, and shortens them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.pauses.append(timeout or 0.0)
+        return super().wait(0.001)
+
+
+def test_who_comes_while_no_descriptor_is_left_is_let_in_later(wanted: str, caplog: pytest.LogCaptureFixture) -> None:
+    listener, address = OPENER.listen(wanted)
+    assert isinstance(listener, SocketListener)
+    listener._closed = closed = _Closed()
+    accepted: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with _knock(address):
+        os.close(free := os.dup(0))
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+            waiting = spawn(lambda: accepted.put(listener.accept()))
+            until(lambda: len(closed.pauses) > 5, "tries to let the peer in")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        sock = accepted.get(timeout=PATIENCE)
+        assert sock is not None and min(closed.pauses) > 0.1
+        sock.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"] and "Too many open files" in caplog.text
+    waiting.join(PATIENCE)
+    listener.close()
+    assert listener.accept() is None
+
+
+def _knock(address: str) -> socket.socket:
+    """A connection on which nothing is said."""
+    kind, _, place = address.partition(":")
+    if kind != "unix":
+        return socket.create_connection(tcp.split(place.removeprefix("//")))
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(place)
+    return sock
