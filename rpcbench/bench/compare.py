@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from statistics import median, quantiles
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import track
 
 from rpcbench.bench import startup
+from rpcbench.bench.figures import Batch, Figures, Samples
 from rpcbench.bench.pair import Pair, pairs
 from rpcbench.bench.workloads import WORKLOADS
 
@@ -34,56 +34,52 @@ class Plan:
         return Plan(seed, rounds=2, budget=0.1, starts=(2,), repeats=1)
 
 
-@dataclass(slots=True)
-class Samples:
-    """Seconds of one workload on one side, batch by batch in the order of measuring."""
-
-    batches: list[list[float]] = field(default_factory=list)
-
-    @property
-    def _all(self) -> list[float]:
-        return [seconds for batch in self.batches for seconds in batch]
-
-    @property
-    def count(self) -> int:
-        return len(self._all)
-
-    @property
-    def p50(self) -> float:
-        return median(self._all)
-
-    @property
-    def p10(self) -> float:
-        return quantiles(self._all, n=10, method="inclusive")[0] if self.count > 1 else self.p50
+def titles(plan: Plan) -> list[str]:
+    """All rows that a run by this plan can have."""
+    return [*WORKLOADS, *(title for count in plan.starts for title in startup.titles(count))]
 
 
-Figures = dict[str, dict[str, Samples]]
-"""{title of the workload: {name of the side: samples}}"""
+def compare(sides: dict[str, str], plan: Plan, chosen: Collection[str]) -> Figures:
+    """Measure the chosen rows on each side (its name and RPC module; ours comes first).
 
-
-def compare(sides: dict[str, str], plan: Plan) -> Figures:
-    """Measure every workload on each side (its name and RPC module); raises BenchError where one cannot do it."""
+    BenchError where a side cannot do its work.
+    """
     order = random.Random(plan.seed)
-    starts = [f"start of {count} workers{warmth}" for count in plan.starts for warmth in ("", ", warm")]
-    figures: Figures = {title: {name: Samples() for name in sides} for title in (*WORKLOADS, *starts)}
-    with pairs(sides) as frozen:
-        batches = [(number, title) for number in range(plan.rounds) for title in _shuffled(order, WORKLOADS)]
-        for number, title in _shown(batches, "calls"):
-            for pair in _shuffled(order, frozen):
-                figures[title][pair.name].batches.append(_batch(pair, title, number, plan))
-        for count in _shown([count for _ in range(plan.repeats) for count in plan.starts], "starts"):
-            for name in _shuffled(order, sides):
-                cold, warm = startup.measure(sides[name], count)
-                figures[f"start of {count} workers"][name].batches.append([cold])
-                figures[f"start of {count} workers, warm"][name].batches.append([warm])
+    figures: Figures = {title: {} for title in titles(plan) if title in chosen}
+    for title, name, batch in (*_calls(sides, plan, order, chosen), *_starts(sides, plan, order, chosen)):
+        main = WORKLOADS[title].quantile if title in WORKLOADS else 0.5
+        figures[title].setdefault(name, Samples(main)).batches.append(batch)
     return figures
 
 
-def _batch(pair: Pair, title: str, number: int, plan: Plan) -> list[float]:
+Measured = Iterator[tuple[str, str, Batch]]
+
+
+def _calls(sides: dict[str, str], plan: Plan, order: random.Random, chosen: Collection[str]) -> Measured:
+    work = [title for title in WORKLOADS if title in chosen]
+    if not work:
+        return
+    with pairs(sides) as frozen:
+        batches = [(number, title) for number in range(plan.rounds) for title in _shuffled(order, work)]
+        for number, title in _shown(batches, "calls"):
+            for pair in _shuffled(order, frozen[:1] if WORKLOADS[title].ours_only else frozen):
+                yield title, pair.name, _batch(pair, title, number, plan)
+
+
+def _starts(sides: dict[str, str], plan: Plan, order: random.Random, chosen: Collection[str]) -> Measured:
+    counts = [count for count in plan.starts if any(title in chosen for title in startup.titles(count))]
+    for count in _shown(counts * plan.repeats, "starts"):
+        for name in _shuffled(order, sides):
+            for title, seconds in zip(startup.titles(count), startup.measure(sides[name], count), strict=True):
+                if title in chosen:
+                    yield title, name, Batch([seconds])
+
+
+def _batch(pair: Pair, title: str, number: int, plan: Plan) -> Batch:
     pair.thaw()
-    seconds = pair.ask(title, f"{plan.seed}/{number}/{title}", plan.budget)
+    batch = pair.ask(title, f"{plan.seed}/{number}/{title}", plan.budget)
     pair.freeze()
-    return seconds
+    return batch
 
 
 def _shuffled(order: random.Random, items: Iterable[T]) -> list[T]:

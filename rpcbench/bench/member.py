@@ -1,7 +1,7 @@
 """One of the two processes of a pair: `python -m rpcbench.bench.member API RANK MEETING [DESCRIPTOR]`.
 
 Rank 1 serves calls. Rank 0 drives: it reads orders as JSON lines from a socket, times a batch for each and answers with
-the seconds of every call. A wrong result is an error, never a figure.
+the seconds of every call, and what CPU time a call took. A wrong result is an error, never a figure.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import random
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
+from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,13 +29,23 @@ _FEWEST = 3
 _PR_SET_PDEATHSIG = 1
 
 
-def batch(operation: Operation, seconds: float) -> list[float]:
-    """Warm up, then repeat for about `seconds`; returns the seconds of each call."""
+class Timed(NamedTuple):
+    """Of one batch: the seconds of each call, and the CPU seconds that a call took in both processes together."""
+
+    seconds: list[float]
+    cpu: float
+
+
+def batch(operation: Operation, seconds: float, clock: Callable[[], float] = time.process_time) -> Timed:
+    """Warm up, then repeat for about `seconds`. `clock`: CPU seconds so far, of all that work for it."""
     with operation.around():
         _repeat(operation, seconds * _WARM_UP_SHARE)
         if not operation.right(operation.run()):
             raise AssertionError("the call returned a wrong result")
-        return _repeat(operation, seconds)
+        begin = clock()
+        times = _repeat(operation, seconds)
+        spent = clock() - begin
+    return Timed([each / operation.calls for each in times], spent / len(times) / operation.calls)
 
 
 def _repeat(operation: Operation, seconds: float) -> list[float]:
@@ -50,9 +62,15 @@ def _obey(api: Api, order: dict[str, Any]) -> dict[str, Any]:
     draw = random.Random(order["seed"])
     torch.manual_seed(draw.getrandbits(63))
     try:
-        return {"seconds": batch(WORKLOADS[order["workload"]](api, draw), order["budget"])}
+        operation = WORKLOADS[order["workload"]].prepare(api, draw)
+        return batch(operation, order["budget"], lambda: _cpu_of_both(api))._asdict()
     except Exception:  # noqa: BLE001 - whatever failed here is told to the one who asked
         return {"error": traceback.format_exc()}
+
+
+def _cpu_of_both(api: Api) -> float:
+    there: float = api.rpc.rpc_sync(CALLEE, time.process_time)
+    return there + time.process_time()
 
 
 def _drive(api: Api, orders: socket.socket) -> None:

@@ -30,11 +30,15 @@ class Api:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One unit of work, and whether what it returned is right. `around` is entered around all of them, untimed."""
+    """One unit of work, and whether what it returned is right. `around` is entered around all of them, untimed.
+
+    `calls`: how many calls a unit has.
+    """
 
     run: Callable[[], Any]
     right: Callable[[Any], bool]
     around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    calls: int = 1
 
 
 Prepare = Callable[[Api, random.Random], Operation]

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rpcbench.bench.figures import Batch
 from rpcbench.words.errors import RpcError
 
 _REPLY_SECONDS = 120.0
@@ -63,11 +64,10 @@ class Pair:
         """Wait until the two have met."""
         self._exchange("")
 
-    def ask(self, workload: str, seed: str, budget: float) -> list[float]:
-        """Seconds of each call of one batch of about `budget` seconds."""
+    def ask(self, workload: str, seed: str, budget: float) -> Batch:
+        """One batch of about `budget` seconds."""
         order = {"workload": workload, "seed": seed, "budget": budget}
-        seconds: list[float] = self._exchange(json.dumps(order) + "\n")["seconds"]
-        return seconds
+        return Batch(**self._exchange(json.dumps(order) + "\n"))
 
     def _exchange(self, order: str) -> dict[str, Any]:
         try:

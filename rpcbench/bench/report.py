@@ -1,32 +1,79 @@
-"""A comparison as a table for people and as plain values for programs."""
+"""A comparison as a table for people, as Markdown, and as plain values for programs."""
 
 from __future__ import annotations
 
 import os
 import platform
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from rich.table import Table
 
 import rpcbench
-from rpcbench.bench.compare import Figures, Plan, Samples
+from rpcbench.bench.compare import Plan
+from rpcbench.bench.figures import Figures, Samples
+from rpcbench.bench.goals import Goal
+from rpcbench.bench.workloads import WORKLOADS
+
+
+class Row(NamedTuple):
+    """The cells of one row, as text."""
+
+    title: str
+    ours: str
+    theirs: str
+    ratio: str
+    cpu: str
+    goal: str
+
+
+HEADINGS = ("ratio", "CPU ratio", "goal")
+
+
+def rows(figures: Figures, ours: str, theirs: str) -> Iterator[Row]:
+    for title, sides in figures.items():
+        mine, other = sides[ours], sides.get(theirs)
+        goal = WORKLOADS[title].goal if title in WORKLOADS else Goal()
+        ratio = f"{other.value / mine.value:.2f}x" if other else ""
+        cpu = f"{other.cpu / mine.cpu:.2f}x" if other and mine.cpu and other.cpu else ""
+        yield Row(
+            title, _cell(mine), _cell(other) if other else "", ratio, cpu, _goal(goal, mine, other, figures, ours)
+        )
+
+
+def _goal(goal: Goal, mine: Samples, other: Samples | None, figures: Figures, ours: str) -> str:
+    if goal.ratio is not None:
+        reached = other is not None and other.value / mine.value >= goal.ratio
+        return f"{_mark(reached)} {goal.ratio:g}x" + (f" ({goal.stretch:g}x)" if goal.stretch else "")
+    if goal.most is None:
+        return ""
+    if not goal.of:
+        return f"{_mark(mine.value <= goal.most)} at most {_duration(goal.most)}"
+    if goal.of not in figures:
+        return f"at most {goal.most:g}x of “{goal.of}”"
+    share = mine.value / figures[goal.of][ours].value
+    return f"{_mark(share <= goal.most)} at most {goal.most:g}x of “{goal.of}”: {share:.2f}x"
+
+
+def _mark(reached: bool) -> str:
+    return "✓" if reached else "✗"
 
 
 def as_table(figures: Figures, ours: str, theirs: str, plan: Plan) -> Table:
-    """One line a workload, and in the last column by what factor ours is faster."""
+    """One line a row, and by what factor ours is faster, by the clock and in CPU time of both processes."""
     title = f"median (10th percentile) of {plan.rounds} rounds, seed {plan.seed}"
     table = Table(title=title, caption=f"Ratio: {theirs} / {ours}. Compare only figures of one run.")
-    table.add_column("workload", no_wrap=True)
-    for heading in (ours, theirs, "ratio"):
-        table.add_column(heading, justify="right")
-    for name, sides in figures.items():
-        table.add_row(name, _cell(sides[ours]), _cell(sides[theirs]), f"{sides[theirs].p50 / sides[ours].p50:.2f}x")
+    table.add_column("", no_wrap=True)
+    for heading in (ours, theirs, *HEADINGS):
+        table.add_column(heading, justify="left" if heading == "goal" else "right")
+    for row in rows(figures, ours, theirs):
+        table.add_row(*row)
     return table
 
 
 def _cell(samples: Samples) -> str:
-    return f"{_duration(samples.p50)} ({_duration(samples.p10)})"
+    return f"{_duration(samples.value)} ({_duration(samples.p10)})"
 
 
 def _duration(seconds: float) -> str:
@@ -49,22 +96,26 @@ def as_values(figures: Figures, ours: str, theirs: str, plan: Plan) -> dict[str,
             "system": platform.platform(),
         },
         "cpus": os.cpu_count(),
-        "workloads": {
-            title: {
-                **{name: _numbers(samples) for name, samples in sides.items()},
-                "ratio_p50": sides[theirs].p50 / sides[ours].p50,
-                "ratio_p10": sides[theirs].p10 / sides[ours].p10,
-            }
-            for title, sides in figures.items()
-        },
+        "workloads": {title: _sides(sides, ours, theirs) for title, sides in figures.items()},
     }
+
+
+def _sides(sides: dict[str, Samples], ours: str, theirs: str) -> dict[str, Any]:
+    values: dict[str, Any] = {name: _numbers(samples) for name, samples in sides.items()}
+    if theirs in sides:
+        values["ratio"] = sides[theirs].value / sides[ours].value
+        values["ratio_p10"] = sides[theirs].p10 / sides[ours].p10
+    return values
 
 
 def _numbers(samples: Samples) -> dict[str, Any]:
-    batches = [Samples([batch]) for batch in samples.batches]
+    batches = [Samples(samples.main, [batch]) for batch in samples.batches]
     return {
-        "p50": samples.p50,
-        "p10": samples.p10,
-        "calls": samples.count,
-        "batches": [{"p50": batch.p50, "p10": batch.p10, "calls": batch.count} for batch in batches],
+        **_quantiles(samples),
+        "quantile": samples.main,
+        "batches": [_quantiles(batch) for batch in batches],
     }
+
+
+def _quantiles(samples: Samples) -> dict[str, Any]:
+    return {"value": samples.value, "p10": samples.p10, "cpu": samples.cpu, "calls": samples.count}

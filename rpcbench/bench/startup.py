@@ -27,6 +27,11 @@ OURS = "rpcbench.rpc"
 _SECONDS = 120.0
 
 
+def titles(count: int) -> tuple[str, str]:
+    """The rows that `measure` fills."""
+    return f"start of {count} workers", f"start of {count} workers, warm"
+
+
 def measure(api: str, count: int) -> list[float]:
     """Seconds of a cold and of a warm start of `count` workers, from a fresh process."""
     process = launch("rpcbench.bench.startup", api, str(count), stdout=subprocess.PIPE)

@@ -57,7 +57,7 @@ class _TwoStages:
         self.api.autograd.backward(context, [loss])
 
 
-def _backward(width: int, batch: int) -> Prepare:
+def backward(width: int, batch: int) -> Prepare:
     def prepare(api: Api, draw: random.Random) -> Operation:
         stages = _TwoStages(api, draw, width, batch)
         expected = dict(zip(stages.near.parameters(), stages.gradients, strict=False))
@@ -77,7 +77,7 @@ def _backward(width: int, batch: int) -> Prepare:
     return prepare
 
 
-def _step(width: int, batch: int) -> Prepare:
+def step(width: int, batch: int) -> Prepare:
     def prepare(api: Api, draw: random.Random) -> Operation:
         stages = _TwoStages(api, draw, width, batch)
         begun = [parameter.detach().clone() for parameter in stages.parameters]
@@ -111,11 +111,3 @@ def _step(width: int, batch: int) -> Prepare:
         return Operation(run, right, around)
 
     return prepare
-
-
-TRAINING: dict[str, Prepare] = {
-    "context + backward, d=16": _backward(16, 4),
-    "context + backward, d=128": _backward(128, 32),
-    "context + backward, d=512": _backward(512, 64),
-    "optimizer step, 6 + 6 parameters": _step(16, 4),
-}

@@ -1,77 +1,32 @@
-"""The work both sides are measured on, each piece written once over an API module given by name.
-
-A workload draws its function, shape or width from a generator and gives back an operation: what is timed, and how its
-result is told from a wrong one. The functions of the callee stand here too, so that they travel by reference.
-"""
+"""The work that both pairs are measured on, by title, with its goals: one row of the table each."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from typing import Any
+from rpcbench.bench import calls, payloads, training
+from rpcbench.bench.goals import Goal, Workload
+from rpcbench.bench.payloads import KB, MB
 
-import torch
-from torch import Tensor
+SMALL = "function returning an int"
 
-from rpcbench.bench.operation import CALLEE, Api, Operation, Prepare
-from rpcbench.bench.training import TRAINING
-
-_KB = 1 << 10
-_MB = 1 << 20
-
-
-def count_words(text: str) -> int:
-    return len(text.split())
-
-
-def larger(first: int, second: int) -> int:
-    return max(first, second)
-
-
-def digit_sum(number: int) -> int:
-    return sum(map(int, str(number)))
-
-
-def echo(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _int_call(api: Api, draw: random.Random) -> Operation:
-    calls: list[tuple[Callable[..., int], tuple[Any, ...]]] = [
-        (count_words, (" ".join(["word"] * draw.randint(1, 8)),)),
-        (larger, (draw.randrange(1000), draw.randrange(1000))),
-        (digit_sum, (draw.randrange(1 << 30),)),
-    ]
-    function, args = draw.choice(calls)
-    expected = function(*args)
-    return Operation(lambda: api.rpc.rpc_sync(CALLEE, function, args=args), lambda result: bool(result == expected))
-
-
-def _tiny_add(api: Api, draw: random.Random) -> Operation:
-    shape = (draw.randint(1, 8), draw.randint(1, 8))
-    first, second = torch.rand(shape), torch.rand(shape)
-    expected = first + second
-    return Operation(
-        lambda: api.rpc.rpc_sync(CALLEE, torch.add, args=(first, second)), lambda result: torch.equal(result, expected)
-    )
-
-
-def _echo(size: int) -> Prepare:
-    def prepare(api: Api, draw: random.Random) -> Operation:
-        dtype = draw.choice([torch.float32, torch.float64, torch.int64, torch.uint8])
-        columns = 1 << draw.randint(0, 12)
-        tensor = torch.randint(100, (size // dtype.itemsize // columns, columns)).to(dtype)
-        return Operation(
-            lambda: api.rpc.rpc_sync(CALLEE, echo, args=(tensor,)), lambda result: torch.equal(result, tensor)
-        )
-
-    return prepare
-
-
-WORKLOADS: dict[str, Prepare] = {
-    "function returning an int": _int_call,
-    "torch.add on tiny tensors": _tiny_add,
-    "echo 64 KB": _echo(64 * _KB),
-    "echo 16 MB": _echo(16 * _MB),
-    **TRAINING,
+WORKLOADS: dict[str, Workload] = {
+    SMALL: Workload(calls.int_call, Goal(4, 6)),
+    "function on two tiny tensors": Workload(calls.python_on_tensors, Goal(3, 4)),
+    "torch.add on tiny tensors": Workload(calls.torch_add, Goal(2.2, 3)),
+    "remote + to_here": Workload(calls.remote_value, Goal(3, 4)),
+    "method through an RRef": Workload(calls.method, Goal(4, 5)),
+    "1 in flight, per call": Workload(calls.in_flight(1), Goal(3.5, 5)),
+    "16 in flight, per call": Workload(calls.in_flight(16), Goal(5, 8)),
+    "256 in flight, per call": Workload(calls.in_flight(256), Goal(6, 8)),
+    "echo 1 KB": Workload(payloads.echo(KB), Goal(3, 4)),
+    "echo 64 KB": Workload(payloads.echo(64 * KB), Goal(2.2, 3)),
+    "echo 1 MB": Workload(payloads.echo(MB), Goal(1.7, 2)),
+    "echo 16 MB": Workload(payloads.echo(16 * MB), Goal(1.5, 2)),
+    "echo 128 MB": Workload(payloads.echo(128 * MB), Goal(2.2, 3)),
+    "send 16 MB, int back": Workload(payloads.send(16 * MB), Goal(1.3, 1.8)),
+    "context + backward, d=16": Workload(training.backward(16, 4), Goal(1.6, 2)),
+    "context + backward, d=128": Workload(training.backward(128, 32), Goal(1.3, 1.4)),
+    "context + backward, d=512": Workload(training.backward(512, 64), Goal(1.12, 1.15)),
+    "optimizer step, 6 + 6 parameters": Workload(training.step(16, 4), Goal(1.3, 1.5)),
+    "beside a busy thread, 99th percentile": Workload(calls.beside_busy_thread, Goal(most=1e-3), quantile=0.99),
+    "with a panel open": Workload(calls.panel_open, Goal(most=1.2, of=SMALL), ours_only=True),
 }

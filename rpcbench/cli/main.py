@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="time our RPC and another one on the same work, in one run")
     bench.add_argument("--against", choices=["torch"], default="torch", help="the other side (default: torch)")
+    bench.add_argument("--only", action="append", default=[], metavar="TEXT", help="only rows with this in their title")
     bench.add_argument("--rounds", type=_positive, metavar="N", help="batches of each workload on each side")
     bench.add_argument("--quick", action="store_true", help="only see that everything runs")
     bench.add_argument("--soak", action="store_true", help="instead: many calls and RRefs, and whether memory grows")
@@ -118,4 +119,7 @@ def _bench(options: argparse.Namespace) -> None:
         command.run_soak(quick=options.quick)
         return
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
-    command.run(against=options.against, seed=seed, quick=options.quick, rounds=options.rounds, json_file=options.json)
+    command.run(
+        against=options.against, seed=seed, quick=options.quick, rounds=options.rounds, only=options.only,
+        json_file=options.json,
+    )  # fmt: skip

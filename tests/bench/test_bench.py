@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,26 +18,42 @@ import pytest
 import torch
 
 from rpcbench.bench import command
-from rpcbench.bench.compare import Plan, Samples
+from rpcbench.bench.compare import Plan, titles
+from rpcbench.bench.figures import Batch, Samples
 from rpcbench.bench.member import batch
 from rpcbench.bench.operation import Api, Operation
 from rpcbench.bench.pair import BenchError, pairs
-from rpcbench.bench.report import as_table, as_values
-from rpcbench.bench.training import TRAINING
-from rpcbench.bench.workloads import WORKLOADS
+from rpcbench.bench.report import as_table, as_values, rows
+from rpcbench.bench.workloads import SMALL, WORKLOADS
 from rpcbench.cli.main import main
-
-SMALL = next(iter(WORKLOADS))
+from rpcbench.words.errors import RpcError
 
 
 class Held:
     """An RRef acted out."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, call: Callable[..., Any] = lambda *_: None) -> None:
         self.value = value
+        self.call = call
 
     def local_value(self) -> Any:
         return self.value
+
+    def to_here(self) -> Any:
+        return self.call("", lambda: self.value, ())
+
+    def rpc_sync(self) -> Methods:
+        return Methods(self)
+
+
+class Methods:
+    """What an RRef's `rpc_sync()` gives: methods of its value."""
+
+    def __init__(self, rref: Held) -> None:
+        self._rref = rref
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args: self._rref.call("", getattr(self._rref.value, name), args)
 
 
 def acted(sent: list[Any], spoil: Callable[[Any], Any]) -> Api:
@@ -49,10 +66,15 @@ def acted(sent: list[Any], spoil: Callable[[Any], Any]) -> Api:
         result = function(*args)
         return spoil(result) if isinstance(result, int | torch.Tensor) else result
 
-    def remote(to: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Held:
+    def rpc_async(to: str, function: Callable[..., Any], args: tuple[Any, ...]) -> types.SimpleNamespace:
+        return types.SimpleNamespace(wait=lambda: rpc_sync(to, function, args))
+
+    def remote(to: str, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Held:
+        sent.append((function.__name__, args))
         made = function(*args)
-        far.extend(made.parameters())
-        return Held(made)
+        if isinstance(made, torch.nn.Module):
+            far.extend(made.parameters())
+        return Held(made, rpc_sync)
 
     def backward(context: int, roots: list[torch.Tensor]) -> None:
         found = list(leaves(roots[0].grad_fn))
@@ -69,7 +91,7 @@ def acted(sent: list[Any], spoil: Callable[[Any], Any]) -> Api:
 
         return types.SimpleNamespace(step=step)
 
-    rpc = types.SimpleNamespace(rpc_sync=rpc_sync, remote=remote, RRef=Held)
+    rpc = types.SimpleNamespace(rpc_sync=rpc_sync, rpc_async=rpc_async, remote=remote, RRef=Held)
     autograd = types.SimpleNamespace(context=contextlib.nullcontext, backward=backward, get_gradients=near)
     return Api(rpc, autograd, types.SimpleNamespace(DistributedOptimizer=optimizer))
 
@@ -82,53 +104,101 @@ def leaves(node: Any) -> Iterator[torch.Tensor]:
             yield from leaves(parent)
 
 
-@pytest.mark.parametrize("title", WORKLOADS)
+ACTED = [title for title, work in WORKLOADS.items() if not work.ours_only]
+
+
+def acted_out(title: str, seed: int, spoil: Callable[[Any], Any] = lambda result: result) -> tuple[list[Any], bool]:
+    """What was sent by one run of the workload, and whether it took the result for right."""
+    sent: list[Any] = []
+    torch.manual_seed(seed)
+    operation = WORKLOADS[title].prepare(acted(sent, spoil), random.Random(seed))
+    with operation.around():
+        return sent, operation.right(operation.run())
+
+
+@pytest.mark.parametrize("title", ACTED)
 def test_a_right_result_is_told_from_a_wrong_one(title: str) -> None:
-    sound = WORKLOADS[title](acted([], lambda result: result), random.Random(1))
-    spoilt = WORKLOADS[title](acted([], lambda result: result + 1), random.Random(1))
-    with sound.around(), spoilt.around():
-        assert sound.right(sound.run())
-        assert not spoilt.right(spoilt.run())
+    assert acted_out(title, 1)[1]
+    assert not acted_out(title, 1, lambda result: result if result is None else result + 1)[1]
 
 
-@pytest.mark.parametrize("title", [title for title in WORKLOADS if title not in TRAINING])
+@pytest.mark.parametrize("title", [title for title in ACTED if "d=" not in title and "step" not in title])
 def test_the_seed_alone_draws_the_work(title: str) -> None:
     def drawn(seed: int) -> str:
-        sent: list[Any] = []
-        torch.manual_seed(seed)
-        WORKLOADS[title](acted(sent, lambda result: result), random.Random(seed)).run()
+        sent = acted_out(title, seed)[0]
         return str([(name, [getattr(arg, "shape", arg) for arg in args]) for name, args in sent])
 
     assert drawn(3) == drawn(3)
     assert len({drawn(seed) for seed in range(8)}) > 1
 
 
-@pytest.mark.parametrize(("title", "size"), [("echo 64 KB", 64 << 10), ("echo 16 MB", 16 << 20)])
-def test_an_echo_has_the_size_it_is_called_by(title: str, size: int) -> None:
-    for seed in range(4):
-        sent: list[Any] = []
-        WORKLOADS[title](acted(sent, lambda result: result), random.Random(seed)).run()
-        assert sent[0][1][0].nbytes == size
+@pytest.mark.parametrize(
+    ("title", "size"),
+    [("echo 1 KB", 1 << 10), ("echo 64 KB", 64 << 10), ("echo 1 MB", 1 << 20), ("send 16 MB, int back", 16 << 20)],
+)
+def test_a_payload_has_the_size_it_is_called_by(title: str, size: int) -> None:
+    for seed in range(8):
+        assert acted_out(title, seed)[0][0][1][0].nbytes == size
+
+
+@pytest.mark.parametrize("many", [1, 16, 256])
+def test_calls_in_flight_are_as_many_as_the_row_says(many: int) -> None:
+    sent: list[Any] = []
+    operation = WORKLOADS[f"{many} in flight, per call"].prepare(acted(sent, lambda result: result), random.Random(1))
+    operation.run()
+    assert len(sent) == operation.calls == many
 
 
 def test_a_batch_counts_neither_warm_up_nor_wrong_results() -> None:
     runs: list[int] = []
-    seconds = batch(Operation(lambda: runs.append(1), lambda _: True), 0.0)
-    assert (len(seconds), len(runs)) == (3, 3 + 1 + 3)
+    timed = batch(Operation(lambda: runs.append(1), lambda _: True), 0.0)
+    assert (len(timed.seconds), len(runs)) == (3, 3 + 1 + 3)
     with pytest.raises(AssertionError, match="wrong result"):
         batch(Operation(lambda: 1, lambda result: result == 2), 0.0)
 
 
+def test_time_is_shared_by_the_calls_of_an_operation() -> None:
+    clock = iter([5.0, 11.0])
+    operation = Operation(lambda: time.sleep(0.02), lambda _: True, calls=4)
+    seconds, cpu = batch(operation, 0.0, lambda: next(clock))
+    assert cpu == pytest.approx(6.0 / 3 / 4)
+    assert all(0.005 <= each < 0.02 for each in seconds)
+
+
 def test_the_ratio_says_how_much_faster_ours_is() -> None:
-    ours, theirs = Samples([[1e-3] * 9 + [1.0], [1e-3]]), Samples([[2e-3, 2e-3], [4e-3] * 3 + [9.0]])
-    figures = {"work": {"us": ours, "them": theirs}}
-    values = as_values(figures, "us", "them", Plan(7))
-    assert values["workloads"]["work"]["ratio_p50"] == pytest.approx(4.0)
-    assert values["workloads"]["work"]["ratio_p10"] == pytest.approx(2.0)
-    assert [b["calls"] for b in values["workloads"]["work"]["them"]["batches"]] == [2, 4]
-    assert values["seed"] == 7
+    ours = Samples(0.5, [Batch([1e-3] * 9 + [1.0], 1e-4), Batch([1e-3], 1e-4)])
+    theirs = Samples(0.5, [Batch([2e-3, 2e-3], 3e-4), Batch([4e-3] * 3 + [9.0], 5e-4)])
+    figures = {SMALL: {"us": ours, "them": theirs}}
+    work = as_values(figures, "us", "them", Plan(7))["workloads"][SMALL]
+    assert work["ratio"] == pytest.approx(4.0)
+    assert work["ratio_p10"] == pytest.approx(2.0)
+    assert [b["calls"] for b in work["them"]["batches"]] == [2, 4]
     table = as_table(figures, "us", "them", Plan(7))
-    assert [list(column.cells) for column in table.columns] == [["work"], ["1 ms (1 ms)"], ["4 ms (2 ms)"], ["4.00x"]]
+    cells = [list(column.cells) for column in table.columns]
+    assert cells == [[SMALL], ["1 ms (1 ms)"], ["4 ms (2 ms)"], ["4.00x"], ["4.00x"], ["✓ 4x (6x)"]]
+
+
+def test_a_row_may_count_its_slow_calls_and_be_measured_on_one_side() -> None:
+    slow = "beside a busy thread, 99th percentile"
+    panel = "with a panel open"
+    figures = {
+        SMALL: {"us": Samples(0.5, [Batch([1e-3])]), "them": Samples(0.5, [Batch([1e-3])])},
+        slow: {"us": Samples(0.99, [Batch([1e-6 * n for n in range(1, 101)])])},
+        panel: {"us": Samples(0.5, [Batch([1.5e-3])])},
+    }
+    goals = {row.title: (row.ours, row.theirs, row.ratio, row.goal) for row in rows(figures, "us", "them")}
+    assert goals[SMALL][2:] == ("1.00x", "✗ 4x (6x)")
+    assert goals[slow] == ("99 µs (10.9 µs)", "", "", "✓ at most 1 ms")
+    assert goals[panel] == ("1.5 ms (1.5 ms)", "", "", f"✗ at most 1.2x of “{SMALL}”: 1.50x")
+
+
+def test_rows_are_chosen_by_a_part_of_their_title() -> None:
+    plan = Plan(1)
+    assert command.chosen(plan, ["echo 1 KB", "in flight"])[-1] == "echo 1 KB"
+    assert len(command.chosen(plan, ["in flight"])) == 3
+    assert command.chosen(plan, []) == titles(plan)
+    with pytest.raises(RpcError, match=r"(?s)'echo 3 KB'.*echo 1 KB"):
+        command.chosen(plan, ["echo 3 KB"])
 
 
 @pytest.fixture(params=command.MODULES.values())
@@ -143,7 +213,7 @@ def test_a_pair_waits_stopped_and_works_when_thawed(api: str) -> None:
         members = psutil.Process().children()
         assert [member.status() for member in members] == [psutil.STATUS_STOPPED] * 2
         waiting.thaw()
-        assert len(waiting.ask(SMALL, "seed", 0.0)) == 3
+        assert len(waiting.ask(SMALL, "seed", 0.0).seconds) == 3
         waiting.freeze()
         assert [member.status() for member in members] == [psutil.STATUS_STOPPED] * 2
 
@@ -165,7 +235,6 @@ def test_what_fails_on_one_side_is_an_error_with_its_traceback() -> None:
 def test_a_pair_does_not_outlive_a_killed_comparison() -> None:
     script = f"""
 import signal
-from rpcbench.bench.operation import Api, Operation
 from rpcbench.bench.pair import pairs
 with pairs({{"side": {command.MODULES["torch"]!r}}}):
     print("frozen", flush=True)
@@ -186,6 +255,7 @@ def test_one_run_measures_all_work_on_both_sides(tmp_path: Path, capsys: pytest.
     values = json.loads(file.read_text())
     assert values["seed"] == 42
     assert set(WORKLOADS) < set(values["workloads"])
-    for work in values["workloads"].values():
-        assert min(work[side]["p10"] for side in command.MODULES) > 0
+    for title, work in values["workloads"].items():
+        ours_only = title in WORKLOADS and WORKLOADS[title].ours_only
+        assert all(work[side]["p10"] > 0 for side in command.MODULES if side == command.OURS or not ours_only)
     assert "seed 42" in capsys.readouterr().out
