@@ -4,7 +4,7 @@ Rules
 - The machine is fed under its one lock; its effects are carried out after the lock is let go.
 - No user code, no pickling, no freeing of tensors and no I/O under that lock.
 - Finalizers only put a note into `released`; the keeper thread reads it.
-- Reading threads never wait for a write, and run nothing of a user's.
+- A thread that reads a connection never waits for a write; users' functions run on it only as `reading` says.
 """
 
 from __future__ import annotations

@@ -206,7 +206,11 @@ class Peers:
         if not self._ties.add(tie):
             stream.release()
             raise NotConnectedError("this agent has stopped")
-        self._start(lambda: self._read(tie), f"read-{peer.name}")
+        self._pool.read(
+            tie.connection.read,
+            lambda frame: self._told.arrived(peer, frame),
+            lambda ending: self._over(tie, ending),
+        )
         if returns:
             self._told.resumed(peer)
         versions.warn(self.me.versions, peer.versions, peer.name)
@@ -233,17 +237,10 @@ class Peers:
             self._threads.append(thread)
         thread.start()
 
-    # -- reading, to the end
-    def _read(self, tie: Tie) -> None:
-        ending = Ending("what it sent could not be handled", False)
-        try:
-            ending = tie.connection.read_forever(lambda frame: self._told.arrived(tie.peer, frame))
-        finally:
-            self._over(tie, ending)
-
     def _over(self, tie: Tie, ending: Ending) -> None:
         """A connection has ended, and nobody here closed it."""
         known = self._ties.remove(tie)
+        tie.connection.cut()
         tie.connection.release()
         if not known or self._stopped.is_set():
             return
@@ -336,6 +333,7 @@ class Peers:
         self.entrance.close()
         for tie in ties:
             tie.connection.close()
+        self._ties.await_none(5)
         for thread in threads:
             if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(5)

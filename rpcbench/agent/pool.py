@@ -1,6 +1,7 @@
-"""Threads that run users' functions, and the runtime's own odd jobs.
+"""Threads that run users' functions, read connections, and do the runtime's own odd jobs.
 
 Guarantees
+- A call that a connection brings runs on the thread that has read it, for as long as it is short (see `reading`).
 - At most `limit` users' functions run at once; one that waits on a Future does not count meanwhile, so calls that
   call back nest as deep as they like.
 - The runtime's own jobs (`spawn`) never queue behind users' functions.
@@ -14,21 +15,27 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+
+from rpcbench.agent.reading import Monitor, Reading
+from rpcbench.transport.stream import Ending
+from rpcbench.wire.frames import Frame
 
 Job = Callable[[], object]
 _IDLE_SECONDS = 20.0
 
 
-class _Thread(threading.Thread):
-    """Runs one job after another; `waiting` is how a blocking wait of ours tells the pool."""
+class Worker(threading.Thread):
+    """Runs one job after another; `waiting` and `step_aside` are how what blocks tells the pool."""
 
     def __init__(self, pool: Pool, number: int) -> None:
         super().__init__(name=f"{pool.name}-{number}", daemon=True)
         self._pool = pool
         self._given = threading.Semaphore(0)
         self._job: Job | None = None
-        self.counted = False
+        self._counted = False
+        self.reads: Reading | None = None
+        self.lends: Reading | None = None
 
     def give(self, job: Job | None) -> None:
         self._job = job
@@ -49,9 +56,21 @@ class _Thread(threading.Thread):
             if not self._pool.rest(self):
                 return
 
+    def run_call(self, call: Job) -> None:
+        """Run a user's function, which the pool has counted."""
+        self._counted = True
+        _do(call)
+        self._counted = False
+
+    def step_aside(self) -> None:
+        """What this thread runs is about to take its time: others do what else it had to do."""
+        if self.lends is not None:
+            self.lends.hand_over()
+
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        if not self.counted:
+        self.step_aside()
+        if not self._counted:
             yield
             return
         self._pool.blocked()
@@ -69,12 +88,13 @@ class Pool:
         self.enter = enter
         self.limit = limit
         self._lock = threading.Lock()
-        self._idle: list[_Thread] = []
-        self._threads: set[_Thread] = set()
+        self._idle: list[Worker] = []
+        self._threads: set[Worker] = set()
         self._queue: collections.deque[Job] = collections.deque()
         self._running = 0
         self._made = 0
         self._closed = False
+        self.monitor = Monitor(self.spawn)
 
     @property
     def busy(self) -> int:
@@ -89,29 +109,62 @@ class Pool:
             thread = self._idle.pop() if self._idle else None
             if thread is None:
                 self._made += 1
-                thread = _Thread(self, self._made)
+                thread = Worker(self, self._made)
                 self._threads.add(thread)
         thread.give(job)
         if thread.ident is None:
             thread.start()
 
+    def read(
+        self,
+        read: Callable[[], Sequence[Frame] | Ending],
+        receive: Callable[[Frame], None],
+        over: Callable[[Ending], None],
+    ) -> None:
+        """Read a connection from now on to its end; see `Reading`."""
+
+        def ended(ending: Ending) -> None:
+            self.monitor.readings.discard(reading)
+            over(ending)
+
+        reading = Reading(self, read, receive, ended)
+        self.monitor.readings.add(reading)
+        self.spawn(reading.read_on)
+
+    def worker(self) -> Worker:
+        """This thread, which is one of the pool's."""
+        thread = threading.current_thread()
+        assert isinstance(thread, Worker)
+        return thread
+
     def submit(self, job: Job) -> None:
-        """Run a user's function when there is room."""
+        """Run a user's function when there is room: on this thread, if it is just reading the message that asks."""
+        reading = getattr(threading.current_thread(), "reads", None)
+        if reading is not None:
+            reading.calls.append(job)
+        elif self.begin(job):
+            self.spawn(lambda: self._run(job))
+
+    def begin(self, job: Job) -> bool:
+        """Whether there is room for a user's function now; else it is run later."""
         with self._lock:
             if self._running >= self.limit:
                 self._queue.append(job)
-                return
+                return False
             self._running += 1
-        self.spawn(lambda: self._run(job))
+            return True
+
+    def end(self) -> None:
+        """A user's function has returned."""
+        job = self._next()
+        if job is not None:
+            self.spawn(lambda: self._run(job))
 
     def _run(self, job: Job | None) -> None:
-        thread = threading.current_thread()
-        assert isinstance(thread, _Thread)
-        thread.counted = True
+        worker = self.worker()
         while job is not None:
-            _do(job)
+            worker.run_call(job)
             job = self._next()
-        thread.counted = False
 
     def _next(self) -> Job | None:
         """The next queued job for a thread that has finished one."""
@@ -135,7 +188,7 @@ class Pool:
         with self._lock:
             self._running += 1
 
-    def rest(self, thread: _Thread) -> bool:
+    def rest(self, thread: Worker) -> bool:
         """Keep an idle thread; False if it should end."""
         with self._lock:
             if self._closed:
@@ -144,7 +197,7 @@ class Pool:
             self._idle.append(thread)
             return True
 
-    def retire(self, thread: _Thread) -> bool:
+    def retire(self, thread: Worker) -> bool:
         """An idle thread has waited long enough; False if a job was given to it at the last moment."""
         with self._lock:
             if thread not in self._idle:
@@ -156,7 +209,7 @@ class Pool:
     def close(self, patience: float) -> None:
         """No more jobs; idle threads end. Waits up to `patience` seconds for the busy ones."""
         with self._lock:
-            self._closed = True
+            self._closed = self.monitor.closed = True
             self._queue.clear()
             idle, self._idle = self._idle, []
             threads = self._threads - {threading.current_thread()}

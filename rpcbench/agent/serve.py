@@ -1,7 +1,7 @@
 """The callee's side: opens a request, runs the function, sends the answer.
 
-All of it happens on a pool thread. Whatever the function raises, even SystemExit, becomes the caller's error; the
-worker lives on.
+All of it happens on a pool thread, perhaps the one that has read the request. Whatever the function raises, even
+SystemExit, becomes the caller's error; the worker lives on.
 """
 
 from __future__ import annotations

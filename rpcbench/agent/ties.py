@@ -64,6 +64,11 @@ class Ties:
         with self._lock:
             return self._fewer.wait_for(lambda: not self._of(peer), seconds)
 
+    def await_none(self, seconds: float) -> None:
+        """Until all have ended that were in the table, or so many seconds."""
+        with self._lock:
+            self._fewer.wait_for(lambda: not self._ties, seconds)
+
     def take(self, member: int) -> list[Tie]:
         """Those to a member, out of the table: their ends are nobody's business any more."""
         with self._lock:

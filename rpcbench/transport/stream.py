@@ -1,7 +1,8 @@
 """A connection over any stream of bytes: whole messages, from any thread, in both directions at once.
 
 Rules
-- One thread reads a connection (`read_forever`); it never writes, and nothing it does may wait for a write.
+- One thread at a time reads a connection (`read`); before it waits for a write it lets another one read on
+  (`step_aside`).
 - Any thread may send. Who finds the line free writes, and then writes what others have queued meanwhile; a thread
   that must not wait passes an unfinished write to a helper thread. So two peers that send each other more than the
   stream holds always have a reader.
@@ -20,6 +21,7 @@ from rpcbench.transport.base import Stream
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import BEAT, END, Decoder, Frame, Limits, Parts, encode
 from rpcbench.words.errors import NotConnectedError, ProtocolError
+from rpcbench.words.futures import step_aside
 
 _HELD_BACK = 64 << 20
 _MOST_PARTS = 512
@@ -39,6 +41,7 @@ class StreamConnection:
     def __init__(self, stream: Stream, limits: Limits, helper: Callable[[Callable[[], None]], object]) -> None:
         self._stream = stream
         self._limits = limits
+        self._decoder = Decoder(limits)
         self._helper = helper
         self._state = threading.Lock()
         self._drained = threading.Condition(self._state)
@@ -58,6 +61,8 @@ class StreamConnection:
             number = self._numbers
         first, chunks = encode(number, control, body, self._limits)
         large = len(first) == 1 and bool(body.buffers)
+        if may_wait and not self._has_room():
+            step_aside()
         with self._state:
             if may_wait:
                 self._drained.wait_for(self._has_room)
@@ -92,15 +97,24 @@ class StreamConnection:
     def _write(self, views: list[memoryview], may_wait: bool) -> None:
         """Write `views`, then all that is queued. Only for the thread that set `_writing`, and the helper it names."""
         try:
-            self._stream.write(views, may_wait)
+            self._push(views, may_wait)
             while parts := self._next():
                 views = [memoryview(part) for part in parts]
-                self._stream.write(views, may_wait)
+                self._push(views, may_wait)
         except BlockingIOError:
             self._helper(lambda: self._write(views, True))
         except OSError:
             self._end()
             self._stop_writing()
+
+    def _push(self, views: list[memoryview], may_wait: bool) -> None:
+        try:
+            self._stream.write(views, False)
+        except BlockingIOError:
+            if not may_wait:
+                raise
+            step_aside()
+            self._stream.write(views, True)
 
     def _next(self) -> Parts:
         """What to write next: all small messages, else a chunk of a large one, in turn. Nothing: writing ends."""
@@ -129,24 +143,21 @@ class StreamConnection:
         return []
 
     # -- reading
-    def read_forever(self, receive: Callable[[Frame], None]) -> Ending:
-        """Hand every frame to `receive` until the stream ends; say how it ended."""
-        decoder, read_into = Decoder(self._limits), self._stream.read_into
+    def read(self) -> list[Frame] | Ending:
+        """The next messages, perhaps none yet; or how the stream has ended. One thread at a time, which may change."""
         try:
-            while True:
-                count = read_into(decoder.target())
-                self.heard += count
-                if count == 0:
-                    how = "closed" if decoder.idle else "closed in mid-message"
-                    return Ending(f"its connection {how}", not decoder.over)
-                for frame in decoder.received(count):
-                    receive(frame)
+            count = self._stream.read_into(self._decoder.target())
+            self.heard += count
+            if count:
+                return self._decoder.received(count)
+            how = "closed" if self._decoder.idle else "closed in mid-message"
+            ending = Ending(f"its connection {how}", not self._decoder.over)
         except OSError as error:
-            return Ending(f"its connection broke ({error.strerror or error})", not decoder.over)
+            ending = Ending(f"its connection broke ({error.strerror or error})", not self._decoder.over)
         except ProtocolError as error:
-            return Ending(f"it sent nonsense ({error})", False)
-        finally:
-            self._end()
+            ending = Ending(f"it sent nonsense ({error})", False)
+        self._end()
+        return ending
 
     # -- ends
     def close(self, patience: float | None = None) -> None:
@@ -178,7 +189,7 @@ class StreamConnection:
             self._drained.notify_all()
 
     def release(self) -> None:
-        """Give the descriptor back; only after `read_forever` has returned."""
+        """Give the descriptor back; only after `read` has told of the end."""
         with self._state:
             self._drained.wait_for(lambda: not self._writing, _CLOSE_SECONDS)
         self._stream.release()

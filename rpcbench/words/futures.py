@@ -43,6 +43,13 @@ def blocked() -> Iterator[None]:
         yield
 
 
+def step_aside() -> None:
+    """Before anything that may block for long: lets others do what this thread had to do besides, such as to read."""
+    aside = getattr(threading.current_thread(), "step_aside", None)
+    if aside is not None:
+        aside()
+
+
 Answer = Callable[[], Any]
 """Makes the value of a future, or raises its error: run once, by a thread that may run user code."""
 Later = Callable[[Callable[[], None]], object]

@@ -123,13 +123,13 @@ def test_a_job_given_at_the_last_moment_is_done(pool: Pool, monkeypatch: pytest.
     monkeypatch.setattr(module, "_IDLE_SECONDS", 0.2)
     pool.spawn(lambda: None)
     until(lambda: figures(pool)["idle"] == 1)
-    give = module._Thread.give
+    give = module.Worker.give
 
-    def late(thread: module._Thread, job: Callable[[], object] | None) -> None:
+    def late(thread: module.Worker, job: Callable[[], object] | None) -> None:
         time.sleep(0.3)
         give(thread, job)
 
-    monkeypatch.setattr(module._Thread, "give", late)
+    monkeypatch.setattr(module.Worker, "give", late)
     done = threading.Event()
     pool.spawn(done.set)
     assert done.wait(PATIENCE)

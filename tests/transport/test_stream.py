@@ -16,7 +16,7 @@ from worlds import PATIENCE, until
 from rpcbench.transport import stream
 from rpcbench.transport.base import Stream
 from rpcbench.transport.sockets import SocketStream
-from rpcbench.transport.stream import StreamConnection
+from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import Frame, Limits
 from rpcbench.words.errors import NotConnectedError
@@ -39,7 +39,10 @@ class End:
             self.frames.put(frame)
 
         def run() -> None:
-            self.reason, self.broken = self.connection.read_forever(receive)
+            while not isinstance(got := self.connection.read(), Ending):
+                for frame in got:
+                    receive(frame)
+            self.reason, self.broken = got
             self.connection.release()
 
         self.reader = spawn(run)
@@ -214,7 +217,8 @@ def test_the_descriptor_is_kept_as_long_as_somebody_writes() -> None:
     raw.close()
 
     def read() -> None:
-        connection.read_forever(lambda frame: None)
+        while not isinstance(connection.read(), Ending):
+            pass
         connection.release()
         written.set()
 

@@ -1,0 +1,167 @@
+"""Reads connections, each on one thread at a time, which also runs the short calls that they bring.
+
+Who holds the token of a connection reads it. Around a call the token lies on the table, and whoever takes it first
+reads on: the same thread once the call has ended; a spare one as soon as the call waits for something of ours, or has
+run for `LONG` seconds. So two never read, and no message waits for a call for longer than that.
+
+The monitor looks every `LONG` seconds while calls come in, and ends when none has come for a while.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rpcbench.transport.stream import Ending
+from rpcbench.wire.frames import Frame
+from rpcbench.words.errors import ProtocolError
+
+_Job = Callable[[], object]
+LONG = 0.002
+_QUIET = 50
+"""Looks without a call after which the monitor ends."""
+
+
+class Reader(Protocol):
+    """A thread that reads."""
+
+    reads: Reading | None
+    """What calls that a message brings now wait for."""
+    lends: Reading | None
+    """What it read until it began the call that it runs."""
+
+    def run_call(self, call: _Job) -> None:
+        """Run a user's function."""
+
+
+class Readers(Protocol):
+    """The pool of such threads."""
+
+    @property
+    def monitor(self) -> Monitor: ...
+
+    def worker(self) -> Reader:
+        """This thread."""
+
+    def begin(self, call: _Job) -> bool:
+        """Whether there is room for a call now; else it is run later."""
+
+    def end(self) -> None:
+        """A call has ended."""
+
+    def spawn(self, job: _Job) -> None:
+        """Run a job on another thread."""
+
+
+class Reading:
+    """`read` gives the next messages, or how it all ended; `receive` takes each; `over` hears of the end, once."""
+
+    def __init__(
+        self,
+        pool: Readers,
+        read: Callable[[], Sequence[Frame] | Ending],
+        receive: Callable[[Frame], None],
+        over: Callable[[Ending], None],
+    ) -> None:
+        self._pool = pool
+        self._read, self._receive, self._over = read, receive, over
+        self._token = threading.Lock()
+        self._token.acquire()
+        # All below belongs to the holder of the token.
+        self._frames: collections.deque[Frame] = collections.deque()
+        self.calls: collections.deque[_Job] = collections.deque()
+        self.turn = 0  # odd while a call runs on the reader
+
+    def read_on(self) -> None:
+        """By a worker that holds the token: until another one takes it, or the connection ends."""
+        reader = self._pool.worker()
+        reader.reads = self
+        try:
+            ending = self._work(reader)
+        except ProtocolError as error:
+            ending = Ending(f"it sent nonsense ({error})", False)
+        except BaseException:
+            self._over(Ending("what it sent could not be handled", False))
+            raise
+        finally:
+            reader.reads = None
+        if ending is not None:
+            self._over(ending)
+
+    def _work(self, reader: Reader) -> Ending | None:
+        """How the connection has ended; None if another thread reads on."""
+        calls, frames = self.calls, self._frames
+        while True:
+            if calls:
+                if not self._run(reader, calls.popleft()):
+                    return None
+            elif frames:
+                self._receive(frames.popleft())
+            else:
+                got = self._read()
+                if isinstance(got, Ending):
+                    return got
+                frames.extend(got)
+
+    def _run(self, reader: Reader, call: _Job) -> bool:
+        """Run a call, unless too many run already; False if another thread reads by now."""
+        if not self._pool.begin(call):
+            return True
+        reader.reads, reader.lends = None, self
+        self.turn += 1
+        self._token.release()
+        self._pool.monitor.wake()
+        reader.run_call(call)
+        kept = self._token.acquire(blocking=False)
+        reader.lends = None
+        if kept:
+            self.turn += 1
+            reader.reads = self
+        self._pool.end()
+        return kept
+
+    def hand_over(self) -> None:
+        """Let another thread read on if a call runs on the reader."""
+        if self._token.acquire(blocking=False):
+            self.turn += 1
+            self._pool.spawn(self.read_on)
+
+
+class Monitor:
+    """Has connections handed over whose reader runs a call for long."""
+
+    def __init__(self, spawn: Callable[[_Job], None]) -> None:
+        self.readings: set[Reading] = set()
+        self.closed = False
+        self._spawn = spawn
+        self._lock = threading.Lock()
+        self._awake = False
+
+    def wake(self) -> None:
+        """A call has begun."""
+        if self._awake:
+            return
+        with self._lock:
+            awake, self._awake = self._awake, True
+        if not awake:
+            self._spawn(self._watch)
+
+    def _watch(self) -> None:
+        quiet, seen = 0, self._turns()
+        while quiet < _QUIET and not self.closed:
+            time.sleep(LONG)
+            turns = self._turns()
+            quiet = quiet + 1 if turns == seen else 0
+            for reading, turn in turns.items():
+                if turn % 2 and seen.get(reading) == turn:
+                    reading.hand_over()
+            seen = turns
+        self._awake = False
+        if any(turn % 2 for turn in self._turns().values()):
+            self.wake()  # that call has begun before it could see that nobody watches
+
+    def _turns(self) -> dict[Reading, int]:
+        return {reading: reading.turn for reading in tuple(self.readings)}
