@@ -88,7 +88,9 @@ class Agent:
         self.waiting = Waiting(self.incarnation << COUNTER_BITS, self._pool.spawn, self._cancel, self._waits)
         self._channels = Channels(self._pool.spawn)
         self._effects = self._effect_table()
-        self._keeper = Keeper(self.name, self.machine, self.waiting.deadlines, lambda: self._link.clock())
+        self._keeper = Keeper(
+            self.name, self.machine, self.waiting.deadlines, lambda: self._link.clock(), self._peers.flush
+        )
         self.holds, self.released = self._keeper.holds, self._keeper.released
 
     # -- life
@@ -379,10 +381,13 @@ class Agent:
 
     def _transmit(self, to: int, seq: int, message: m.Message, may_wait: bool) -> None:
         control, body = m.pack(seq, message)
+        hold = type(message) in m.UNHURRIED
         connection = self._myself if to == self.id else self._peers.find(to)
         if connection is not None:
             try:
-                connection.send(control, body, may_wait)
+                connection.send(control, body, may_wait, hold)
+                if hold:
+                    self._keeper.flush_soon()
                 return
             except NotConnectedError:
                 pass  # it has just ended; another may stand soon

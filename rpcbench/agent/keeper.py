@@ -1,4 +1,5 @@
-"""One thread per agent for what is due: forks that finalizers have given up, deadlines of calls, ticks of the node.
+"""One thread per agent for what is due: forks that finalizers have given up, deadlines of calls, ticks of the node,
+messages that connections hold.
 
 Finalizers, and whoever sets a deadline earlier than all others, only put a note into `released`, which wakes it.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +20,26 @@ TICK = -1
 """Stands among the deadlines of calls for the next tick of the node."""
 
 
+_HELD_SECONDS = 0.02
+"""How long a message may be held, on the wall clock: a link may stop its own."""
+
+
 class Keeper:
-    def __init__(self, name: str, machine: Machine, deadlines: Deadlines, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        name: str,
+        machine: Machine,
+        deadlines: Deadlines,
+        clock: Callable[[], float],
+        flush: Callable[[], object],
+    ) -> None:
         self.holds: set[Hold] = set()
         self.released: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._machine = machine
         self._deadlines = deadlines
         self._clock = clock
+        self._flush = flush
+        self._flush_at: float | None = None
         self._running = True
         self._thread = threading.Thread(target=self._keep, name=f"rpcbench-{name}-keeper", daemon=True)
 
@@ -42,6 +57,12 @@ class Keeper:
         if self._deadlines.set(call, at):
             self.released.put(None)
 
+    def flush_soon(self) -> None:
+        """A message is held: see to it that it goes in a moment."""
+        if self._flush_at is None:
+            self._flush_at = time.monotonic() + _HELD_SECONDS
+            self.released.put(None)
+
     def _keep(self) -> None:
         pause: float | None = None
         while self._running:
@@ -55,6 +76,16 @@ class Keeper:
             due, pause = self._deadlines.pop_due(self._clock())
             for call in due:
                 self._due(call)
+            if self._flush_at is not None:
+                pause = self._flushed(self._flush_at - time.monotonic(), pause)
+
+    def _flushed(self, wait: float, pause: float | None) -> float | None:
+        """Flush if it is time to; seconds until there is something to do again."""
+        if wait > 0:
+            return wait if pause is None else min(wait, pause)
+        self._flush_at = None  # before: what is held from now on asks for a flush of its own
+        self._flush()
+        return pause
 
     def _release(self, hold: Hold) -> None:
         self.holds.discard(hold)

@@ -104,6 +104,11 @@ class Peers:
                 found.setdefault(tie.peer.id, []).append(tie.connection)
         return found
 
+    def flush(self) -> None:
+        """Write what connections hold."""
+        for tie in self._ties.all():
+            tie.connection.flush()
+
     def await_room(self, to: int) -> None:
         """Wait while a member is far behind in reading what it was sent."""
         connection = self.find(to)

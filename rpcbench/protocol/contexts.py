@@ -89,8 +89,8 @@ class Contexts:
             self._tell("GradientsAccumulated", context)
 
     # -- ends
-    def release(self, context: int) -> Outcome:
-        """Over: forget it here and tell the workers known to have taken part."""
+    def release(self, context: int, source: int | None = None) -> Outcome:
+        """Over, as `source` says (None: this worker): forget it here and tell the others known to have taken part."""
         self._bury(context)
         known = self.contexts.pop(context, None)
         if known is None:
@@ -101,7 +101,7 @@ class Contexts:
             for walk, state in known.walks.items()
             if state.tally
         ]
-        others = [(worker, ReleaseContext(context)) for worker in sorted(known.known - {self.me})]
+        others = [(worker, ReleaseContext(context)) for worker in sorted(known.known - {self.me, source})]
         return [*ended, ForgetContext(context)], others
 
     def on_attending(self, source: int, context: int) -> Outcome:

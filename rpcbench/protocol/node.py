@@ -64,7 +64,7 @@ class Node:
             m.Gradients: lambda source, msg, now: self.contexts.walks.on_gradients(source, msg),
             m.Settled: lambda source, msg, now: self.contexts.walks.on_settled(msg),
             m.WalkFailed: lambda source, msg, now: self.contexts.walks.on_failed(source, msg),
-            m.ReleaseContext: lambda source, msg, now: self.contexts.release(msg.context),
+            m.ReleaseContext: lambda source, msg, now: self.contexts.release(msg.context, source),
             m.Join: lambda source, msg, now: self.members.on_join(source, msg),
             m.Refused: lambda source, msg, now: (self.members.on_refused(msg), []),
             m.View: lambda source, msg, now: self._on_view(msg),

@@ -50,11 +50,16 @@ class Stream(Protocol):
 class Connection(Protocol):
     """One authenticated peer. `send` may be called from any thread."""
 
-    def send(self, control: bytes, body: Body, may_wait: bool) -> None:
+    def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:
         """Queue or write one message. NotConnectedError once the connection has ended.
 
-        With `may_wait` a caller far ahead of the peer is held back; without it the call never blocks.
+        With `may_wait` a caller far ahead of the peer is held back; without it the call never blocks. With `hold` the
+        message may wait until another one goes, or until somebody calls `flush`.
         """
+        ...
+
+    def flush(self) -> None:
+        """Write what is held, unless somebody is at it. Never blocks."""
         ...
 
     def await_room(self) -> None:

@@ -20,7 +20,7 @@ class MemoryConnection:
         self._frames: collections.deque[Frame] = collections.deque()
         self._busy = False
 
-    def send(self, control: bytes, body: Body, may_wait: bool) -> None:
+    def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:
         copied = Body(body.payload, body.tensors, [bytearray(buffer) for buffer in body.buffers])
         with self._lock:
             self._frames.append(Frame(control, copied))
@@ -41,6 +41,9 @@ class MemoryConnection:
         with self._lock:
             self._busy = bool(self._frames)
             return self._frames.popleft() if self._frames else None
+
+    def flush(self) -> None:
+        """Nothing is held here."""
 
     def await_room(self) -> None:
         """There always is."""

@@ -7,6 +7,7 @@ Rules
   that must not wait passes an unfinished write to a helper thread. So two peers that send each other more than the
   stream holds always have a reader.
 - Small messages go between the chunks of large ones.
+- A message that may be held waits for the next one, or for `flush`: one write, and the peer wakes up once.
 - A descriptor is given back when nobody reads or writes it any more: its number may stand for another file then.
 """
 
@@ -25,6 +26,7 @@ from rpcbench.words.futures import step_aside
 
 _HELD_BACK = 64 << 20
 _MOST_PARTS = 512
+_MOST_HELD = 64
 _CLOSE_SECONDS = 5.0
 
 
@@ -55,7 +57,7 @@ class StreamConnection:
         self.silence = stream.silence
 
     # -- writing
-    def send(self, control: bytes, body: Body, may_wait: bool) -> None:
+    def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:
         with self._state:
             self._numbers = (self._numbers + 1) & 0xFFFFFFFF
             number = self._numbers
@@ -73,10 +75,18 @@ class StreamConnection:
             if large:
                 self._large.append(chunks)
                 self._queued += sum(memoryview(buffer).nbytes for buffer in body.buffers)
-            if self._writing:
+            if self._writing or (hold and len(self._small) < _MOST_HELD):
                 return
             self._writing = True
         self._write([], may_wait)
+
+    def flush(self) -> None:
+        """Write what is held, unless somebody is at it. Never blocks."""
+        with self._state:
+            if self.ended or self._writing or not self._small:
+                return
+            self._writing = True
+        self._write([], False)
 
     def beat(self) -> None:
         """Give a sign of life, unless something is on its way already. Never blocks."""
@@ -162,6 +172,7 @@ class StreamConnection:
     # -- ends
     def close(self, patience: float | None = None) -> None:
         """Write out what is queued, within `patience` seconds, tell the peer that this is on purpose, and end."""
+        self.flush()
         with self._state:
             patience = _CLOSE_SECONDS if patience is None else patience
             free = self._drained.wait_for(lambda: self.ended or not self._writing, patience)

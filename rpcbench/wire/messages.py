@@ -345,6 +345,8 @@ KINDS: tuple[type[Any], ...] = (
     Join, Refused, View, Ready, Report, Notice,
     Seen, Forget, Fate, Uncreated, Attending,
 )  # fmt: skip
+UNHURRIED: frozenset[type[Any]] = frozenset((ChildAccept, UserDelete, ReleaseContext))
+"""Nobody waits for these: they go with the next message to the same peer, or a moment later."""
 EMPTY = Body(b"", b"", [])
 _TEXT = "surrogatepass"  # an exception may hold text that is no Unicode, such as a file name
 _CODES = {kind: code for code, kind in enumerate(KINDS)}

@@ -298,6 +298,10 @@ def test_release_forgets_and_tells_all_that_are_known(b: Contexts) -> None:
     assert b.table() == {}
 
 
+def test_who_says_that_a_context_is_over_is_not_told_so(b: Contexts) -> None:
+    assert b.release(X, A) == ([ForgetContext(X)], [(C, ReleaseContext(X))])
+
+
 def test_late_messages_do_not_revive_a_context(b: Contexts) -> None:
     b.release(X)
     assert not b.record_recv(Scope(X, 5, ()), A, tensors=True)

@@ -18,7 +18,7 @@ from rpcbench.transport.base import Stream
 from rpcbench.transport.sockets import SocketStream
 from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.wire.body import Body
-from rpcbench.wire.frames import Frame, Limits
+from rpcbench.wire.frames import END, Frame, Limits
 from rpcbench.words.errors import NotConnectedError
 
 LARGE = bytes(range(256)) * (1 << 16)  # 16 MB: many times what a stream holds
@@ -129,6 +129,42 @@ def test_who_is_far_ahead_is_held_back_if_it_may_wait(
     other.read()
     polite.join(PATIENCE)
     assert b"polite" in [other.next().control for _ in range(count + 1)]
+
+
+@pytest.mark.parametrize("then", ["next", "flush", "close"])
+def test_what_is_held_goes_with_the_next_message_or_when_it_must(ends: tuple[End, End], then: str) -> None:
+    one, other = ends
+    writes: list[list[bytes]] = []
+    write = one.connection._stream.write
+
+    def noted(views: list[memoryview], may_wait: bool) -> None:
+        writes.extend([[bytes(view) for view in views]] if views else [])
+        write(views, may_wait)
+
+    one.connection._stream.write = noted  # type: ignore[method-assign]
+    one.connection.send(b"held", Body(b"", b"", []), False, hold=True)
+    assert not writes
+    match then:
+        case "next":
+            one.send(b"next")
+            assert len(writes) == 1
+        case "flush":
+            one.connection.flush()
+        case "close":
+            one.connection.close()
+            assert len(writes) == 2 and writes[-1] == [END]
+    other.read()
+    assert other.next().control == b"held"
+    if then == "next":
+        assert other.next().control == b"next"
+
+
+def test_only_so_many_messages_are_held(ends: tuple[End, End]) -> None:
+    one, other = ends
+    other.read()
+    for _ in range(stream._MOST_HELD):
+        one.connection.send(b"held", Body(b"", b"", []), False, hold=True)
+    assert {other.next().control for _ in range(stream._MOST_HELD)} == {b"held"}
 
 
 def test_close_writes_out_what_is_queued(ends: tuple[End, End]) -> None:
