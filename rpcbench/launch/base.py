@@ -56,4 +56,4 @@ class Launcher(Protocol):
         """
 
     def close(self) -> None:
-        """End all workers and whatever started them, within a bounded time. May be called again."""
+        """End all workers, within a bounded time. May be called again."""

@@ -3,7 +3,8 @@
 Guarantees
 - Worker processes outlive neither `close` nor this process, however it ends; nor does the run directory.
 - The secret of a world goes to its worker over a pipe: no command line or environment shows it.
-- If the starter is lost, its workers are too; the next `start` makes a new one.
+- If the starter is lost, its workers are too; the next `start` makes a new one. It is shared with other launchers of
+  this process, and outlives them (see `starters`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
+from rpcbench.launch import starters
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle
 from rpcbench.launch.starter import Starter
@@ -38,8 +40,7 @@ class ProcessLauncher:
         self._directory = run_directory
         self._entry = entry
         self._maker = os.getpid()
-        # Held while the starter is made: whoever comes meanwhile needs that one starter and could only wait.
-        self._making = threading.Lock()
+        self._lock = threading.Lock()
         self._starter: Starter | None = None
         self._closed = False
 
@@ -54,32 +55,52 @@ class ProcessLauncher:
         """
         if not config.name or "/" in config.name or "\0" in config.name:
             raise ValueError(f"a worker cannot be called {config.name!r}: its log file takes that name")
-        return self._current().start(config, on_exit)
+        handle = self._current().start(config, self._directory.path, on_exit)
+        if self._closed:
+            handle.abandon()
+            raise _closed()
+        return handle
 
     def _current(self) -> Starter:
-        with self._making:
+        with self._lock:
             if self._closed:
-                raise ShutdownError("this launcher is closed and starts no workers; make a new cluster")
-            if self._starter is None or self._starter.lost:
-                self._starter = Starter(self.mode, self._directory.path, self._entry)
+                raise _closed()
+            if self._starter is not None and self._starter.lost:
+                starters.give_back(self._starter)
+                self._starter = None
+            if self._starter is None:
+                self._starter = starters.take(self.mode, self._entry)
+                self._starter.enter(self._directory.path)
             return self._starter
 
     def close(self) -> None:
-        """End the workers (SIGTERM, SIGKILL after 0.5 s) and the starter, and remove the run directory."""
+        """End the workers (SIGTERM, SIGKILL after 0.5 s), and remove the run directory. The starter stays warm."""
         if os.getpid() != self._maker:
             return
-        with self._making:
+        with self._lock:
             self._closed = True
-            starter = self._starter
-        if starter is not None:
-            starter.stop()
-        self._directory.remove()
+            starter, self._starter = self._starter, None
+        try:
+            if starter is not None:
+                starter.leave(self._directory.path)
+                starters.give_back(starter)
+        finally:
+            self._directory.remove()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def warm(start: str | None = None) -> None:
+    """Begin to load torch for the workers of clusters to come; returns at once. ValueError as `ProcessLauncher`."""
+    starters.warm(_mode(start), ENTRY)
+
+
+def _closed() -> ShutdownError:
+    return ShutdownError("this launcher is closed and starts no workers; make a new cluster")
 
 
 def _mode(asked: str | None) -> str:

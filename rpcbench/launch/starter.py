@@ -18,13 +18,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle, tail
+from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import RpcError, ShutdownError
 
@@ -33,19 +33,27 @@ _CLOSE_SECONDS = 5.0
 _ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
-class Starter:
-    """One starter process, and the workers it started."""
+class Kind(NamedTuple):
+    """What makes one starter as good as another: mode, entry, and variables that count when torch is loaded."""
 
-    def __init__(self, mode: str, directory: Path, entry: str) -> None:
-        self._directory = directory
-        self._log = directory / "starter.err"
-        self._entry = entry
+    mode: str
+    entry: str
+    environ: frozenset[tuple[str, str]]
+
+
+class Starter:
+    """One starter process, and the workers it started, each on behalf of the run directory that has its log."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self._home = RunDirectory()
+        self._log = self._home.path / "starter.err"
         self._numbers = itertools.count()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._handles: dict[int, ProcessHandle] = {}
+        self._loaded: dict[str, int] = {}
         self._lost = ""
         self._stopping = False
-        self._ready = threading.Event()
         self._requests: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._channel, theirs = socket.socketpair()
         with theirs:
@@ -54,14 +62,14 @@ class Starter:
         self._writer = threading.Thread(target=self._write, name="rpcbench-starter-requests", daemon=True)
         self._writer.start()
         self._reader.start()
-        self._send(prepare=mode, entry=entry, directory=str(directory), sys_path=_sys_path(), notebook=os.getpid())
+        self._send(prepare=kind.mode, entry=kind.entry, sys_path=_sys_path(), notebook=os.getpid())
 
     def _open(self, channel: socket.socket) -> subprocess.Popen[bytes]:
         # Numpy's own thread pool would make the starter a process with threads; workers inherit the number.
         environ = {"OPENBLAS_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **os.environ}
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            arguments = [sys.executable, "-P", str(_ZYGOTE)]
+            arguments = [sys.executable, "-P", str(_ZYGOTE), str(self._home.path)]
             return subprocess.Popen(
                 arguments, stdin=channel.fileno(), stdout=log, stderr=log, env=environ, start_new_session=True
             )
@@ -74,30 +82,54 @@ class Starter:
 
     @property
     def lost(self) -> bool:
-        return bool(self._lost)
+        """Whether its process has ended, also if nothing else was told of that yet."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
 
-    def start(self, config: WorldConfig, on_exit: ExitCallback | None) -> ProcessHandle:
+    def is_good(self) -> bool:
+        """Whether it lives, and one made now would have loaded the same."""
+        return not self.lost and all(_changed_at(path) == time for path, time in self._loaded.items())
+
+    def enter(self, directory: Path) -> None:
+        """Remove `directory`, too, if this process ends without `leave`."""
+        self._send(enter=str(directory))
+
+    def start(self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None) -> ProcessHandle:
         """Start a worker; returns when its process is there. Errors: RpcError, ShutdownError."""
         if threading.current_thread() is self._reader:
             raise RuntimeError("a worker cannot be started from on_exit itself; hand that to another thread")
-        deadline = time.monotonic() + _START_SECONDS
-        if not self._ready.wait(_START_SECONDS):
-            raise self._overdue()
-        number, handle = self._enter(config.name, on_exit)
+        number, handle = self._enter(config.name, directory, on_exit)
         try:
             self._send(start=number, config=config.to_json(), log=str(handle.log), **self._surroundings(config.name))
-            if not handle.started(deadline - time.monotonic()):
+            if not handle.started(_START_SECONDS):
                 raise self._overdue()
         except BaseException:
             handle.abandon()
             raise
         return handle
 
-    def _enter(self, name: str, on_exit: ExitCallback | None) -> tuple[int, ProcessHandle]:
+    def leave(self, directory: Path) -> None:
+        """End the workers of `directory`; returns when they are gone, which takes 5 s at the very most."""
+        self._send(leave=str(directory))
+        if threading.current_thread() is self._reader:
+            return
+        with self._changed:
+            left = self._changed.wait_for(lambda: self._lost or not self._working_for(directory), _CLOSE_SECONDS)
+        if not left:
+            self._process.kill()
+        if not left or self._lost:
+            self._reader.join(_CLOSE_SECONDS)
+
+    def _working_for(self, directory: Path) -> bool:
+        return any(handle.log.parent == directory for handle in self._handles.values())
+
+    def _enter(self, name: str, directory: Path, on_exit: ExitCallback | None) -> tuple[int, ProcessHandle]:
         number = next(self._numbers)
-        log = self._directory / f"{name}.log"
+        log = directory / f"{name}.log"
         handle = ProcessHandle(name, log, lambda which: self._send(signal=which, to=number), on_exit)
-        with self._lock:
+        with self._changed:
             if not self._lost:
                 self._handles[number] = handle
                 return number, handle
@@ -105,7 +137,7 @@ class Starter:
 
     def _surroundings(self, name: str) -> dict[str, Any]:
         surroundings = {"cwd": str(Path.cwd()), "environ": dict(os.environ), "sys_path": _sys_path()}
-        return {"name": name, "entry": self._entry, **surroundings}
+        return {"name": name, "entry": self.kind.entry, **surroundings}
 
     def _overdue(self) -> RpcError:
         return RpcError(f"the starter process {self.pid} did not answer in {_START_SECONDS:g} s\n{tail(self._log)}")
@@ -131,28 +163,31 @@ class Starter:
 
     def _take(self, reply: dict[str, Any]) -> None:
         match reply:
-            case {"ready": _}:
-                self._ready.set()
+            case {"ready": loaded}:
+                self._loaded = loaded
             case {"started": number, "pid": pid}:
                 self._handles[number].begin(pid)
             case {"failed": number, "error": error}:
-                handle = self._forget(number)
+                handle = self._handles[number]
                 handle.refuse(RpcError(f"{handle.name} could not be started: {error}"))
+                self._forget(number)
             case {"exited": number, "status": status}:
-                self._forget(number).end(status)
+                self._handles[number].end(status)
+                self._forget(number)
 
-    def _forget(self, number: int) -> ProcessHandle:
-        with self._lock:
-            return self._handles.pop(number)
+    def _forget(self, number: int) -> None:
+        with self._changed:
+            del self._handles[number]
+            self._changed.notify_all()
 
     def _end(self) -> None:
         """The starter has gone, and its workers with it: tell all who wait."""
         lost = self._obituary()
-        with self._lock:
+        with self._changed:
             self._lost = lost
             left, self._handles = self._handles, {}
+            self._changed.notify_all()
         self._requests.put(None)
-        self._ready.set()
         for handle in left.values():
             if handle.has_begun:
                 _kill_group(handle.pid)
@@ -161,6 +196,7 @@ class Starter:
                 handle.refuse(self._gone())
         self._writer.join()
         self._channel.close()
+        self._home.remove()
 
     def _obituary(self) -> str:
         try:
@@ -169,7 +205,7 @@ class Starter:
             self._process.kill()
             status = self._process.wait()
         if self._stopping:
-            return "the cluster was shut down"
+            return "this process ended its workers"
         return f"the starter process, which makes the workers, ended with status {status}\n{tail(self._log)}"
 
     def stop(self) -> None:
@@ -188,6 +224,14 @@ def _kill_group(pid: int) -> None:
     """What a worker started, and the worker itself where the system did not end it with the starter."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def _changed_at(path: str) -> int | None:
+    """When a file was last changed; None if it is not there."""
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _sys_path() -> list[str]:

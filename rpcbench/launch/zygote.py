@@ -1,14 +1,16 @@
 """The starter: a small process beside the notebook that starts workers, reports their exits and ends them.
 
-Run as a script by path, so it imports nothing of ours before it knows the notebook's import path. It talks in JSON
-lines over a socket on its standard input:
+Run as a script by path, with its own run directory as argument, so it imports nothing of ours before it knows the
+notebook's import path. It talks in JSON lines over a socket on its standard input:
     requests  {"prepare": mode, ...}  {"start": number, ...}  {"signal": signal, "to": number}
-    replies   {"ready": true}  {"started": number, "pid": pid}  {"failed": number, "error": text}
-              {"exited": number, "status": exit status}
+              {"enter": run directory}  {"leave": run directory}
+    replies   {"ready": {file it has loaded: when that was changed}}  {"started": number, "pid": pid}
+              {"failed": number, "error": text}  {"exited": number, "status": exit status}
 
 Guarantees
-- When the notebook is gone, however it went, all workers and the run directory are gone soon after; when the
-  starter is gone, so are its workers (Linux).
+- When the notebook is gone, however it went, all workers and run directories are gone soon after; when the starter
+  is gone, so are its workers (Linux).
+- After "leave" the workers with their log in that directory are ended: SIGTERM, SIGKILL after 0.5 s.
 - Mode "fork" imports torch and the entry's module once and runs no torch operation: a process that has run a
   parallel one has threads and locks that its forks inherit broken.
 - A worker inherits no descriptor of the starter or of its siblings; what a worker started ends with it, unless that
@@ -32,7 +34,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Request = dict[str, Any]
 
@@ -42,18 +44,26 @@ _TERM_SECONDS = 0.5
 _KILL_SECONDS = 2.0
 
 
+class _Child(NamedTuple):
+    """A worker: the number it was asked for by, and the run directory that has its log."""
+
+    number: int
+    directory: str
+
+
 class Service:
     """Serves one notebook until that goes."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: str) -> None:
         self._own = contextlib.ExitStack()
         self._channel = self._own.enter_context(socket.socket(fileno=os.dup(0)))
         self._wake, wake = (self._own.enter_context(end) for end in socket.socketpair())
         self._selector = self._own.enter_context(selectors.DefaultSelector())
         self._heard = b""
-        self._children: dict[int, int] = {}
+        self._children: dict[int, _Child] = {}
+        self._directories = {home}
+        self._overdue: dict[str, float] = {}
         self._mode = ""
-        self._directory = ""
         self._over = False
         self._orphaned = False
         _hide_input()
@@ -75,10 +85,11 @@ class Service:
     def serve(self) -> Request | None:
         """Serve until the notebook is gone, then None; but in each process forked for a worker, its request."""
         while not self._over:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(self._rest()):
                 request: Request | None = key.data()
                 if request is not None:
                     return request
+            self._kill_overdue()
         self._end_all()
         return None
 
@@ -101,18 +112,23 @@ class Service:
             self._prepare(request)
         elif "start" in request:
             return self._start(request)
+        elif "enter" in request:
+            self._directories.add(request["enter"])
+        elif "leave" in request:
+            self._leave(request["leave"])
         else:
             self._signal(request["to"], request["signal"])
         return None
 
     def _prepare(self, request: Request) -> None:
-        self._mode, self._directory = request["prepare"], request["directory"]
+        self._mode = request["prepare"]
         self._watch(request["notebook"])
+        loaded: dict[str, int] = {}
         if self._mode == "fork":
             sys.path[:] = request["sys_path"]
-            _preload(request["entry"])
+            loaded = _preload(request["entry"])
         os.chdir("/")
-        self._tell({"ready": True})
+        self._tell({"ready": loaded})
 
     def _watch(self, notebook: int) -> None:
         """Notice the notebook's end even if a process that it forked still holds its end of our channel."""
@@ -139,7 +155,7 @@ class Service:
             return None
         if pid == 0:
             return request
-        self._children[pid] = number
+        self._children[pid] = _Child(number, str(Path(request["log"]).parent))
         self._tell({"started": number, "pid": pid})
         return None
 
@@ -149,12 +165,12 @@ class Service:
         try:
             pid = os.fork()
             if pid == 0:
-                self._leave()
+                self._forget_all()
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _CAUGHT)
         return pid
 
-    def _leave(self) -> None:
+    def _forget_all(self) -> None:
         signal.set_wakeup_fd(-1)
         for number in _CAUGHT:
             signal.signal(number, signal.SIG_DFL)
@@ -162,7 +178,7 @@ class Service:
 
     def _signal(self, number: int, which: int) -> None:
         for pid, child in self._children.items():
-            if child == number:
+            if child.number == number:
                 send = _signal_group if which == signal.SIGKILL else os.kill
                 send(pid, which)
 
@@ -178,7 +194,7 @@ class Service:
                 # The worker's number cannot be in use again so soon, or at all while its group has members.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
-                self._tell({"exited": self._children.pop(pid), "status": os.waitstatus_to_exitcode(status)})
+                self._tell({"exited": self._children.pop(pid).number, "status": os.waitstatus_to_exitcode(status)})
 
     def _tell(self, reply: dict[str, Any]) -> None:
         try:
@@ -186,26 +202,50 @@ class Service:
         except ConnectionError:
             self._orphan()
 
+    def _leave(self, directory: str) -> None:
+        self._directories.discard(directory)
+        self._overdue[directory] = time.monotonic() + _TERM_SECONDS
+        self._signal_all(directory, signal.SIGTERM)
+
+    def _signal_all(self, directory: str, which: int) -> None:
+        for pid, child in self._children.items():
+            if child.directory == directory:
+                _signal_group(pid, which)
+
+    def _rest(self) -> float | None:
+        """Seconds until workers that were asked to end have had their time; None while none was."""
+        if not self._overdue:
+            return None
+        return max(0.0, min(self._overdue.values()) - time.monotonic())
+
+    def _kill_overdue(self) -> None:
+        now = time.monotonic()
+        for directory in [directory for directory, due in self._overdue.items() if due <= now]:
+            del self._overdue[directory]
+            self._signal_all(directory, signal.SIGKILL)
+
     def _end_all(self) -> None:
         for key in list(self._selector.get_map().values()):
             if key.fileobj != self._wake.fileno():
                 self._selector.unregister(key.fileobj)
-        for which, seconds in ((signal.SIGTERM, _TERM_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
-            for pid in self._children:
-                _signal_group(pid, which)
-            self._await_exits(time.monotonic() + seconds)
-        if self._orphaned and self._directory:
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(self._directory)
-
-    def _await_exits(self, deadline: float) -> None:
-        while self._children and (left := deadline - time.monotonic()) > 0:
-            if self._selector.select(left):
+        left = set(self._directories)
+        for directory in {child.directory for child in self._children.values()}:
+            self._leave(directory)
+        deadline = time.monotonic() + _TERM_SECONDS + _KILL_SECONDS
+        while self._children and time.monotonic() < deadline:
+            if self._selector.select(self._rest()):
                 self._woken()
+            self._kill_overdue()
+        for directory in left if self._orphaned else ():
+            shutil.rmtree(directory, ignore_errors=True)
 
 
-def _preload(entry: str) -> None:
-    """Import what every worker needs, and lay it out so that forks share it: a collection would touch every page."""
+def _preload(entry: str) -> dict[str, int]:
+    """Import what every worker needs; gives the files that were loaded, and when each was changed.
+
+    All of it is laid out so that forks share it: a collection would touch every page.
+    """
+    import numpy.random  # noqa: F401  (torch does without, and every worker seeds it)
     import torch
 
     torch.set_num_threads(1)
@@ -213,9 +253,17 @@ def _preload(entry: str) -> None:
         importlib.import_module(module)
     if threading.active_count() > 1:
         raise RuntimeError(f"importing {entry} started a thread; a process with threads cannot be forked safely")
+    loaded = _loaded()
     sys.stdout.flush()
     gc.disable()
+    gc.collect()
     gc.freeze()
+    return loaded
+
+
+def _loaded() -> dict[str, int]:
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return {file: Path(file).stat().st_mtime_ns for file in files if file and Path(file).is_file()}
 
 
 def _signal_group(pid: int, which: int) -> None:
@@ -249,7 +297,7 @@ def _hide_input() -> None:
 
 
 def main() -> None:
-    request = Service().serve()
+    request = Service(sys.argv[1]).serve()
     if request is not None:
         from rpcbench.launch import become
 

@@ -14,6 +14,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
+from rpcbench.launch import process
 from rpcbench.launch.cluster import Cluster, cluster
 from rpcbench.notebook.cells import Ask, CellDesk
 from rpcbench.notebook.screen import Screen
@@ -194,9 +195,10 @@ def _workers(running: Cluster, targets: list[str]) -> list[str]:
 
 
 def register(shell: InteractiveShell) -> None:
-    """Make the magics known. Loading twice changes nothing."""
+    """Make the magics known, and torch warm for the workers to come. Loading twice changes nothing."""
     if ClusterMagics.__name__ not in shell.magics_manager.registry:
         shell.register_magics(ClusterMagics(shell))
+        process.warm()
 
 
 def unregister(shell: InteractiveShell) -> None:

@@ -6,6 +6,8 @@ import psutil
 import pytest
 from launch_bench import Bench
 
+from rpcbench.launch import starters
+
 
 @pytest.fixture
 def bench(request, tmp_path):
@@ -14,6 +16,7 @@ def bench(request, tmp_path):
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield made
     made.launcher.close()
+    starters.cool()
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
     assert not made.directory.path.exists()
 

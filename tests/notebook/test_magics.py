@@ -134,7 +134,9 @@ def test_without_a_cluster_every_magic_says_how_to_start_one(made, monkeypatch, 
     assert capsys.readouterr().out.count("No cluster runs") == 2
 
 
-def test_magics_come_once_and_go_with_the_cluster_they_started():
+def test_magics_come_once_and_go_with_the_cluster_they_started(monkeypatch):
+    warmed = []
+    monkeypatch.setattr(magics.process, "warm", lambda: warmed.append(True))
     config = Config()
     config.HistoryManager.enabled = False
     shell = InteractiveShell(config=config)
@@ -142,6 +144,7 @@ def test_magics_come_once_and_go_with_the_cluster_they_started():
     first = shell.find_cell_magic("remote")
     magics.register(shell)
     assert shell.find_cell_magic("remote") == first
+    assert warmed == [True]
     stopped = []
     first.__self__._started = SimpleNamespace(shutdown=lambda: stopped.append(True))
     magics.unregister(shell)

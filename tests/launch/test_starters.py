@@ -1,0 +1,180 @@
+"""The warm starter: who shares it, when it is made anew, and that it never outlives its notebook."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+from launch_bench import SECONDS, Bench, gone, until
+
+from rpcbench.launch import starters
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+STATES_ITS_VALUE = """
+from launch_entries import answer
+
+def main(config):
+    answer(config, value={value})
+"""
+
+
+def lodger(tmp_path):
+    """A launcher with one worker that stays; and the starter of that."""
+    made = Bench("fork", tmp_path)
+    handle = made.start("idle")
+    made.answer(handle)
+    return made, made.starter_of(handle)
+
+
+def test_a_cluster_that_comes_later_finds_the_starter_warm(tmp_path):
+    first, starter = lodger(tmp_path)
+    first.launcher.close()
+    assert not gone(starter)
+    second, found = lodger(tmp_path)
+    third, shared = lodger(tmp_path)
+    assert starter == found == shared
+    second.launcher.close()
+    assert third.start("nothing").wait(SECONDS) == 0
+    third.launcher.close()
+
+
+def test_a_launcher_that_closes_ends_its_own_workers_alone(tmp_path):
+    staying, leaving = Bench("fork", tmp_path), Bench("fork", tmp_path)
+    stays, stubborn = staying.start("idle"), leaving.start("stubborn")
+    for bench, handle in ((staying, stays), (leaving, stubborn)):
+        bench.answer(handle)
+    leaving.launcher.close()
+    assert stubborn.poll() == -signal.SIGKILL
+    assert stays.poll() is None
+    assert not leaving.directory.path.exists()
+    assert staying.directory.path.exists()
+    staying.launcher.close()
+    assert stays.poll() == -signal.SIGTERM
+
+
+def test_a_killed_warm_starter_is_made_anew(tmp_path):
+    first, starter = lodger(tmp_path)
+    first.launcher.close()
+    os.kill(starter, signal.SIGKILL)
+    until(lambda: gone(starter))
+    second, found = lodger(tmp_path)
+    assert found != starter
+    second.launcher.close()
+
+
+def test_each_start_has_the_surroundings_of_its_moment(tmp_path, monkeypatch):
+    first, starter = lodger(tmp_path)
+    first.launcher.close()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("RPCBENCH_TEST", "later")
+    monkeypatch.syspath_prepend("/another/place")
+    second, found = lodger(tmp_path)
+    said = second.answer(second.start("surroundings"))
+    assert found == starter
+    assert said["cwd"] == str(elsewhere)
+    assert said["environ"]["RPCBENCH_TEST"] == "later"
+    assert said["sys_path"] == sys.path
+    second.launcher.close()
+
+
+def test_variables_that_count_when_torch_is_loaded_make_a_new_starter(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    first, starter = lodger(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    second, found = lodger(tmp_path)
+    assert found != starter
+    assert second.answer(second.start("draw"))["threads"] == 2
+    assert first.start("nothing").wait(SECONDS) == 0, "it keeps its own"
+    first.launcher.close()
+    until(lambda: gone(starter))
+    second.launcher.close()
+
+
+def test_a_loaded_file_that_was_changed_makes_a_new_starter(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "edited_entry.py"
+    values = []
+    for value in (1, 2):
+        source.write_text(STATES_ITS_VALUE.format(value=value))
+        os.utime(source, ns=(value, value))  # two writes may fall into one tick of the clock
+        bench = Bench("fork", tmp_path, entry="edited_entry:main")
+        values.append(bench.answer(bench.start("any"))["value"])
+        bench.launcher.close()
+    assert values == [1, 2]
+
+
+def test_modules_of_the_user_are_loaded_by_each_worker_anew(tmp_path, monkeypatch):
+    import rpcbench
+
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "edited_module.py"
+    found = []
+    for value in (1, 2):
+        source.write_text(f"def value(): return {value}{' ' * value}\n")
+        with rpcbench.Cluster(1) as cluster:
+            starter = psutil.Process(cluster.pid("worker1")).ppid()
+            found.append((cluster.rpc_sync("worker1", eval, ("__import__('edited_module').value()",)), starter))
+    assert [value for value, _ in found] == [1, 2]
+    assert found[0][1] == found[1][1], "the starter was warm"
+
+
+NOTEBOOK = """
+import os, sys
+from rpcbench.launch import process, starters
+process.warm("fork")
+print(starters._ours._warm.pid, starters._ours._warm._home.path, flush=True)
+{then}
+"""
+
+
+def warm_notebook(then):
+    script = textwrap.dedent(NOTEBOOK).format(then=then)
+    notebook = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    pid, home = notebook.stdout.readline().split()
+    return notebook, int(pid), Path(home)
+
+
+def test_an_idle_starter_goes_with_a_killed_notebook():
+    notebook, starter, home = warm_notebook("sys.stdin.read()")
+    until(lambda: psutil.Process(starter).cmdline()[-1:] and home.exists())
+    with notebook:
+        notebook.kill()
+    until(lambda: gone(starter) and not home.exists())
+
+
+def test_an_idle_starter_goes_with_a_notebook_that_ends():
+    notebook, starter, home = warm_notebook("")
+    with notebook:
+        assert notebook.wait(SECONDS) == 0
+    assert gone(starter)
+    assert not home.exists()
+
+
+def test_a_fork_of_the_notebook_has_no_starter():
+    then = "pid = os.fork()\nif pid: os.waitpid(pid, 0)\nelse: starters.cool()\nprint(starters._ours._warm, flush=True)"
+    notebook, starter, _ = warm_notebook(then)
+    with notebook:
+        assert notebook.stdout.readline() == "None\n", "in the fork"
+        assert "Starter object" in notebook.stdout.readline()
+    until(lambda: gone(starter))
+
+
+def test_cooled_leaves_nothing_and_the_next_gets_a_new_one(tmp_path):
+    first, starter = lodger(tmp_path)
+    first.launcher.close()
+    starters.cool()
+    assert gone(starter)
+    second, found = lodger(tmp_path)
+    assert found != starter
+    second.launcher.close()
