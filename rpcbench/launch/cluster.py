@@ -1,7 +1,8 @@
 """A cluster: this process as member 0, "notebook", and workers on this host, started and ended together.
 
 Guarantees
-- When the constructor returns all workers serve; if one cannot start, all are ended and the error has its last words.
+- When the constructor returns all workers serve and know each other; if one cannot start, all are ended and the error
+  has its last words.
 - Workers, sockets and files go with `shutdown()`, at the end of a `with` block, and however this process ends.
 - A worker that dies is told of with its exit status or signal; its name can be started again, as a new incarnation.
 """
@@ -24,7 +25,7 @@ from rpcbench.agent.roster import WorkerInfo
 from rpcbench.launch.base import Handle
 from rpcbench.launch.oom import oom_kills
 from rpcbench.launch.process import ProcessLauncher
-from rpcbench.launch.worker import LEAVE
+from rpcbench.launch.worker import LEAVE, meet
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.rpc.rref import RRef
 from rpcbench.rpc.start import start_agent
@@ -32,7 +33,7 @@ from rpcbench.transport.rundir import RunDirectory
 from rpcbench.wire.devices import Name
 from rpcbench.words.config import DEFAULT_TIMEOUT, NOTEBOOK, UNSET_TIMEOUT, WorldConfig
 from rpcbench.words.errors import RpcError, UnknownWorkerError
-from rpcbench.words.futures import Future
+from rpcbench.words.futures import Future, wait_all
 
 START_SECONDS = 60.0
 _LEAVE_SECONDS = 3.0
@@ -196,6 +197,8 @@ class Cluster:
             self._handles[name] = handle = self._launcher.start(config, self._exited)
             handles.append(handle)
         self._await(lambda: set(names) <= set(self.workers), handles, f"{', '.join(names)} to join")
+        count = len(self.workers) + 1
+        wait_all([self.agent.call(name, meet, (count,), timeout=START_SECONDS) for name in names])
 
     def _leave(self, names: list[str]) -> None:
         handles = [self._handles.pop(name) for name in names]

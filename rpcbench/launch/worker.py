@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.launch.cells import CellRunner
 from rpcbench.rpc.start import start_agent
@@ -20,6 +21,11 @@ def main(config: WorldConfig) -> None:
     threading.Thread(target=_end, args=(agent, runner), name="rpcbench-end", daemon=True).start()
     runner.serve()
     agent.shutdown(graceful=False)
+
+
+def meet(count: int) -> None:
+    """Called on a worker: wait until it has heard of as many members; word of some may still be on its way there."""
+    current.current().wait_for(count)
 
 
 def _end(agent: Agent, runner: CellRunner) -> None:
