@@ -395,7 +395,7 @@ class Agent:
         if member is None:
             raise NotConnectedError("it is not in this world")
         if may_wait:
-            self._peers.connect(to, member.ways(self._peers.me.host)).send(control, body, may_wait)
+            self._peers.send(to, member.ways(self._peers.me.host), control, body)
         else:
             self._pool.spawn(lambda: self._send(fx.Send(to, seq, message), True, self._transmit))  # the link has had it
 

@@ -1,8 +1,17 @@
-"""The table of connections of one agent. Several may stand to one peer; one of them carries what is sent."""
+"""Which connections stand to which process, and what is owed where one has fallen: a table, each step of it atomic.
+
+Guarantees
+- Of the connections to a member one carries what is sent to it, and both sides agree which.
+- Each connection is taken out of the table by one thread, which learns in the same step whether others stand. So
+  there is always one that sees to what was lost with it.
+- While a process is looked for, or what came from it is still being read, nobody else dials it.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rpcbench.transport.handshake import Identity
@@ -17,75 +26,220 @@ class Tie(NamedTuple):
     connection: StreamConnection
 
 
+@dataclass(slots=True)
+class Bond:
+    """This process and one other."""
+
+    peer: Identity
+    ties: list[Tie] = field(default_factory=list)
+    unsaid: str | None = None  # why a connection broke of which the machine has not heard
+    apart: bool = False  # the machine has heard of a break, and not that a connection stands again
+    search: Tie | None = None  # the last connection to fall; who took it out looks for the peer
+
+
 class Ties:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # a plain one, as Ctrl-C can leave a Condition locked for ever
-        self._fewer = threading.Condition(self._lock)
-        self._ties: dict[int, list[Tie]] = {}
+        self._changed = threading.Condition(self._lock)
+        self._bonds: dict[int, list[Bond]] = {}
+        self._carriers: dict[int, StreamConnection] = {}
+        self._dialled: set[int] = set()
+        self._barred: dict[tuple[int, int], str] = {}  # id and incarnation → why it may not come back
         self._closed = False
 
+    # -- sending
     def find(self, to: int) -> StreamConnection | None:
-        """What carries messages to a member: of its last incarnation, the one that the lower id dialled."""
+        """What carries messages to a member."""
+        carrier = self._carriers.get(to)
+        if carrier is not None and not carrier.ended:
+            return carrier
         with self._lock:
-            ties = [tie for tie in self._ties.get(to, ()) if not tie.connection.ended]
-            if len(ties) > 1:
-                ties.sort(key=lambda tie: (-tie.peer.incarnation, tie.dialler))
-            return ties[0].connection if ties else None
+            return self._best(to)
+
+    def _best(self, to: int) -> StreamConnection | None:
+        """Of its last incarnation, the one that the lower id dialled."""
+        ties = [tie for bond in self._bonds.get(to, ()) for tie in bond.ties if not tie.connection.ended]
+        ties.sort(key=lambda tie: (-tie.peer.incarnation, tie.dialler))
+        return ties[0].connection if ties else None
+
+    def find_or_dial(self, to: int) -> StreamConnection | None:
+        """What carries messages to a member; None where the caller is to dial it, until it calls `dialled`."""
+        with self._lock:
+            self._changed.wait_for(lambda: self._best(to) is not None or not self._busy(to))
+            if (best := self._best(to)) is None:
+                self._dialled.add(to)
+            return best
+
+    def _busy(self, to: int) -> bool:
+        """Whether somebody sees to it that a connection will stand, or that the member is known to be gone."""
+        found = any(bond.ties or bond.search for bond in self._bonds.get(to, ()))
+        return not self._closed and (found or to in self._dialled)
+
+    def dialled(self, to: int) -> None:
+        with self._lock:
+            self._dialled.discard(to)
+            self._changed.notify_all()
+
+    # -- connections that come
+    def make_way(self, peer: Identity) -> tuple[list[Tie], list[Bond]]:
+        """A connection to this process is about to stand: take out what is over then.
+
+        Those that have ended, or of which the peer says so; and earlier processes under its id that are looked for.
+        """
+        with self._lock:
+            bond = self._bond(peer)
+            over = [tie for tie in bond.ties if tie.connection.ended or tie.peer.serial < peer.base] if bond else []
+            for tie in over:
+                bond.ties.remove(tie)  # type: ignore[union-attr]
+            former = [old for old in self._bonds.get(peer.id, ()) if old is not bond and not old.ties]
+            for old in former:
+                self._bonds[peer.id].remove(old)
+            self._moved(peer.id)
+            return over, former
 
     def add(self, tie: Tie) -> bool:
-        """False where there are to be no more."""
+        """False where it may not stand."""
+        peer = tie.peer
         with self._lock:
-            if not self._closed:
-                self._ties.setdefault(tie.peer.id, []).append(tie)
-            return not self._closed
+            if self._closed or (peer.id, peer.incarnation) in self._barred:
+                return False
+            bond = self._bond(peer)
+            if bond is None:
+                bond = Bond(peer)
+                self._bonds.setdefault(peer.id, []).append(bond)
+            bond.ties.append(tie)
+            bond.search = None
+            self._moved(peer.id)
+            return True
 
-    def remove(self, tie: Tie) -> bool:
-        """Whether it was still in the table."""
+    # -- connections that go
+    def fell(self, tie: Tie, reason: str | None) -> int | None:
+        """Take out one that has ended: how many others stand; None where there is nothing to see to.
+
+        `reason`: why it broke, None where it was ended on purpose. For the last one a search begins, which ends when
+        another is added, or falls, or with `drop`.
+        """
         with self._lock:
-            ties = self._ties.get(tie.peer.id, [])
-            known = tie in ties
-            if known:
-                ties.remove(tie)
-                if not ties:
-                    del self._ties[tie.peer.id]
-                self._fewer.notify_all()
-            return known
+            bond = self._bond(tie.peer)
+            if bond is None or tie not in bond.ties:
+                return None
+            bond.ties.remove(tie)
+            bond.unsaid = reason or bond.unsaid
+            bond.search = None if bond.ties else tie
+            self._moved(tie.peer.id)
+            return None if self._closed else len(bond.ties)
 
-    def of(self, peer: Identity) -> list[Tie]:
-        """Those to this very process."""
+    def broke(self, tie: Tie, reason: str) -> None:
+        """One that `make_way` took out takes no more messages."""
         with self._lock:
-            return self._of(peer)
-
-    def _of(self, peer: Identity) -> list[Tie]:
-        return [tie for tie in self._ties.get(peer.id, ()) if tie.peer.incarnation == peer.incarnation]
+            if bond := self._bond(tie.peer):
+                bond.unsaid = bond.unsaid or reason
 
     def others_end(self, peer: Identity, seconds: float) -> bool:
         """Whether there are none to this process, or none any more in so many seconds."""
         with self._lock:
-            return self._fewer.wait_for(lambda: not self._of(peer), seconds)
+            return self._changed.wait_for(lambda: not self._stand(peer), seconds)
 
-    def await_none(self, seconds: float) -> None:
-        """Until all have ended that were in the table, or so many seconds."""
+    def stand(self, peer: Identity) -> bool:
+        """Whether there are some to this process."""
         with self._lock:
-            self._fewer.wait_for(lambda: not self._ties, seconds)
+            return self._stand(peer)
 
-    def take(self, member: int) -> list[Tie]:
-        """Those to a member, out of the table: their ends are nobody's business any more."""
-        with self._lock:
-            return self._ties.pop(member, [])
+    def _stand(self, peer: Identity) -> bool:
+        bond = self._bond(peer)
+        return not self._closed and bond is not None and bool(bond.ties)
 
-    def all(self) -> list[Tie]:
+    def searching(self, fallen: Tie, pause: float) -> bool:
+        """Whether to look on for a peer, after a pause; not where a connection stands, or a later one has fallen."""
         with self._lock:
-            return [tie for ties in self._ties.values() for tie in ties]
+            return not self._changed.wait_for(lambda: not self._sought(fallen), pause)
+
+    def _sought(self, fallen: Tie) -> bool:
+        bond = self._bond(fallen.peer)
+        return not self._closed and bond is not None and bond.search is fallen
+
+    def lose(self, fallen: Tie, reason: str) -> bool:
+        """Bar a process that is gone. False where a connection stands after all, or a later one has fallen."""
+        with self._lock:
+            sought = self._sought(fallen)
+            if sought:
+                self._bar(fallen.peer.id, fallen.peer.incarnation, reason)
+            return sought
+
+    # -- what the machine is told
+    def unsaid(self, peer: Identity) -> str | None:
+        """Why connections broke of which the machine has not heard: the caller tells it, then calls `said`."""
+        with self._lock:
+            bond = self._bond(peer)
+            if bond is None:
+                return None
+            reason, bond.unsaid = bond.unsaid, None
+            return reason
+
+    def said(self, peer: Identity) -> None:
+        with self._lock:
+            if bond := self._bond(peer):
+                bond.apart = True
+
+    def together(self, peer: Identity) -> bool:
+        """Whether the machine is to hear that a connection stands again."""
+        with self._lock:
+            bond = self._bond(peer)
+            if bond is None or not bond.ties or not bond.apart:
+                return False
+            bond.apart = False
+            return True
+
+    # -- ends
+    def barred(self, peer: Identity) -> str | None:
+        """Why a process may not come back."""
+        return self._barred.get((peer.id, peer.incarnation))
+
+    def _bar(self, member: int, incarnation: int, reason: str) -> None:
+        self._barred.setdefault((member, incarnation), f"this world goes on without it: {reason}")
+
+    def drop(self, member: int, incarnation: int, reason: str) -> list[Tie]:
+        """No more to or from a process; its connections, to be closed."""
+        with self._lock:
+            self._bar(member, incarnation, reason)
+            bonds = [bond for bond in self._bonds.get(member, ()) if bond.peer.incarnation == incarnation]
+            for bond in bonds:
+                self._bonds[member].remove(bond)
+            self._moved(member)
+            return [tie for bond in bonds for tie in bond.ties]
 
     def close(self) -> list[Tie]:
         """Take no more; those there are."""
         with self._lock:
             self._closed = True
+            self._changed.notify_all()
         return self.all()
+
+    def await_none(self, seconds: float) -> None:
+        """Until all have ended that were in the table, or so many seconds."""
+        with self._lock:
+            self._changed.wait_for(lambda: not any(self._all()), seconds)
 
     def forked(self) -> None:
         """In a forked child: the sockets belong to the parent, which would not see them close."""
-        for ties in self._ties.values():
-            for tie in ties:
-                tie.connection.forked()
+        for tie in self._all():
+            tie.connection.forked()
+
+    # -- looking
+    def all(self) -> list[Tie]:
+        with self._lock:
+            return list(self._all())
+
+    def _all(self) -> Iterator[Tie]:
+        return (tie for bonds in self._bonds.values() for bond in bonds for tie in bond.ties)
+
+    def _bond(self, peer: Identity) -> Bond | None:
+        return next((bond for bond in self._bonds.get(peer.id, ()) if bond.peer.incarnation == peer.incarnation), None)
+
+    def _moved(self, member: int) -> None:
+        """Something has changed between this process and a member."""
+        if best := self._best(member):
+            self._carriers[member] = best
+        else:
+            self._carriers.pop(member, None)
+        self._changed.notify_all()
