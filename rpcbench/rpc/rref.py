@@ -86,7 +86,7 @@ class RRef(Handle, Generic[T]):
         self._check_alive("to_here() on it")
         if self._value is not None:
             return self._value
-        if (error := self._creation_error()) is not None:
+        if (error := self._failure()) is not None:
             raise error
         return self._agent.fetch(self, timeout)
 
@@ -188,15 +188,20 @@ class RRef(Handle, Generic[T]):
             return error
         return None
 
+    def _failure(self) -> Exception | None:
+        """Why there is no value. Where the answer was lost with a connection, only the owner knows."""
+        error = self._creation_error()
+        return None if isinstance(error, ConnectionLostError) and error.maybe_executed else error
+
     def _check_alive(self, use: str) -> None:
         super()._check_alive(use)
-        error = self._creation_error()
+        error = self._failure()
         if isinstance(error, RpcTimeoutError):
             raise RpcTimeoutError(
                 "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does "
                 "not exist."
             ) from error
-        if isinstance(error, ConnectionLostError) and not error.maybe_executed:  # else the owner knows
+        if isinstance(error, ConnectionLostError):
             text = f"RRef creation via rpc.remote() failed: {error}"
             raise ConnectionLostError(text, error.maybe_executed) from error
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from worlds import PATIENCE, address_of, far_world, nothing_left, ties, until, world
@@ -18,6 +19,7 @@ from rpcbench.transport.base import Connection, Link
 from rpcbench.transport.ends import Opener
 from rpcbench.words.errors import ConnectionLostError, RefusedError, WorkerLostError
 
+T = TypeVar("T")
 GO = threading.Event()
 WORLDS = {"one host": world, "two hosts": far_world}
 
@@ -55,12 +57,16 @@ def together(agents: list[Agent]) -> bool:
     return bool(ties(agents[0], agents[1]) and ties(agents[1], agents[0]))
 
 
-def answered(here: Agent, there: Agent) -> int:
+def returned(ask: Callable[[], T]) -> T:
     """What a call after a break returns. One more may be lost for each side that has yet to notice; none is silent."""
     for _ in range(4):
         with contextlib.suppress(ConnectionLostError):
-            return here.call(there.id, add, (1, 2)).wait()
-    raise AssertionError(f"{here.name} and {there.name} do not find together")
+            return ask()
+    raise AssertionError("one break makes all these calls fail")
+
+
+def sum_of(here: Agent, there: Agent) -> int:
+    return returned(lambda: here.call(there.id, add, (1, 2)).wait())
 
 
 @pytest.fixture
@@ -92,11 +98,23 @@ def test_a_pair_whose_connection_breaks_finds_together_again(agents: list[Agent]
         with pytest.raises(ConnectionLostError, match="broke while it had wait_here to do") as caught:
             lost.wait()
         assert caught.value.maybe_executed
-        assert answered(here, there) == answered(there, here) == 3
-    assert rref.to_here() == 42, "the same incarnation: what it holds is there"
+        assert sum_of(here, there) == sum_of(there, here) == 3
+    assert returned(rref.to_here) == 42, "the same incarnation: what it holds is there"
     GO.set()
     assert bystander.wait() == "done"
     assert len(here.members()) == 3
+    del rref
+    nothing_left(agents)
+
+
+def test_an_rref_whose_connection_breaks_while_its_value_is_made(agents: list[Agent]) -> None:
+    rref = remote("worker1", wait_here)
+    until(lambda: agents[1]._pool.busy == 1, "the function to run")
+    cut(agents)
+    with pytest.raises(ConnectionLostError, match="wait_here"):
+        rref._get_future().wait()
+    GO.set()
+    assert returned(rref.to_here) == "done", "the owner knows"
     del rref
     nothing_left(agents)
 
