@@ -144,15 +144,35 @@ class Gone(NamedTuple):
 
 
 class Complete(NamedTuple):
-    """The world has all members it waits for (at start), or all are ready to stop (`closing`)."""
+    """The world has all members it waits for (at start), or it is over (`closing`)."""
 
     closing: bool
 
 
+class HandedOver(NamedTuple):
+    """This member led, and is about to leave: newcomers are to find the one who leads from this view on."""
+
+    heir: Member
+    epoch: int
+
+
+class Leads(NamedTuple):
+    """From this view on this member leads: newcomers are to find it."""
+
+    epoch: int
+
+
+class Watch(NamedTuple):
+    """Be in touch with this member: who leads, and those who follow, must see each other end."""
+
+    member: Member
+
+
 class Rejected(NamedTuple):
-    """Member 0 does not let this process in."""
+    """Who leads does not let this process in, or led but does no more (`again`: then another may be asked)."""
 
     reason: str
+    again: bool = False
 
 
 Effect = Any

@@ -14,7 +14,7 @@ from rpcbench.protocol.calls import Calls, Request
 from rpcbench.protocol.contexts import Contexts
 from rpcbench.protocol.delivery import COUNT_BITS, Delivery, Pair, due, lives, newer, once
 from rpcbench.protocol.effects import Complete, Effects, Gone, Heard, Joined, Run, Send, Wake
-from rpcbench.protocol.membership import LEADER, Membership
+from rpcbench.protocol.membership import REQUESTS, Membership
 from rpcbench.protocol.rrefs import Held, Outbox, RRefs
 from rpcbench.wire import messages as m
 from rpcbench.words.errors import (
@@ -31,18 +31,20 @@ from rpcbench.words.ids import Id
 
 Outcome = tuple[Effects, Outbox]
 _NO_CALL = -1
-_TO_LEADER = (m.Join, m.Ready, m.Report)
-_FROM_LEADER = (m.Refused, m.View)
+_ON_MEMBERS = frozenset((*REQUESTS, m.Refused, m.View))
 
 
 class Node:
-    def __init__(self, me: m.Member, world_size: int | None, lossy: bool = False) -> None:
-        """`lossy`: connections may lose messages without breaking, so users' data that is late may be lost."""
+    def __init__(self, me: m.Member, world_size: int | None, lossy: bool = False, launched: bool = True) -> None:
+        """`lossy`: connections may lose messages without breaking, so users' data that is late may be lost.
+
+        `launched`: member 0 starts the others.
+        """
         self.me = me.id
         self.calls = Calls()
         self.rrefs = RRefs(me.id, me.incarnation)
         self.contexts = Contexts(me.id, self.name)
-        self.members = Membership(me, world_size)
+        self.members = Membership(me, world_size, launched)
         self.leaks: list[Held] = []  # what members held on to when they left a world that was over
         self.rrefs.alive, self.rrefs.life_of = self._alive, self._life_of
         self.delivery = Delivery(me.incarnation, lossy)
@@ -65,11 +67,9 @@ class Node:
             m.Settled: lambda source, msg, now: self.contexts.walks.on_settled(msg),
             m.WalkFailed: lambda source, msg, now: self.contexts.walks.on_failed(source, msg),
             m.ReleaseContext: lambda source, msg, now: self.contexts.release(msg.context, source),
-            m.Join: lambda source, msg, now: self.members.on_join(source, msg),
+            **{kind: lambda source, msg, now: self.members.asked(source, msg) for kind in REQUESTS},
             m.Refused: lambda source, msg, now: (self.members.on_refused(msg), []),
             m.View: lambda source, msg, now: self._on_view(msg),
-            m.Ready: lambda source, msg, now: self.members.on_ready(source, msg),
-            m.Report: lambda source, msg, now: self.members.on_report(msg),
             m.Notice: lambda source, msg, now: ([Heard(source, msg)], []),
             m.Uncreated: self._on_uncreated,
             m.Attending: lambda source, msg, now: self.contexts.on_attending(source, msg.context),
@@ -94,11 +94,10 @@ class Node:
 
     def _new(self, source: int, message: m.Message, now: float) -> Effects:
         handler = self._handlers.get(type(message))
-        to_leader, from_leader = isinstance(message, _TO_LEADER), isinstance(message, _FROM_LEADER)
-        if (to_leader and self.me != LEADER) or (from_leader and source != LEADER):
-            raise ProtocolError(f"worker {source} may not send a {type(message).__name__} to worker {self.me}")
         if handler is None:
             raise ProtocolError(f"no rule for a {type(message).__name__}")
+        if type(message) in _ON_MEMBERS and not self.members.may_say(source, message):
+            raise ProtocolError(f"worker {source} may not send a {type(message).__name__} to worker {self.me}")
         return self._after(*handler(source, message, now))
 
     def _met(self, source: int, seq: int, message: m.Message, now: float) -> Pair | None:
@@ -107,11 +106,13 @@ class Node:
         joins = isinstance(message, m.Join)
         if self.members.ended or meant != self.delivery.life or (pair is not None and not newer(life, pair.life)):
             return None
-        if pair is None and (gone is None or joins):
-            return self.delivery.meet(source, life)
+        if pair is None and self.members.leaving:
+            return None  # no new acquaintances
         if pair is None and gone is not None and not newer(life, gone.member.incarnation):
             return None  # last words: what they would begin, nobody would end
-        if joins:
+        if joins and self.members.taken(source):
+            return None  # its connection was let in before the other's was: it will see it end
+        if joins or (pair is None and gone is None):
             return self.delivery.meet(source, life)
         self._early.setdefault(source, []).append((seq, message, now))  # until the View comes that names it
         return None
@@ -148,8 +149,7 @@ class Node:
         return self.rrefs.unmade(message.rref, error), created
 
     def _on_view(self, view: m.View) -> Outcome:
-        effects = self.members.on_view(view)
-        outbox: Outbox = []
+        effects, outbox = self.members.on_view(view)
         for fork in self.rrefs.forsaken():
             more, out = self.rrefs.owner_lost(fork)
             effects, outbox = effects + more + self.calls.confirmed(fork), outbox + out
@@ -210,8 +210,10 @@ class Node:
         return effects, outbox
 
     # -- what this member does
-    def start(self) -> Effects:
-        return self._after(*self.members.start())
+    def start(self, leader: int = 0, life: int = 0) -> Effects:
+        """Found the world, or ask the one who leads it, in this incarnation, to be let in."""
+        self.delivery.meet(leader, life)
+        return self._after(*self.members.start(leader))
 
     def send(self, to: int, message: m.Message) -> Effects:
         """Any message that needs no bookkeeping."""
@@ -310,7 +312,9 @@ class Node:
                 effects, outbox, _ = self.rrefs.lost(worker, incarnation)
                 return self._after(effects, [(to, message) for to, message in outbox if to != worker])
         outcome = self.members.lost(worker, reason)
-        if self.members.ended:
+        if member is None:
+            self.members.never(worker, incarnation)
+        if self.members.ended or self.members.leaving or (member is None and self.delivery.pair(worker, incarnation)):
             self.delivery.drop(worker)
         return self._after(*outcome)
 

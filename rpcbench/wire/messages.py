@@ -242,16 +242,17 @@ class Member(NamedTuple):
 
 
 class Join(NamedTuple):
-    """A process asks member 0 to be let in."""
+    """A process asks the one who leads to be let in."""
 
     member: Member
     world_size: int | None
 
 
 class Refused(NamedTuple):
-    """Member 0 does not let it in."""
+    """It is not let in. `again`: who leads may change its mind, or be another by now."""
 
     reason: str
+    again: bool = False
 
 
 class Loss(NamedTuple):
@@ -269,9 +270,10 @@ class Past(NamedTuple):
 
 
 class View(NamedTuple):
-    """Member 0 tells everyone who is in the world now, and who of those before went without a word.
+    """Who leads tells everyone who is in the world now, and who of those before went without a word.
 
-    `complete`: the world has had all the members that it waits for, even if some have left again.
+    `complete`: the world has had all the members that it waits for, even if some have left again. `leader`: who
+    publishes the next view; not the sender of this one where that goes with it.
     """
 
     epoch: int
@@ -280,6 +282,7 @@ class View(NamedTuple):
     closing: bool
     complete: bool
     past: tuple[Past, ...] = ()
+    leader: int = 0
 
 
 class Ready(NamedTuple):
@@ -289,7 +292,7 @@ class Ready(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A member tells member 0 that another one cannot be reached any more."""
+    """A member tells the one who leads that another cannot be reached any more."""
 
     id: int
     incarnation: int

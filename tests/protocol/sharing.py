@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from simulation import Event, Member, World
+from simulation import LEADER, Event, Member, World
 
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol.membership import LEADER
 from rpcbench.wire import messages as m
 from rpcbench.words.errors import WorkerLostError
 from rpcbench.words.ids import Id

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.delivery import COUNT_BITS, lives
-from rpcbench.protocol.membership import LEADER
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
 from rpcbench.words.errors import NotConnectedError, ProtocolError, RpcError
 from rpcbench.words.events import Tables, apply
 from rpcbench.words.ids import Id
 
+LEADER = 0
 STEPS = 20_000
 TWICE, LATE, UNSENT, LOST = 0.15, 0.1, 0.04, 0.15
 TICK = 12.0
@@ -144,11 +144,14 @@ class World:
             return
         self.tell(f"{worker} dies")
         self.dead.add(worker)
-        life = self.members[worker].life
         self.events = [event for event in self.events if not self._dies_with(event, worker)]
         self.down = {pair: noticed for pair, noticed in self.down.items() if worker not in pair}
+        self.let_know(self.members[worker])
+
+    def let_know(self, gone: Member) -> None:
+        """The connections of one that is no more have ended."""
         for member in self.alive:
-            lost = partial(member.node.lost, worker, life, "its connection ended")
+            lost = partial(member.node.lost, gone.id, gone.life, "its connection ended")
             self.later(member.id, partial(member.feed, lost))
 
     def restart(self, worker: int) -> None:

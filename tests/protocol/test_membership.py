@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rpcbench.protocol.effects import Complete, Gone, Joined, Rejected
+from rpcbench.protocol.effects import Complete, Effects, Gone, Joined, Rejected
 from rpcbench.protocol.membership import Membership
 from rpcbench.wire.messages import Join, Member, Past, Ready, Refused, Report, View
 
@@ -18,6 +18,13 @@ def world(size: int | None, *joined: Member) -> Membership:
     for member in joined:
         leader.on_join(member.id, Join(member, size))
     return leader
+
+
+def seen(member: Membership, view: View) -> Effects:
+    """What a member tells that asks for nothing when it sees this view."""
+    effects, outbox = member.on_view(view)
+    assert outbox == []
+    return effects
 
 
 def objection(leader: Membership, member: Member, size: int | None, source: int | None = None) -> str:
@@ -39,8 +46,8 @@ def test_everyone_gets_the_view_with_the_new_member() -> None:
 def test_a_member_asks_and_follows() -> None:
     one = Membership(ONE, 2)
     assert one.start() == ([], [(0, Join(ONE, 2))])
-    assert one.on_view(View(2, (LEADER, ONE), (), False, True)) == [Joined(LEADER), Complete(False)]
-    assert one.on_view(View(1, (LEADER,), (), False, True)) == []
+    assert seen(one, View(2, (LEADER, ONE), (), False, True)) == [Joined(LEADER), Complete(False)]
+    assert seen(one, View(1, (LEADER,), (), False, True)) == []
     assert list(one.members) == [0, 1]
 
 
@@ -129,8 +136,8 @@ def test_the_end_is_told_once() -> None:
     assert outbox == [(2, View(5, (LEADER, TWO), (), True, True, (Past(1, 0),)))]
     one = Membership(ONE, None)
     one.on_view(View(2, (LEADER, ONE), (), False, True))
-    assert one.on_view(View(3, (LEADER, ONE), (), True, True)) == [Complete(True)]
-    assert one.on_view(View(4, (LEADER, ONE), (), True, True)) == []
+    assert seen(one, View(3, (LEADER, ONE), (), True, True)) == [Complete(True)]
+    assert seen(one, View(4, (LEADER, ONE), (), True, True)) == []
 
 
 # -- losses
@@ -151,7 +158,7 @@ def test_a_loss_is_reported_to_the_leader_which_tells_everyone() -> None:
     effects, outbox = leader.on_report(Report(2, 0, "killed"))
     assert effects == [Gone(TWO, True, "killed")]
     assert outbox == [(1, View(4, (LEADER, ONE), ((2, "killed"),), False, True, (Past(2, 0),)))]
-    assert one.on_view(outbox[0][1]) == [Gone(TWO, True, "killed")]
+    assert seen(one, outbox[0][1]) == [Gone(TWO, True, "killed")]
     assert leader.on_report(Report(2, 0, "killed")) == ([], [])
 
 
@@ -170,7 +177,7 @@ def test_a_successor_has_another_incarnation_and_no_bad_name() -> None:
 def test_who_missed_a_view_sees_predecessor_and_successor_change() -> None:
     one, again = Membership(ONE, None), TWO._replace(incarnation=1)
     one.on_view(View(3, (LEADER, ONE, TWO), (), False, True))
-    effects = one.on_view(View(5, (LEADER, ONE, again), (), False, True))
+    effects = seen(one, View(5, (LEADER, ONE, again), (), False, True))
     assert [type(effect) for effect in effects] == [Gone, Joined]
     assert effects[0].member == TWO and effects[1].member == again
 
@@ -178,7 +185,8 @@ def test_who_missed_a_view_sees_predecessor_and_successor_change() -> None:
 def test_without_its_leader_the_world_ends() -> None:
     one = Membership(ONE, 3)
     one.on_view(View(3, (LEADER, ONE, TWO), (), False, True))
-    assert one.lost(0, "killed") == ([Gone(LEADER, True, "killed"), Gone(TWO, True, "killed")], [])
+    why = "its world ended with worker0, which led it: killed"
+    assert one.lost(0, "killed") == ([Gone(LEADER, True, "killed"), Gone(TWO, True, why), Complete(True)], [])
     assert one.members == {}
 
 
@@ -190,11 +198,12 @@ def test_connections_that_end_at_the_end_are_no_losses() -> None:
 
 def test_a_view_that_was_overtaken_still_completes_the_world() -> None:
     one = Membership(ONE, 3)
-    assert Complete(False) not in one.on_view(View(2, (LEADER, ONE), (), False, False))
-    assert Complete(False) in one.on_view(View(5, (LEADER, ONE), (), False, True)), "the third came, and left again"
+    assert Complete(False) not in seen(one, View(2, (LEADER, ONE), (), False, False))
+    assert Complete(False) in seen(one, View(5, (LEADER, ONE), (), False, True)), "the third came, and left again"
 
 
 def test_a_leader_that_goes_before_the_world_is_complete_ends_the_wait() -> None:
     one = Membership(ONE, 3)
-    (told,), _ = one.lost(0, "its process ended")
+    (told, over), _ = one.lost(0, "its process ended")
+    assert over == Complete(True)
     assert isinstance(told, Rejected) and "its process ended" in told.reason
