@@ -454,7 +454,9 @@ class Agent:
         source, answer = effect.source, effect.answer
         if isinstance(answer, m.Result):
             result = answer
-            self.waiting.finish(result.call, lambda: self._open(source, result))
+            # What it brings besides values must reach the protocol, whether anybody asks for the values or not.
+            lazy = not result.forks and result.scope is None
+            self.waiting.finish(result.call, lambda: self._open(source, result), lazy)
         else:
             failure = answer
             self.waiting.finish(failure.call, lambda: serve.reraise(self, self.roster.name(source), failure))

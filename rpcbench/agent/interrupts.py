@@ -9,6 +9,7 @@ the message sent, or in the middle of a write. In the block it is kept, and rais
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` adds enums to it, and takes ten times as long
+import os
 import signal
 import threading
 import time
@@ -65,7 +66,17 @@ def _handle(handler: Callable[[int, FrameType | None], Any] | int, number: int, 
 
 def on_main_thread() -> bool:
     """Whether Ctrl-C can interrupt this thread."""
-    return threading.get_ident() == threading.main_thread().ident
+    return threading.get_ident() == _main
+
+
+def _look() -> None:
+    global _main
+    _main = threading.main_thread().ident
+
+
+_main: int | None
+_look()
+os.register_at_fork(after_in_child=_look)  # whichever thread forks is the child's main thread
 
 
 uninterrupted = _Uninterrupted()

@@ -47,6 +47,7 @@ class Roster:
         self._me = me
         self._machine = machine
         self._spawn = spawn
+        self._found: dict[str | int, WorkerInfo] = {}  # until somebody comes or goes
         self._gone: dict[int, tuple[str, str]] = {}  # id → name and reason
         self._watchers: list[MemberHandler] = []
         self._lock = threading.Lock()  # a plain one, as Ctrl-C can leave a Condition locked for ever
@@ -64,13 +65,18 @@ class Roster:
 
     def find(self, to: int | str | WorkerInfo | Any) -> WorkerInfo:
         """A member by name, id or WorkerInfo. UnknownWorkerError, WorkerLostError, ValueError."""
+        known = self._found.get(to) if type(to) is str or type(to) is int else None
+        if known is not None:
+            return known
         key = to if isinstance(to, str) else getattr(to, "id", to)
         if not isinstance(key, int | str) or isinstance(key, bool):
             raise ValueError(f"a worker is given by name, id or WorkerInfo, not by {to!r}")
+        kept = self._found  # that of before the look: a change makes another one
         found = self._machine.ask(lambda node: node.members.find(key))
         if found is None:
             raise self._unknown(key)
-        return WorkerInfo._make((found.name, found.id))
+        info = kept[key] = WorkerInfo._make((found.name, found.id))
+        return info
 
     def _unknown(self, key: int | str) -> RpcError:
         for id_, (name, reason) in self._gone.items():
@@ -133,6 +139,7 @@ class Roster:
             self._tell(kind, found, reason)
 
     def _tell(self, kind: str, member: Member, reason: str) -> None:
+        self._found = {}
         info = WorkerInfo._make((member.name, member.id))
         with self._lock:
             self._changed.notify_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -26,25 +27,26 @@ class Waiting:
         self._on_long = on_long
         self._numbers = Counter(first)
         self._idle = threading.Condition(threading.Lock())
+        self._patient = 0  # threads that wait until no call waits
         self._futures: dict[int, Future[Any]] = {}
 
     def new(self) -> tuple[int, Future[Any]]:
         """A new call's number and future."""
         number = self._numbers.next()
         future: Future[Any] = Future(on_cancel=lambda: self._cancel(number), on_long=self._on_long)
-        with self._idle:
-            self._futures[number] = future
+        self._futures[number] = future
         return number, future
 
-    def finish(self, number: int, answer: Answer) -> None:
-        """The answer has come, or there will be none and `answer` raises why."""
+    def finish(self, number: int, answer: Answer, lazy: bool = True) -> None:
+        """The answer has come, or there will be none and `answer` raises why. Not `lazy`: it is to be opened even if
+        nobody asks for it."""
         self.deadlines.clear(number)
-        with self._idle:
-            future = self._futures.pop(number, None)
-            if not self._futures:
+        future = self._futures.pop(number, None)
+        if self._patient and not self._futures:
+            with self._idle:
                 self._idle.notify_all()
         if future is not None:
-            future.deliver(answer, self._later)
+            future.deliver(answer, self._later, lazy)
 
     def fail(self, number: int, error: Exception) -> None:
         def answer() -> None:
@@ -63,12 +65,18 @@ class Waiting:
     def settle(self, timeout: float | None) -> int:
         """Wait until no call waits, `timeout` seconds at most; how many still do."""
         with self._idle:
-            self._idle.wait_for(lambda: not self._futures, timeout)
+            self._patient += 1  # first, as who ends the last call may look before or after this thread does
+            try:
+                self._idle.wait_for(lambda: not self._futures, timeout)
+            finally:
+                self._patient -= 1
             return len(self._futures)
 
 
 def label_of(function: Any) -> str:
     """A short name for a function, for errors and pictures."""
+    if type(function) is FunctionType:
+        return function.__qualname__
     if isinstance(function, torch.jit.ScriptFunction):
         return str(function.name)  # what its __qualname__ says is its class
     names = (getattr(function, attribute, None) for attribute in ("__qualname__", "__name__", "original_name"))

@@ -46,6 +46,7 @@ def _ended(record: Any, future: Future[Any]) -> Future[Any]:
             whole.set_exception(error)
 
     record._call_end_callbacks_on_future(future).add_done_callback(pass_on)
+    future.follow()
     return whole
 
 

@@ -14,6 +14,7 @@ Rules
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -52,33 +53,30 @@ class StreamConnection:
         self._queued = 0
         self._writing = False
         self.ended = False
-        self._numbers = 0
+        self._patient = 0  # threads that wait for `_drained`
+        self._numbers = itertools.count(1)
         self.heard = 0  # bytes that have come
         self.silence = stream.silence
 
     # -- writing
     def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:
+        first, chunks = encode(next(self._numbers) & 0xFFFFFFFF, control, body, self._limits)
+        if may_wait:
+            self.await_room()
         with self._state:
-            self._numbers = (self._numbers + 1) & 0xFFFFFFFF
-            number = self._numbers
-        first, chunks = encode(number, control, body, self._limits)
-        large = len(first) == 1 and bool(body.buffers)
-        if may_wait and not self._has_room():
-            step_aside()
-        with self._state:
-            if may_wait:
-                self._drained.wait_for(self._has_room)
             if self.ended:
                 raise NotConnectedError("the connection has ended")
-            self._small.append(first)
-            self._queued += _size(first)
-            if large:
+            alone = not (self._small or self._writing or hold)
+            if not alone:
+                self._small.append(first)
+                self._queued += _size(first)
+            if body.buffers and len(first) == 1:
                 self._large.append(chunks)
                 self._queued += sum(memoryview(buffer).nbytes for buffer in body.buffers)
             if self._writing or (hold and len(self._small) < _MOST_HELD):
                 return
             self._writing = True
-        self._write([], may_wait)
+        self._write([memoryview(part) for part in first] if alone else [], may_wait)
 
     def flush(self) -> None:
         """Write what is held, unless somebody is at it. Never blocks."""
@@ -98,8 +96,19 @@ class StreamConnection:
 
     def await_room(self) -> None:
         """Wait while the peer is far behind, as `send` with `may_wait` does. Ctrl-C ends the wait and nothing else."""
+        if self._has_room():
+            return
+        step_aside()
         with self._state:
-            self._drained.wait_for(self._has_room)
+            self._await(self._has_room, None)
+
+    def _await(self, condition: Callable[[], bool], seconds: float | None) -> bool:
+        """Under the lock: wait until the condition holds, or so many seconds; whether it does."""
+        self._patient += 1
+        try:
+            return self._drained.wait_for(condition, seconds)
+        finally:
+            self._patient -= 1
 
     def _has_room(self) -> bool:
         return self.ended or self._queued <= _HELD_BACK
@@ -132,7 +141,8 @@ class StreamConnection:
             parts = self._few_small() if self._small else self._chunk()
             if not parts:
                 self._writing = False
-            self._drained.notify_all()
+            if self._patient:
+                self._drained.notify_all()
             return parts
 
     def _few_small(self) -> Parts:
@@ -175,7 +185,7 @@ class StreamConnection:
         self.flush()
         with self._state:
             patience = _CLOSE_SECONDS if patience is None else patience
-            free = self._drained.wait_for(lambda: self.ended or not self._writing, patience)
+            free = self._await(lambda: self.ended or not self._writing, patience)
             farewell = free and not self.ended
             self._writing |= farewell
         if farewell:
@@ -202,7 +212,7 @@ class StreamConnection:
     def release(self) -> None:
         """Give the descriptor back; only after `read` has told of the end."""
         with self._state:
-            self._drained.wait_for(lambda: not self._writing, _CLOSE_SECONDS)
+            self._await(lambda: not self._writing, _CLOSE_SECONDS)
         self._stream.release()
 
     def forked(self) -> None:

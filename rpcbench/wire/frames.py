@@ -131,10 +131,27 @@ class Decoder:
         if self._direct:
             self._filled(count, frames)
         else:
-            self._pending += self._scratch[:count]
+            begin = 0 if self._pending or self._current is not None else self._whole(count, frames)
+            self._pending += self._scratch[begin:count]
         while self._pending and self._step(frames):
             pass
         return frames
+
+    def _whole(self, count: int, frames: list[Frame]) -> int:
+        """The quick way for messages without buffers that are here as a whole; how many bytes they took."""
+        scratch, limits, begin = self._scratch, self._limits, 0
+        while begin + HEAD.size <= count:
+            kind, _, buffers, _, control, payload, tensors = HEAD.unpack_from(scratch, begin)
+            first = begin + HEAD.size
+            second = first + control
+            third = second + payload
+            end = third + tensors
+            if kind != _MESSAGE or buffers or end > count or control > limits.control or end - second > limits.body:
+                break
+            body = Body(bytes(scratch[second:third]), bytes(scratch[third:end]) if tensors else b"", [])
+            frames.append(Frame(bytes(scratch[first:second]), body))
+            begin = end
+        return begin
 
     @property
     def idle(self) -> bool:

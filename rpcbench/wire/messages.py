@@ -361,18 +361,20 @@ class _Field(NamedTuple):
     plain: tuple[type, ...]
     record: type[Any] | None
     many: bool
+    as_is: frozenset[type]  # exact types that need no second look
 
 
 def _field(hint: Any) -> _Field:
     options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     plain: list[type] = []
+    nothing = frozenset((NoneType,)) if NoneType in options else frozenset()
     for option in options:
         if get_origin(option) is tuple:
-            return _Field((tuple, NoneType) if NoneType in options else (tuple,), get_args(option)[0], True)
+            return _Field((tuple, NoneType) if NoneType in options else (tuple,), get_args(option)[0], True, nothing)
         if isinstance(option, type) and hasattr(option, "_fields"):
-            return _Field((tuple, NoneType) if NoneType in options else (tuple,), option, False)
+            return _Field((tuple, NoneType) if NoneType in options else (tuple,), option, False, nothing)
         plain += [float, int] if option is float else [option]
-    return _Field(tuple(plain), None, False)
+    return _Field(tuple(plain), None, False, frozenset(plain))
 
 
 def _layout(kind: type[Any]) -> tuple[_Field, ...]:
@@ -413,13 +415,16 @@ def _rebuild(kind: type[Any], fields: Any) -> list[Any]:
     layout = _LAYOUTS[kind]
     if len(fields) != len(layout):
         raise ProtocolError(f"{kind.__name__} has {len(layout)} fields, not {len(fields)}")
-    return [_check(kind, field, value) for field, value in zip(layout, fields, strict=True)]
+    return [
+        value if type(value) in field.as_is else _check(kind, field, value)
+        for field, value in zip(layout, fields, strict=True)
+    ]
 
 
 def _check(kind: type[Any], field: _Field, value: Any) -> Any:
     if not isinstance(value, field.plain):
         raise ProtocolError(f"a field of {kind.__name__} holds a {type(value).__name__}")
-    if field.record is None or value is None:
+    if field.record is None or value is None or (field.many and not value):
         return value
     record, value = field.record, cast(Any, value)
     if not field.many:

@@ -107,6 +107,8 @@ class Future(_Base[T]):
         self._waiters: list[_Waiter] = []
         self._answer: Answer | None = None
         self._taken = False
+        self._followed = False  # something happens as soon as it is done
+        self._left = False  # the answer is left to the first one who asks
         self._outcome: tuple[Any, BaseException | None] | None = None
         self._on_cancel = on_cancel
         self._devices = devices
@@ -114,8 +116,9 @@ class Future(_Base[T]):
         self._on_long = on_long
 
     # -- resolving
-    def deliver(self, answer: Answer, later: Later) -> bool:
-        """Runtime only: the answer has arrived. A waiting thread opens it; `later` sees to it where nobody waits.
+    def deliver(self, answer: Answer, later: Later, lazy: bool = False) -> bool:
+        """Runtime only: the answer has arrived. A waiting thread opens it; `later` sees to it where nobody waits, but
+        where it is `lazy` and nothing follows from it, the first one who asks.
 
         False, and nothing else, if the future was resolved before.
         """
@@ -124,7 +127,8 @@ class Future(_Base[T]):
                 return False
             self._answer = answer
             awaited = self._ring()
-        if not awaited:
+            self._left = lazy and not awaited and not self._followed
+        if not awaited and not self._left:
             later(self._open)
         return True
 
@@ -137,6 +141,8 @@ class Future(_Base[T]):
 
     def _open(self) -> None:
         """Open the answer that has arrived, unless another thread does."""
+        if self._answer is None:
+            return
         with self._lock:
             answer = self._answer
             if answer is None or self._taken:
@@ -201,9 +207,13 @@ class Future(_Base[T]):
             if self._outcome is not None or (self._answer is not None and not self._taken):
                 return
             self._waiters.append(waiter)
+        waiting = getattr(threading.current_thread(), "waiting", None)
         try:
-            with blocked():
+            if waiting is None:
                 self._listen(waiter)
+            else:
+                with waiting():
+                    self._listen(waiter)
         except BaseException:
             with self._lock:
                 self._waiters = [other for other in self._waiters if other is not waiter]
@@ -244,13 +254,29 @@ class Future(_Base[T]):
         return cast(T, value)
 
     def done(self) -> bool:
+        self._take()
         return self._outcome is not None
 
     def value(self) -> T:
         """The value of a completed future; RuntimeError before."""
+        self._take()
         if self._outcome is None:
             raise RuntimeError("value() may only be called on a completed Future; use wait()")
         return self._value()
+
+    def follow(self) -> None:
+        """From now on it is opened as soon as the answer is there: for what waits for torch's side of it."""
+        with self._lock:
+            self._followed = True
+        self._take()
+
+    def _take(self) -> None:
+        if self._left and self._outcome is None:
+            self._open()
+
+    def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
+        super().add_done_callback(callback)
+        self.follow()
 
     def then(self, callback: Callable[[Any], S]) -> Future[S]:
         """A future of what `callback(this future, completed)` returns; cancelling it cancels this one.
@@ -372,3 +398,13 @@ def _collect(futures: list[Any]) -> Any:
 # torch.futures.collect_all and wait_all go through this function. torch's own looks at the C++ side of a future only,
 # where an error set from Python is a value like any other: it would not end the wait before all others are done.
 torch._C._collect_all = _collect
+
+_wait_in_torch = torch._C.wait
+
+
+def _wait(future: Any) -> Any:
+    return future.wait() if isinstance(future, Future) else _wait_in_torch(future)
+
+
+# For torch.jit.wait: torch's side of a future is completed only when somebody asks for it.
+torch._C.wait = cast(Any, _wait)

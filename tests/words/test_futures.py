@@ -209,3 +209,29 @@ def test_waiters_get_errors_of_their_own() -> None:
             future.wait()
         raised.append(caught.value)
     assert raised[0] is not raised[1]
+
+
+def test_a_lazy_answer_is_left_to_the_first_one_who_asks() -> None:
+    def answered() -> Future[int]:
+        future: Future[int] = Future()
+        assert future.deliver(lambda: 3, pytest.fail, lazy=True)
+        return future
+
+    assert answered().wait() == 3
+    assert answered().done()
+    assert answered().value() == 3
+    assert answered().then(lambda done: done.value() + 1).wait() == 4
+    assert torch.futures.collect_all([answered()]).wait()[0].value() == 3
+    with pytest.warns(DeprecationWarning):
+        assert torch.jit.wait(answered()) == 3  # type: ignore[no-untyped-call]
+
+
+def test_a_lazy_answer_is_opened_at_once_where_something_follows() -> None:
+    future: Future[int] = Future()
+    seen: list[int] = []
+    future.add_done_callback(lambda done: seen.append(done.value()))
+    later: list[Callable[[], None]] = []
+    future.deliver(lambda: 3, later.append, lazy=True)
+    assert seen == []
+    later[0]()
+    assert seen == [3]
