@@ -185,6 +185,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         reducer = _REDUCERS.get(kind)
         if reducer is not None:
             return reducer(value)
+        if kind is torch.Tensor:
+            return self._tensor(value, kind)
         if kind is FunctionType or issubclass(kind, type):
             return NotImplemented if importable(value) else self._by_value(value)
         if issubclass(kind, torch.Tensor):

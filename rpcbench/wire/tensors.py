@@ -19,7 +19,7 @@ from typing import Any
 import msgpack
 import torch
 
-from rpcbench.wire import devices, kinds, layouts
+from rpcbench.wire import devices, kinds, layouts, ordinary
 from rpcbench.wire.devices import CPU, CPU_ONLY, Route
 from rpcbench.wire.storages import Entry, Storages, last_index, note
 from rpcbench.words.errors import ProtocolError, SerializationError
@@ -35,20 +35,18 @@ _NOTES = frozenset(
 _MAX_DIMENSIONS = 64
 _MAX_SIZE = (1 << 63) - 1
 
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.qint", "torch.quint"))
-}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-
 
 def encode(tensors: Sequence[torch.Tensor], route: Route = CPU_ONLY) -> tuple[bytes, list[memoryview]]:
     """The table and the out-of-band buffers: read-only views of memory, which must not change until sent.
 
     Raises SerializationError for a tensor that has no memory, or whose device has no way on this route.
     """
-    storages = Storages(route)
+    if not route.targets and (table := ordinary.encode(tensors)) is not None:
+        return table, []
+    return _encode(tensors, Storages(route))
+
+
+def _encode(tensors: Sequence[torch.Tensor], storages: Storages) -> tuple[bytes, list[memoryview]]:
     try:
         entries = [_entry(tensor, storages) for tensor in tensors]
     except (NotImplementedError, RuntimeError) as error:
@@ -63,7 +61,7 @@ def encode(tensors: Sequence[torch.Tensor], route: Route = CPU_ONLY) -> tuple[by
 def _entry(tensor: torch.Tensor, storages: Storages) -> Entry:
     kind = type(tensor)
     plain = tensor if kind in kinds.ORDINARY else kinds.undressed(tensor)
-    entry: Entry = [_NAMES.get(plain.dtype), list(plain.shape), None]
+    entry: Entry = [ordinary.NAMES.get(plain.dtype), list(plain.shape), None]
     if tensor.requires_grad:
         note(entry, "requires_grad", True)
     if kind is torch.nn.Parameter:
@@ -74,7 +72,7 @@ def _entry(tensor: torch.Tensor, storages: Storages) -> Entry:
     if plain.is_quantized:
         _compose(entry, *layouts.quantizer_notes(plain), storages)
         plain = layouts.integers(plain)
-        entry[0] = _NAMES[plain.dtype]
+        entry[0] = ordinary.NAMES[plain.dtype]
     if plain.is_conj():
         note(entry, "conj", True)
     if plain.is_neg():
@@ -104,6 +102,8 @@ def decode(table: bytes, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor],
     """
     try:
         storages, entries = msgpack.unpackb(table)
+        if (quickly := ordinary.decode(storages, entries)) is not None:
+            return quickly, 0
         reader = _Reader(storages, buffers)
         return [reader.tensor(entry) for entry in entries], reader.used
     except (ProtocolError, SerializationError):
@@ -143,11 +143,11 @@ class _Reader:
         notes = rest[0] if rest else {}
         if len(rest) > 1 or type(notes) is not dict:
             raise _broken("an entry is too long")
-        if name not in _DTYPES:
+        if name not in ordinary.DTYPES:
             raise _broken(f"there is no dtype {name!r}")
         if unknown := notes.keys() - _NOTES:
             raise ProtocolError(f"a tensor has {sorted(map(str, unknown))}, which this version of rpcbench cannot keep")
-        tensor = self._bare(_DTYPES[name], _naturals(sizes), index, notes)
+        tensor = self._bare(ordinary.DTYPES[name], _naturals(sizes), index, notes)
         return _finished(tensor, notes) if notes else tensor
 
     def _bare(self, dtype: torch.dtype, shape: list[int], index: Any, notes: dict[str, Any]) -> torch.Tensor:

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpcbench.wire import kinds, layouts, tensors
+from rpcbench.wire import kinds, layouts, ordinary, tensors
 from rpcbench.wire.storages import INLINE, WORTH_PACKING
 from rpcbench.words.errors import ProtocolError, SerializationError
 
-DTYPES = sorted(tensors._DTYPES)
+DTYPES = sorted(ordinary.DTYPES)
 COMPRESSED = {torch.sparse_csr: (), torch.sparse_csc: (), torch.sparse_bsr: (2, 1), torch.sparse_bsc: (2, 1)}
 
 pytestmark = [
@@ -53,7 +53,7 @@ def describe(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def memory(dtype: str, data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=tensors._DTYPES[dtype])
+    return torch.frombuffer(bytearray(data), dtype=ordinary.DTYPES[dtype])
 
 
 @st.composite
@@ -63,7 +63,7 @@ def views(draw: st.DrawFn) -> list[torch.Tensor]:
     base = memory("uint8", data)
     found = []
     for _ in range(draw(st.integers(1, 4))):
-        dtype = tensors._DTYPES[draw(st.sampled_from(DTYPES))]
+        dtype = ordinary.DTYPES[draw(st.sampled_from(DTYPES))]
         room = len(data) // dtype.itemsize
         offset = draw(st.integers(0, room - 1))
         shape, strides, left = [], [], room - 1 - offset
@@ -90,11 +90,11 @@ def test_views_arrive_as_they_were_and_share_what_they_shared(sent: list[torch.T
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [0, 1, 24, INLINE + 8])
 def test_every_dtype_arrives_bit_for_bit(dtype: str, count: int) -> None:
-    size = tensors._DTYPES[dtype].itemsize
+    size = ordinary.DTYPES[dtype].itemsize
     if count:
         base = memory(dtype, bytes(i % 251 for i in range(count * size)))
     else:
-        base = torch.empty(0, dtype=tensors._DTYPES[dtype])
+        base = torch.empty(0, dtype=ordinary.DTYPES[dtype])
     sent = [base, base.as_strided((2, count // 2), (1, 2)), base[count // 3 :]]
     assert [describe(t) for t in travel(*sent)] == [describe(t) for t in sent]
 
