@@ -94,8 +94,9 @@ def test_bench_is_handed_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, object]] = []
     monkeypatch.setattr(command, "run", lambda **options: asked.append(options))
     main(["bench", "--rounds", "3", "--seed", "7", "--json", "out.json", "--quick", "--only", "echo", "--only", "int"])
-    files = {"json_file": Path("out.json")}
-    assert asked == [{"against": "torch", "seed": 7, "quick": True, "rounds": 3, "only": ["echo", "int"], **files}]
+    files = command.Files(json=Path("out.json"))
+    only = ["echo", "int"]
+    assert asked == [{"against": "torch", "seed": 7, "quick": True, "rounds": 3, "only": only, "files": files}]
 
 
 def test_bench_draws_a_seed_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

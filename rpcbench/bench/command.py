@@ -5,37 +5,61 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from rpcbench.bench import soak
-from rpcbench.bench.compare import Plan, compare, titles
-from rpcbench.bench.report import as_table, as_values
+from rpcbench.bench.compare import compare
+from rpcbench.bench.plan import Plan
+from rpcbench.bench.report import as_markdown, as_plot, as_table, as_values
 from rpcbench.words.errors import RpcError
 
 OURS = "rpcbench"
 _WIDE = 150
+_BEGIN, _END = "<!-- bench -->", "<!-- end of bench -->"
 MODULES = {OURS: "rpcbench.rpc", "torch": "torch.distributed.rpc"}
 
 
-def run(
-    *, against: str, seed: int, quick: bool, rounds: int | None, only: Sequence[str], json_file: Path | None
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where to write figures, plot and table; the table goes between the marks that the README has for it."""
+
+    json: Path | None = None
+    svg: Path | None = None
+    readme: Path | None = None
+
+
+def run(*, against: str, seed: int, quick: bool, rounds: int | None, only: Sequence[str], files: Files) -> None:
     """Compare with `against`, a key of MODULES. `rounds` None takes the plan's own number, no `only` all rows."""
     plan = Plan.quick(seed) if quick else Plan(seed)
     if rounds is not None:
         plan = replace(plan, rounds=rounds)
+    if files.readme:
+        _between_marks(files.readme, "")
     figures = compare({name: MODULES[name] for name in (OURS, against)}, plan, chosen(plan, only))
     Console(width=None if sys.stdout.isatty() else _WIDE).print(as_table(figures, OURS, against, plan))
-    if json_file:
-        json_file.write_text(json.dumps(as_values(figures, OURS, against, plan), indent=2) + "\n")
+    if files.json:
+        files.json.write_text(json.dumps(as_values(figures, OURS, against, plan), indent=2) + "\n")
+    if files.svg:
+        files.svg.write_text(as_plot(figures, OURS, against, plan))
+    if files.readme:
+        files.readme.write_text(_between_marks(files.readme, as_markdown(figures, OURS, against, plan)))
+
+
+def _between_marks(readme: Path, table: str) -> str:
+    """The text of the README with this table. RpcError where it has no place for it."""
+    before, begin, rest = readme.read_text().partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not (begin and end):
+        raise RpcError(f"{readme} has no place for the table: put the lines {_BEGIN} and {_END} there")
+    return f"{before}{begin}\n{table}{end}{after}"
 
 
 def chosen(plan: Plan, only: Sequence[str]) -> list[str]:
     """The rows whose title has one of these texts in it."""
-    known = titles(plan)
+    known = list(plan.rows())
     for text in only:
         if not any(text in title for title in known):
             raise RpcError(f"no row has {text!r} in its title; there are\n  " + "\n  ".join(known))

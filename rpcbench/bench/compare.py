@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 from rich.console import Console
@@ -13,30 +13,10 @@ from rich.progress import track
 from rpcbench.bench import startup
 from rpcbench.bench.figures import Batch, Figures, Samples
 from rpcbench.bench.pair import Pair, pairs
+from rpcbench.bench.plan import Plan
 from rpcbench.bench.workloads import WORKLOADS
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How much to measure. `budget`: seconds of one batch; `starts`: numbers of workers to start, `repeats` times."""
-
-    seed: int
-    rounds: int = 10
-    budget: float = 0.3
-    starts: tuple[int, ...] = (2, 4)
-    repeats: int = 2
-
-    @staticmethod
-    def quick(seed: int) -> Plan:
-        """Enough to see that everything runs, too little to trust the figures."""
-        return Plan(seed, rounds=2, budget=0.1, starts=(2,), repeats=1)
-
-
-def titles(plan: Plan) -> list[str]:
-    """All rows that a run by this plan can have."""
-    return [*WORKLOADS, *(title for count in plan.starts for title in startup.titles(count))]
 
 
 def compare(sides: dict[str, str], plan: Plan, chosen: Collection[str]) -> Figures:
@@ -45,10 +25,10 @@ def compare(sides: dict[str, str], plan: Plan, chosen: Collection[str]) -> Figur
     BenchError where a side cannot do its work.
     """
     order = random.Random(plan.seed)
-    figures: Figures = {title: {} for title in titles(plan) if title in chosen}
-    for title, name, batch in (*_calls(sides, plan, order, chosen), *_starts(sides, plan, order, chosen)):
-        main = WORKLOADS[title].quantile if title in WORKLOADS else 0.5
-        figures[title].setdefault(name, Samples(main)).batches.append(batch)
+    rows = plan.rows()
+    figures: Figures = {title: {} for title in rows if title in chosen}
+    for title, name, batch in chain(_calls(sides, plan, order, chosen), _worlds(sides, plan, order, chosen)):
+        figures[title].setdefault(name, Samples(rows[title].quantile)).batches.append(batch)
     return figures
 
 
@@ -66,13 +46,12 @@ def _calls(sides: dict[str, str], plan: Plan, order: random.Random, chosen: Coll
                 yield title, pair.name, _batch(pair, title, number, plan)
 
 
-def _starts(sides: dict[str, str], plan: Plan, order: random.Random, chosen: Collection[str]) -> Measured:
-    counts = [count for count in plan.starts if any(title in chosen for title in startup.titles(count))]
-    for count in _shown(counts * plan.repeats, "starts"):
+def _worlds(sides: dict[str, str], plan: Plan, order: random.Random, chosen: Collection[str]) -> Measured:
+    for scene in _shown(plan.scenes(chosen) * plan.repeats, "worlds"):
         for name in _shuffled(order, sides):
-            for title, seconds in zip(startup.titles(count), startup.measure(sides[name], count), strict=True):
+            for title, value in zip(scene.rows, startup.measure(sides[name], scene), strict=True):
                 if title in chosen:
-                    yield title, name, Batch([seconds])
+                    yield title, name, Batch([value])
 
 
 def _batch(pair: Pair, title: str, number: int, plan: Plan) -> Batch:

@@ -11,9 +11,9 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The seconds of each call (or another value in the unit of its row), and CPU seconds of one call."""
+    """The seconds of each call, or other values in the unit of the row; and CPU seconds of one call."""
 
-    seconds: list[float]
+    values: list[float]
     cpu: float | None = None
 
 
@@ -26,7 +26,7 @@ class Samples:
 
     @property
     def count(self) -> int:
-        return sum(len(batch.seconds) for batch in self.batches)
+        return sum(len(batch.values) for batch in self.batches)
 
     @property
     def value(self) -> float:
@@ -46,7 +46,7 @@ class Samples:
         return float(np.quantile(list(self._all()), which))
 
     def _all(self) -> Iterable[float]:
-        return (value for batch in self.batches for value in batch.seconds)
+        return (value for batch in self.batches for value in batch.values)
 
 
 Figures = dict[str, dict[str, Samples]]

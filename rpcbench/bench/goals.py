@@ -1,4 +1,4 @@
-"""What a row of the table is: a piece of work, and what it must reach."""
+"""What a row of the table is: what it must reach, in which unit, and the work behind it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from rpcbench.bench.operation import Prepare
 
+SECONDS, BYTES, CORES = "s", "B", "cores"
+
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a row of the table must reach: the `ratio` theirs / ours (`stretch` is welcome), or `most` of ours.
+    """The `ratio` theirs / ours, at least (`stretch` is welcome); or `most` of ours.
 
     `most` is in the unit of the row, or, where `of` names another row, a multiple of what ours takes there.
     """
@@ -21,10 +23,18 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """Its goal, the unit of its values, and which quantile of them counts."""
+
+    goal: Goal
+    unit: str = SECONDS
+    quantile: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
-    """How to make its operation, its goal, which quantile of the calls counts, and whether only ours can do it."""
+    """How to make its operation, its row, and whether only ours can do it."""
 
     prepare: Prepare
-    goal: Goal
-    quantile: float = 0.5
+    row: Row
     ours_only: bool = False

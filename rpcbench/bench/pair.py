@@ -67,7 +67,8 @@ class Pair:
     def ask(self, workload: str, seed: str, budget: float) -> Batch:
         """One batch of about `budget` seconds."""
         order = {"workload": workload, "seed": seed, "budget": budget}
-        return Batch(**self._exchange(json.dumps(order) + "\n"))
+        reply = self._exchange(json.dumps(order) + "\n")
+        return Batch(reply["seconds"], reply["cpu"])
 
     def _exchange(self, order: str) -> dict[str, Any]:
         try:

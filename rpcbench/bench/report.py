@@ -11,13 +11,13 @@ import torch
 from rich.table import Table
 
 import rpcbench
-from rpcbench.bench.compare import Plan
 from rpcbench.bench.figures import Figures, Samples
-from rpcbench.bench.goals import Goal
-from rpcbench.bench.workloads import WORKLOADS
+from rpcbench.bench.goals import BYTES, CORES, Row
+from rpcbench.bench.plan import Plan
+from rpcbench.bench.plots import bars
 
 
-class Row(NamedTuple):
+class Line(NamedTuple):
     """The cells of one row, as text."""
 
     title: str
@@ -31,25 +31,27 @@ class Row(NamedTuple):
 HEADINGS = ("ratio", "CPU ratio", "goal")
 
 
-def rows(figures: Figures, ours: str, theirs: str) -> Iterator[Row]:
+def lines(figures: Figures, ours: str, theirs: str, plan: Plan) -> Iterator[Line]:
+    known = plan.rows()
     for title, sides in figures.items():
-        mine, other = sides[ours], sides.get(theirs)
-        goal = WORKLOADS[title].goal if title in WORKLOADS else Goal()
+        mine, other, row = sides[ours], sides.get(theirs), known[title]
+        theirs_cell = _cell(other, row.unit) if other else ""
         ratio = f"{other.value / mine.value:.2f}x" if other else ""
         cpu = f"{other.cpu / mine.cpu:.2f}x" if other and mine.cpu and other.cpu else ""
-        yield Row(
-            title, _cell(mine), _cell(other) if other else "", ratio, cpu, _goal(goal, mine, other, figures, ours)
+        yield Line(
+            title, _cell(mine, row.unit), theirs_cell, ratio, cpu, _against_goal(row, mine, other, figures, ours)
         )
 
 
-def _goal(goal: Goal, mine: Samples, other: Samples | None, figures: Figures, ours: str) -> str:
+def _against_goal(row: Row, mine: Samples, other: Samples | None, figures: Figures, ours: str) -> str:
+    goal = row.goal
     if goal.ratio is not None:
         reached = other is not None and other.value / mine.value >= goal.ratio
         return f"{_mark(reached)} {goal.ratio:g}x" + (f" ({goal.stretch:g}x)" if goal.stretch else "")
     if goal.most is None:
         return ""
     if not goal.of:
-        return f"{_mark(mine.value <= goal.most)} at most {_duration(goal.most)}"
+        return f"{_mark(mine.value <= goal.most)} at most {_text(goal.most, row.unit)}"
     if goal.of not in figures:
         return f"at most {goal.most:g}x of “{goal.of}”"
     share = mine.value / figures[goal.of][ours].value
@@ -67,22 +69,46 @@ def as_table(figures: Figures, ours: str, theirs: str, plan: Plan) -> Table:
     table.add_column("", no_wrap=True)
     for heading in (ours, theirs, *HEADINGS):
         table.add_column(heading, justify="left" if heading == "goal" else "right")
-    for row in rows(figures, ours, theirs):
-        table.add_row(*row)
+    for line in lines(figures, ours, theirs, plan):
+        table.add_row(*line)
     return table
 
 
-def _cell(samples: Samples) -> str:
-    return f"{_duration(samples.value)} ({_duration(samples.p10)})"
+def as_markdown(figures: Figures, ours: str, theirs: str, plan: Plan) -> str:
+    """The same as a table of Markdown, with what it was measured on."""
+    machine = f"{os.cpu_count()} cores, torch {torch.__version__}, Python {platform.python_version()}"
+    headings = ("", ours, theirs, *HEADINGS)
+    body = [headings, ("---",) * len(headings), *lines(figures, ours, theirs, plan)]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in body)
+    return f"Median (10th percentile) of {plan.rounds} rounds, seed {plan.seed}; {machine}.\n\n{table}\n"
 
 
-def _duration(seconds: float) -> str:
-    unit, scale = ("s", 1.0) if seconds >= 1 else ("ms", 1e3) if seconds >= 1e-3 else ("µs", 1e6)
-    return f"{seconds * scale:.3g} {unit}"
+def as_plot(figures: Figures, ours: str, theirs: str, plan: Plan) -> str:
+    """Bars of the ratios, with their goals, as SVG."""
+    known = plan.rows()
+    ratios = [
+        (title, sides[theirs].value / sides[ours].value, known[title].goal.ratio)
+        for title, sides in figures.items()
+        if theirs in sides
+    ]
+    return bars(f"{theirs} / {ours}, median of {plan.rounds} rounds", ratios)
+
+
+def _cell(samples: Samples, unit: str) -> str:
+    return f"{_text(samples.value, unit)} ({_text(samples.p10, unit)})"
+
+
+def _text(value: float, unit: str) -> str:
+    if unit == BYTES:
+        return f"{value / 1e6:.3g} MB"
+    if unit == CORES:
+        return f"{value:.2%} of a core"
+    name, scale = ("s", 1.0) if value >= 1 else ("ms", 1e3) if value >= 1e-3 else ("µs", 1e6)
+    return f"{value * scale:.3g} {name}"
 
 
 def as_values(figures: Figures, ours: str, theirs: str, plan: Plan) -> dict[str, Any]:
-    """All figures in seconds, with what is needed to read them later."""
+    """All figures in the units of their rows, with what is needed to read them later."""
     return {
         "seed": plan.seed,
         "rounds": plan.rounds,

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from rpcbench.bench import calls, payloads, training
-from rpcbench.bench.goals import Goal, Workload
+from rpcbench.bench.goals import Goal, Row, Workload
 from rpcbench.bench.payloads import KB, MB
 
 SMALL = "function returning an int"
 
 WORKLOADS: dict[str, Workload] = {
-    SMALL: Workload(calls.int_call, Goal(4, 6)),
-    "function on two tiny tensors": Workload(calls.python_on_tensors, Goal(3, 4)),
-    "torch.add on tiny tensors": Workload(calls.torch_add, Goal(2.2, 3)),
-    "remote + to_here": Workload(calls.remote_value, Goal(3, 4)),
-    "method through an RRef": Workload(calls.method, Goal(4, 5)),
-    "1 in flight, per call": Workload(calls.in_flight(1), Goal(3.5, 5)),
-    "16 in flight, per call": Workload(calls.in_flight(16), Goal(5, 8)),
-    "256 in flight, per call": Workload(calls.in_flight(256), Goal(6, 8)),
-    "echo 1 KB": Workload(payloads.echo(KB), Goal(3, 4)),
-    "echo 64 KB": Workload(payloads.echo(64 * KB), Goal(2.2, 3)),
-    "echo 1 MB": Workload(payloads.echo(MB), Goal(1.7, 2)),
-    "echo 16 MB": Workload(payloads.echo(16 * MB), Goal(1.5, 2)),
-    "echo 128 MB": Workload(payloads.echo(128 * MB), Goal(2.2, 3)),
-    "send 16 MB, int back": Workload(payloads.send(16 * MB), Goal(1.3, 1.8)),
-    "context + backward, d=16": Workload(training.backward(16, 4), Goal(1.6, 2)),
-    "context + backward, d=128": Workload(training.backward(128, 32), Goal(1.3, 1.4)),
-    "context + backward, d=512": Workload(training.backward(512, 64), Goal(1.12, 1.15)),
-    "optimizer step, 6 + 6 parameters": Workload(training.step(16, 4), Goal(1.3, 1.5)),
-    "beside a busy thread, 99th percentile": Workload(calls.beside_busy_thread, Goal(most=1e-3), quantile=0.99),
-    "with a panel open": Workload(calls.panel_open, Goal(most=1.2, of=SMALL), ours_only=True),
+    SMALL: Workload(calls.int_call, Row(Goal(4, 6))),
+    "function on two tiny tensors": Workload(calls.python_on_tensors, Row(Goal(3, 4))),
+    "torch.add on tiny tensors": Workload(calls.torch_add, Row(Goal(2.2, 3))),
+    "remote + to_here": Workload(calls.remote_value, Row(Goal(3, 4))),
+    "method through an RRef": Workload(calls.method, Row(Goal(4, 5))),
+    "1 in flight, per call": Workload(calls.in_flight(1), Row(Goal(3.5, 5))),
+    "16 in flight, per call": Workload(calls.in_flight(16), Row(Goal(5, 8))),
+    "256 in flight, per call": Workload(calls.in_flight(256), Row(Goal(6, 8))),
+    "echo 1 KB": Workload(payloads.echo(KB), Row(Goal(3, 4))),
+    "echo 64 KB": Workload(payloads.echo(64 * KB), Row(Goal(2.2, 3))),
+    "echo 1 MB": Workload(payloads.echo(MB), Row(Goal(1.7, 2))),
+    "echo 16 MB": Workload(payloads.echo(16 * MB), Row(Goal(1.5, 2))),
+    "echo 128 MB": Workload(payloads.echo(128 * MB), Row(Goal(2.2, 3))),
+    "send 16 MB, int back": Workload(payloads.send(16 * MB), Row(Goal(1.3, 1.8))),
+    "context + backward, d=16": Workload(training.backward(16, 4), Row(Goal(1.6, 2))),
+    "context + backward, d=128": Workload(training.backward(128, 32), Row(Goal(1.3, 1.4))),
+    "context + backward, d=512": Workload(training.backward(512, 64), Row(Goal(1.12, 1.15))),
+    "optimizer step, 6 + 6 parameters": Workload(training.step(16, 4), Row(Goal(1.3, 1.5))),
+    "beside a busy thread, 99th percentile": Workload(calls.beside_busy_thread, Row(Goal(most=1e-3), quantile=0.99)),
+    "with a panel open": Workload(calls.panel_open, Row(Goal(most=1.2, of=SMALL)), ours_only=True),
 }

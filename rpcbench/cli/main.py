@@ -72,6 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--soak", action="store_true", help="instead: many calls and RRefs, and whether memory grows")
     bench.add_argument("--seed", type=int, help="repeat the draws of an earlier run")
     bench.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
+    bench.add_argument("--svg", type=Path, metavar="FILE", help="also plot the ratios here")
+    bench.add_argument("--readme", type=Path, metavar="FILE", help="also put the table into this file")
     bench.set_defaults(run=_bench)
     return parser
 
@@ -121,5 +123,5 @@ def _bench(options: argparse.Namespace) -> None:
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     command.run(
         against=options.against, seed=seed, quick=options.quick, rounds=options.rounds, only=options.only,
-        json_file=options.json,
+        files=command.Files(options.json, options.svg, options.readme),
     )  # fmt: skip

@@ -12,18 +12,19 @@ import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import psutil
 import pytest
 import torch
 
 from rpcbench.bench import command
-from rpcbench.bench.compare import Plan, titles
 from rpcbench.bench.figures import Batch, Samples
 from rpcbench.bench.member import batch
 from rpcbench.bench.operation import Api, Operation
 from rpcbench.bench.pair import BenchError, pairs
-from rpcbench.bench.report import as_table, as_values, rows
+from rpcbench.bench.plan import Plan
+from rpcbench.bench.report import as_markdown, as_plot, as_table, as_values, lines
 from rpcbench.bench.workloads import SMALL, WORKLOADS
 from rpcbench.cli.main import main
 from rpcbench.words.errors import RpcError
@@ -186,17 +187,49 @@ def test_a_row_may_count_its_slow_calls_and_be_measured_on_one_side() -> None:
         slow: {"us": Samples(0.99, [Batch([1e-6 * n for n in range(1, 101)])])},
         panel: {"us": Samples(0.5, [Batch([1.5e-3])])},
     }
-    goals = {row.title: (row.ours, row.theirs, row.ratio, row.goal) for row in rows(figures, "us", "them")}
+    goals = {row.title: (row.ours, row.theirs, row.ratio, row.goal) for row in lines(figures, "us", "them", Plan(1))}
     assert goals[SMALL][2:] == ("1.00x", "✗ 4x (6x)")
     assert goals[slow] == ("99 µs (10.9 µs)", "", "", "✓ at most 1 ms")
     assert goals[panel] == ("1.5 ms (1.5 ms)", "", "", f"✗ at most 1.2x of “{SMALL}”: 1.50x")
+
+
+def test_other_rows_than_times_have_units_of_their_own() -> None:
+    plan = Plan(1)
+    memory, idle = "memory that a worker adds", "4 workers that rest"
+    figures = {
+        memory: {"us": Samples(0.5, [Batch([41e6])]), "them": Samples(0.5, [Batch([82e6])])},
+        idle: {"us": Samples(0.5, [Batch([0.002])])},
+    }
+    cells = {line.title: (line.ours, line.ratio, line.goal) for line in lines(figures, "us", "them", plan)}
+    assert cells[memory] == ("41 MB (41 MB)", "2.00x", "✗ at most 40 MB")
+    assert cells[idle] == ("0.20% of a core (0.20% of a core)", "", "✓ at most 1.00% of a core")
+
+
+def test_the_table_goes_into_the_readme_and_its_ratios_into_a_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {SMALL: {"rpcbench": Samples(0.5, [Batch([1e-3])]), "torch": Samples(0.5, [Batch([5e-3])])}}
+    monkeypatch.setattr(command, "compare", lambda *_: figures)
+    readme, plot = tmp_path / "README.md", tmp_path / "plot.svg"
+    arguments = ["bench", "--seed", "1", "--svg", str(plot), "--readme", str(readme)]
+    readme.write_text("before\n")
+    assert main(arguments) == 1, "no place for it"
+    readme.write_text(f"before\n{command._BEGIN}\nold{command._END}\nafter\n")
+    for _ in range(2):
+        assert main(arguments) == 0
+        table = as_markdown(figures, "rpcbench", "torch", Plan(1))
+        assert readme.read_text() == f"before\n{command._BEGIN}\n{table}{command._END}\nafter\n"
+    assert f"| {SMALL} | 1 ms (1 ms) | 5 ms (5 ms) | 5.00x |  | ✓ 4x (6x) |" in table
+    drawn = ElementTree.fromstring(plot.read_text())
+    assert {SMALL, "5.00x"} < {element.text for element in drawn.iter()}
+    assert plot.read_text() == as_plot(figures, "rpcbench", "torch", Plan(1))
 
 
 def test_rows_are_chosen_by_a_part_of_their_title() -> None:
     plan = Plan(1)
     assert command.chosen(plan, ["echo 1 KB", "in flight"])[-1] == "echo 1 KB"
     assert len(command.chosen(plan, ["in flight"])) == 3
-    assert command.chosen(plan, []) == titles(plan)
+    assert command.chosen(plan, []) == list(plan.rows())
     with pytest.raises(RpcError, match=r"(?s)'echo 3 KB'.*echo 1 KB"):
         command.chosen(plan, ["echo 3 KB"])
 
@@ -213,7 +246,7 @@ def test_a_pair_waits_stopped_and_works_when_thawed(api: str) -> None:
         members = psutil.Process().children()
         assert [member.status() for member in members] == [psutil.STATUS_STOPPED] * 2
         waiting.thaw()
-        assert len(waiting.ask(SMALL, "seed", 0.0).seconds) == 3
+        assert len(waiting.ask(SMALL, "seed", 0.0).values) == 3
         waiting.freeze()
         assert [member.status() for member in members] == [psutil.STATUS_STOPPED] * 2
 
