@@ -304,19 +304,29 @@ class Node:
         member = self.members.members.get(worker)
         if member is not None and member.incarnation != incarnation:
             return []  # one that has a successor already
-        if self.members.closing:
-            self.delivery.drop(worker)  # nobody is told of a loss any more
-            if member is not None:  # but what it held until now is not waited for
-                self._gone[worker] = Gone(member, True, reason)
-                self.leaks += self.rrefs.held_by(worker)
-                effects, outbox, _ = self.rrefs.lost(worker, incarnation)
-                return self._after(effects, [(to, message) for to, message in outbox if to != worker])
+        if self.members.closing and member is not None:
+            self.delivery.drop(worker)  # nobody is told of a loss any more; but what it held is not waited for
+            self._gone[worker] = Gone(member, True, reason)
+            self.leaks += self.rrefs.held_by(worker)
+            effects, outbox, _ = self.rrefs.lost(worker, incarnation)
+            return self._after(effects, [(to, message) for to, message in outbox if to != worker])
         outcome = self.members.lost(worker, reason)
         if member is None:
-            self.members.never(worker, incarnation)
-        if self.members.ended or self.members.leaving or (member is None and self.delivery.pair(worker, incarnation)):
+            return self._after(*outcome) + self._never_came(worker, incarnation, reason)
+        if self.members.ended or self.members.leaving:
             self.delivery.drop(worker)
         return self._after(*outcome)
+
+    def _never_came(self, worker: int, incarnation: int, reason: str) -> Effects:
+        """One is gone that is no member as far as is known here: what it has begun ends, what it still says comes late.
+
+        It may have spoken before the View that names it, or asked to be let in.
+        """
+        self.members.never(worker, incarnation)
+        gone = self._gone.get(worker)
+        if gone is not None and not newer(incarnation, gone.member.incarnation):
+            return []
+        return self._left(Gone(m.Member(worker, self.name(worker), incarnation, ""), True, reason))
 
     def broken(self, worker: int, incarnation: int, reason: str) -> Effects:
         """The connection to a member has ended, but it may come back: calls in flight fail, all else waits."""

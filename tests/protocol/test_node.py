@@ -58,6 +58,53 @@ def test_last_words_of_a_lost_member_are_not_heard(node: Node) -> None:
     assert not any(node.tables().values())
 
 
+@pytest.fixture
+def newcomer() -> Node:
+    """Worker 1, which has asked to be let in, and heard from another before any View has come."""
+    node = Node(MEMBERS[1], None)
+    node.start()
+    node.handle(2, 0, m.Create(7, RREF, FORK, "f", None, (), None, m.EMPTY), 0.0)
+    assert node.tables()["owned"]
+    return node
+
+
+@pytest.mark.parametrize("leader_first", [False, True])
+def test_a_member_that_is_lost_before_it_is_known_here_leaves_nothing(newcomer: Node, leader_first: bool) -> None:
+    for gone in (0, 2) if leader_first else (2, 0):
+        newcomer.lost(gone, 0, "killed")
+    assert not any(newcomer.tables().values()) and not newcomer.delivery.left()
+    assert newcomer.handle(2, 1, m.ForkRequest(RREF, FORK), 0.0) == []
+    assert not any(newcomer.tables().values())
+
+
+def test_rrefs_of_one_that_is_lost_before_it_is_known_here_are_lost(newcomer: Node) -> None:
+    newcomer.lost(2, 0, "killed")
+    fork = m.Fork(Id(2, 5), 2, Id(3, 6), 3, "", 0)
+    effects = newcomer.handle(3, 0, m.Call(1, "f", None, (fork,), None, m.EMPTY), 0.0)
+    assert OwnerLost(fork.rref) in effects and not newcomer.tables()["users"]
+
+
+def test_one_that_is_lost_before_it_is_known_here_may_still_be_in_the_view_to_come(newcomer: Node) -> None:
+    newcomer.lost(2, 0, "killed")
+    newcomer.handle(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
+    assert [send.to for send in newcomer.send(2, NOTICE) if isinstance(send, Send)] == [2]
+    lose(newcomer, 2)
+    assert not newcomer.delivery.pair(2, 0)
+
+
+def test_who_asked_to_be_let_in_and_died_is_not_answered() -> None:
+    leader = Node(MEMBERS[0], None)
+    leader.start()
+    second, third = (MEMBERS[2]._replace(incarnation=life) for life in (1, 2))
+    leader.lost(2, 1, "killed")
+    leader.lost(2, 0, "killed before, and told late")
+    for seq, join in (0, m.Join(MEMBERS[2], None)), (FROM_SUCCESSOR, m.Join(second, None)):
+        assert leader.handle(2, seq, join, 0.0) == []
+    assert 2 not in leader.members.members and not leader.delivery.left()
+    assert leader.handle(2, 2 * FROM_SUCCESSOR, m.Join(third, None), 0.0)
+    assert leader.members.members[2] == third
+
+
 def succeed(node: Node, number: int) -> None:
     """Worker 2 has been started again."""
     successor = MEMBERS[2]._replace(incarnation=1)

@@ -43,12 +43,15 @@ def test_rrefs_where_messages_are_lost(seed: int, size: int, actions: int, cuts:
     Sharing(seed, size, lossy).run(actions, min(deaths, size - 1), cuts)
 
 
-@given(seeds, st.integers(2, 4), st.integers(1, 50), st.integers(1, 3), st.booleans(), st.integers(0, 2))
-@examples(300)
+@given(
+    seeds, st.integers(2, 4), st.integers(1, 50), st.integers(1, 3), st.booleans(), st.integers(0, 2), st.integers(0, 1)
+)
+@examples(500)
 def test_rrefs_where_members_are_started_again(
-    seed: int, size: int, actions: int, restarts: int, lossy: bool, cuts: int
+    seed: int, size: int, actions: int, restarts: int, lossy: bool, cuts: int, deaths: int
 ) -> None:
-    Sharing(seed, size, lossy).run(actions, 0, cuts, restarts)
+    """Also where one dies for good, perhaps the leader: then nobody is started any more."""
+    Sharing(seed, size, lossy).run(actions, deaths, cuts, restarts)
 
 
 # -- contexts
