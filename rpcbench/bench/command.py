@@ -68,8 +68,10 @@ def chosen(plan: Plan, only: Sequence[str]) -> list[str]:
 
 def run_soak(*, quick: bool) -> None:
     """Print memory after each round of the soak. RpcError where a process has grown, or a table is not empty."""
-    readings = soak.soak(soak.Plan(calls=2000, rrefs=300, rounds=4) if quick else soak.Plan())
-    Console().print(soak.as_table(readings))
+    plan = soak.Plan(calls=2000, rrefs=300, rounds=4) if quick else soak.Plan()
+    readings = soak.soak(plan)
+    Console().print(soak.as_table(readings, plan))
     grown = {name: more for name, more in soak.growth(readings).items() if more > soak.SLACK}
     if grown:
-        raise RpcError(", ".join(f"{name} has grown by {more / 2**20:.1f} MB" for name, more in grown.items()))
+        told = ", ".join(f"{name} by {more / 2**20:.1f} MB" for name, more in grown.items())
+        raise RpcError(f"in the last third of the calls still grew: {told}")

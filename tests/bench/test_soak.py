@@ -17,7 +17,7 @@ _kept: list[object] = []
 def test_a_small_soak_is_quiet_after_each_round(no_leaks: None, capsys: pytest.CaptureFixture[str]) -> None:
     readings = soak.soak(Plan(calls=300, rrefs=60, rounds=3))
     assert [list(found) for found in readings] == [["notebook", "worker1", "worker2", "worker3"]] * 3
-    assert all(reading.rows == 0 < reading.uss <= reading.rss for found in readings for reading in found.values())
+    assert all(reading.rows == 0 < reading.own <= reading.rss for found in readings for reading in found.values())
 
 
 @pytest.mark.process
@@ -32,14 +32,30 @@ def _keep(rref: RRef[list[int]]) -> None:
     _kept.append(rref)
 
 
-def test_who_grows_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_still_grows_in_the_end_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     flat = Reading(9 << 20, 5 << 20, 0)
-    readings = [{"a": flat, "b": flat._replace(uss=(5 + n) << 20)} for n in range(9)]
-    assert growth(readings) == {"a": 0, "b": 6 << 20} and SLACK < 6 << 20, "the first rounds fill caches"
+    filled, leaking = ([flat._replace(own=(5 + n) << 20) for n in grown] for grown in ([0, 4, 6, 7, 7, 7], range(6)))
+    readings = [{"a": flat, "b": b, "c": c} for b, c in zip(filled, leaking, strict=True)]
+    assert growth(readings) == {"a": 0, "b": 0, "c": 2 << 20} and SLACK < 2 << 20
     monkeypatch.setattr(soak, "soak", lambda plan: readings)
-    with pytest.raises(RpcError, match=r"^b has grown by 6\.0 MB$"):
+    with pytest.raises(RpcError, match=r"still grew: c by 2\.0 MB$"):
         command.run_soak(quick=True)
-    assert "9.0 / 5.0" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "9.00 / 5.00" in shown and "+30.000" in shown, "2 MB in 667 of 2000 calls"
     monkeypatch.setattr(soak, "soak", lambda plan: [{"a": flat}] * 9)
     command.run_soak(quick=True)
     assert current.find() is None
+
+
+@pytest.mark.process
+def test_what_each_call_leaves_behind_is_found(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "_call", lambda cluster, count: cluster.rpc_sync("worker2", _keep_more, (count,)))
+    grown = growth(soak.soak(Plan(calls=3 * 30_000, rrefs=0, rounds=3)))
+    assert grown["worker2"] > SLACK > max(grown["worker1"], grown["worker3"])
+
+
+def _keep_more(count: int) -> None:
+    """As much as `count` calls take where each of them leaves a tuple."""
+    _kept.append([(number,) for number in range(count)])
