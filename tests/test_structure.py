@@ -200,6 +200,27 @@ def _loads(tree: ast.Module) -> Iterator[int]:
                     yield node.lineno
 
 
+def waiting_locked(root: Path) -> list[str]:
+    """Events, and conditions that are entered by themselves and not by a lock: Ctrl-C can leave them locked.
+
+    `words.changes` has others.
+    """
+    return [
+        f"{name}:{line} waits by threading.{kind}"
+        for name, module in modules(root).items()
+        for kind, line in _waits(module.tree)
+    ]
+
+
+def _waits(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="threading"), attr="Condition"), args=[ast.Attribute()]):
+                pass
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="threading"), attr="Condition" | "Event" as kind)):
+                yield kind, node.lineno
+
+
 def missing_exports(root: Path) -> list[str]:
     """Modules that cannot be imported alone, and names in `__all__` that are not there or stand there twice."""
     script = f"""
@@ -230,7 +251,9 @@ def _python(root: Path, script: str) -> str:
 
 
 Rule = Callable[[Path], list[str]]
-RULES: list[Rule] = [upward, circles, impure, impure_when_loaded, too_long, headless, unpickling, missing_exports]
+RULES: list[Rule] = [
+    upward, circles, impure, impure_when_loaded, too_long, headless, unpickling, waiting_locked, missing_exports
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -268,6 +291,8 @@ CASES: list[tuple[Rule, dict[str, str], str]] = [
     (unpickling, {"rpc/a.py": "import pickle as p\np.loads(b'')"}, "rpc.a:2 unpickles"),
     (unpickling, {"rpc/a.py": "from cloudpickle import loads"}, "rpc.a:1 unpickles"),
     (unpickling, {"rpc/a.py": "import torch\ntorch.load"}, "rpc.a:2 unpickles"),
+    (waiting_locked, {"rpc/a.py": "import threading\nthreading.Event()"}, "rpc.a:2 waits by threading.Event"),
+    (waiting_locked, {"rpc/a.py": "import threading\nthreading.Condition()"}, "rpc.a:2 waits by threading.Condition"),
     (missing_exports, {"rpc/a.py": "__all__ = ['gone']"}, "rpc.a.gone: AttributeError"),
     (missing_exports, {"rpc/a.py": "x = 1\n__all__ = ['x', 'x']"}, "stands twice"),
     (missing_exports, {"rpc/a.py": "import no_such_module"}, "rpc.a: ModuleNotFoundError"),

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from rpcbench.words.changes import Flag
 from rpcbench.words.events import Event, Row, Table, Tables
 
 CAPACITY = 20_000
@@ -19,7 +20,7 @@ CAPACITY = 20_000
 class Bus:
     def __init__(self) -> None:
         self.listening = False
-        self.filled = threading.Event()  # there are events to drain
+        self.filled = Flag()  # there are events to drain
         self._lock = threading.Lock()
         self._ring: collections.deque[Event] = collections.deque()
         self._seq = 0

@@ -40,6 +40,7 @@ from rpcbench.transport.host import host_id
 from rpcbench.transport.memory import MemoryConnection
 from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
+from rpcbench.words.changes import Flag
 from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, UNSET_TIMEOUT, WorldConfig
 from rpcbench.words.errors import NotConnectedError, RpcError, ShutdownError, WorkerLostError
 from rpcbench.words.events import Tables
@@ -67,7 +68,7 @@ class Agent:
         self.asynchronous: set[tuple[int, int]] = set()  # (caller, call) whose function has returned a Future
         self.on_end: list[Job] = []
         self.on_long_wait: Callable[[float], object] = lambda seconds: None  # called by the thread that waits
-        self.complete, self.closing = threading.Event(), threading.Event()
+        self.complete, self.closing = Flag(), Flag()
         self.bus = Bus()
         self._refusal: str | None = None
         self._parts: dict[Any, Any] = {}
@@ -156,7 +157,7 @@ class Agent:
 
     def _flush(self) -> None:
         """Wait until the others have what was sent: nobody sends it again once this agent has stopped."""
-        arrived = threading.Event()
+        arrived = Flag()
         self.machine.feed(lambda node: node.flush(arrived.set))
         arrived.wait(FLUSH_SECONDS)
 

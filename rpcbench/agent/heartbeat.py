@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from rpcbench.agent.peers import Peers
 from rpcbench.protocol.life import Life, Sound, Verdict
+from rpcbench.words.changes import Flag
 from rpcbench.words.config import WorldConfig
 
 
@@ -24,7 +25,7 @@ class Heartbeat:
         self._peers = peers
         self._clock = clock
         self._judged = judged
-        self._stop = threading.Event()
+        self._stop = Flag()
         self._thread = threading.Thread(target=self._run, name=f"rpcbench-{config.name}-heartbeat", daemon=True)
 
     def start(self) -> None:

@@ -28,6 +28,7 @@ from rpcbench.transport.host import host_id
 from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import Frame, Limits
+from rpcbench.words.changes import Flag
 from rpcbench.words.config import HANDSHAKE_SECONDS, WorldConfig
 from rpcbench.words.errors import NotConnectedError, ProtocolError, RpcError
 
@@ -55,7 +56,7 @@ class Peers:
         self._told = told
         self._limits = Limits()
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
+        self._stopped = Flag()
         self._threads: list[threading.Thread] = []
 
     @property

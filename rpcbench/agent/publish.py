@@ -14,6 +14,7 @@ from typing import Any
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import GONE
+from rpcbench.words.changes import Flag
 
 WATCH, TELEMETRY = "watch", "telemetry"
 PERIOD = 0.1
@@ -26,7 +27,7 @@ class Publisher:
         self._lock = threading.Lock()
         self._watchers: set[int] = set()
         self._thread: threading.Thread | None = None
-        self._pause = threading.Event()
+        self._pause = Flag()
         agent.on_notice(WATCH, self._asked)
         agent.on_member(lambda kind, who, reason: self._remove(who.id) if kind in GONE else None)
 

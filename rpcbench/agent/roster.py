@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from rpcbench.agent.machine import Machine
 from rpcbench.agent.pool import Job
 from rpcbench.protocol.effects import Gone
 from rpcbench.wire.messages import Member, Report
+from rpcbench.words.changes import Changes
 from rpcbench.words.errors import RpcError, UnknownWorkerError, WorkerLostError, never_ran
 from rpcbench.words.ids import check_name
 
@@ -50,8 +50,7 @@ class Roster:
         self._found: dict[str | int, WorkerInfo] = {}  # until somebody comes or goes
         self._gone: dict[int, tuple[str, str]] = {}  # id → name and reason
         self._watchers: list[MemberHandler] = []
-        self._lock = threading.Lock()  # a plain one, as Ctrl-C can leave a Condition locked for ever
-        self._changed = threading.Condition(self._lock)
+        self._changes = Changes()
 
     def all(self) -> list[WorkerInfo]:
         members = self._machine.ask(lambda node: list(node.members.members.values()))
@@ -102,8 +101,7 @@ class Roster:
         RpcError after `timeout` seconds, or where the world has ended; it names who came and, as far as it is known,
         who is missing.
         """
-        with self._lock:
-            self._changed.wait_for(lambda: len(self.all()) >= count or 0 in self._gone, timeout)
+        self._changes.wait_for(lambda: len(self.all()) >= count or 0 in self._gone, timeout)
         if len(self.all()) < count:
             raise RpcError(f"{self._me} waited {timeout:g} s for {count} members, but {self.census()}")
 
@@ -141,7 +139,6 @@ class Roster:
     def _tell(self, kind: str, member: Member, reason: str) -> None:
         self._found = {}
         info = WorkerInfo._make((member.name, member.id))
-        with self._lock:
-            self._changed.notify_all()
+        self._changes.tell()
         for watcher in self._watchers:
             self._spawn(partial(watcher, kind, info, reason))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from rpcbench.agent.deadlines import Deadlines
+from rpcbench.words.changes import Changes
 from rpcbench.words.config import UNSET_TIMEOUT
 from rpcbench.words.futures import Answer, Future, Later
 from rpcbench.words.ids import Counter
@@ -26,8 +26,7 @@ class Waiting:
         self._cancel = cancel
         self._on_long = on_long
         self._numbers = Counter(first)
-        self._idle = threading.Condition(threading.Lock())
-        self._patient = 0  # threads that wait until no call waits
+        self._idle = Changes()
         self._futures: dict[int, Future[Any]] = {}
 
     def new(self) -> tuple[int, Future[Any]]:
@@ -42,9 +41,8 @@ class Waiting:
         nobody asks for it."""
         self.deadlines.clear(number)
         future = self._futures.pop(number, None)
-        if self._patient and not self._futures:
-            with self._idle:
-                self._idle.notify_all()
+        if not self._futures:
+            self._idle.tell()
         if future is not None:
             future.deliver(answer, self._later, lazy)
 
@@ -64,13 +62,8 @@ class Waiting:
 
     def settle(self, timeout: float | None) -> int:
         """Wait until no call waits, `timeout` seconds at most; how many still do."""
-        with self._idle:
-            self._patient += 1  # first, as who ends the last call may look before or after this thread does
-            try:
-                self._idle.wait_for(lambda: not self._futures, timeout)
-            finally:
-                self._patient -= 1
-            return len(self._futures)
+        self._idle.wait_for(lambda: not self._futures, timeout)
+        return len(self._futures)
 
 
 def label_of(function: Any) -> str:

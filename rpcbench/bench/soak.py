@@ -3,19 +3,19 @@
 Work comes in equal rounds. After each all must be quiet: then no table may hold a row, and memory is read, after a
 garbage collection. What counts is the last third of the rounds: a leak goes on at its pace, while caches have filled.
 Two things that look like leaks are kept out of it
-- Workers run without the caches that glibc's malloc keeps for each thread: they fill for hours, as one call in many is
-  the first to take some size on some thread.
+- The program runs without the caches that glibc's malloc keeps for each thread: they fill for hours, as now and then a
+  thread takes some size for the first time.
 - Memory is counted whether or not it is still shared with the process that the worker was forked from: a page of that
   becomes the worker's own when a count of references in it changes, and nothing has grown.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
+import platform
+import sys
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import psutil
@@ -51,31 +51,22 @@ class Reading(NamedTuple):
     rows: int
 
 
+def without_caches() -> None:
+    """Begin this program anew, with a malloc that keeps nothing for its threads, unless it has one already."""
+    if platform.libc_ver()[0] == "glibc" and _NO_CACHES not in os.environ.get("GLIBC_TUNABLES", ""):
+        tunables = ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), _NO_CACHES)))
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "GLIBC_TUNABLES": tunables})
+
+
 def soak(plan: Plan) -> list[dict[str, Reading]]:
     """The readings of all processes after each round, by name. RpcError where it does not become quiet."""
     readings = []
-    with _without_caches():
-        cluster = Cluster(WORKERS)
-    with cluster:
+    with Cluster(WORKERS) as cluster:
         for _ in range(plan.rounds):
             _call(cluster, plan.calls // plan.rounds)
             _share(cluster, plan.rrefs // plan.rounds)
             readings.append(_read(cluster))
     return readings
-
-
-@contextlib.contextmanager
-def _without_caches() -> Iterator[None]:
-    """Processes that are started inside have malloc keep nothing for their threads."""
-    before = os.environ.get("GLIBC_TUNABLES")
-    os.environ["GLIBC_TUNABLES"] = f"{before}:{_NO_CACHES}" if before else _NO_CACHES
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["GLIBC_TUNABLES"]
-        else:
-            os.environ["GLIBC_TUNABLES"] = before
 
 
 def _call(cluster: Cluster, count: int) -> None:

@@ -115,9 +115,10 @@ def _secret(options: argparse.Namespace) -> None:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    from rpcbench.bench import command
+    from rpcbench.bench import command, soak
 
     if options.soak:
+        soak.without_caches()
         command.run_soak(quick=options.quick)
         return
     seed = random.randrange(1 << 32) if options.seed is None else options.seed

@@ -13,7 +13,6 @@ import atexit
 import secrets
 import signal
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -31,6 +30,7 @@ from rpcbench.rpc.rref import RRef
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.wire.devices import Name
+from rpcbench.words.changes import Changes
 from rpcbench.words.config import DEFAULT_TIMEOUT, NOTEBOOK, UNSET_TIMEOUT, WorldConfig
 from rpcbench.words.errors import RpcError, UnknownWorkerError
 from rpcbench.words.futures import Future, wait_all
@@ -79,7 +79,8 @@ class Cluster:
         self._handles: dict[str, Handle] = {}
         self._incarnations: dict[str, int] = {}
         self._oom_kills: dict[str, int] = {}  # when each worker was started
-        self._changed = threading.Condition()
+        self._changes = Changes()
+        self._ending = threading.Lock()
         self._using: ExitStack | None = None
         self._ended = False
         self.agent.owner = self
@@ -129,7 +130,7 @@ class Cluster:
 
     def shutdown(self) -> None:
         """End all workers and remove all files. Idempotent."""
-        with self._changed:
+        with self._ending:
             if self._ended:
                 return
             self._ended = True
@@ -212,23 +213,23 @@ class Cluster:
         self._await(lambda: not set(names) & set(self.workers), [], f"{', '.join(names)} to leave")
 
     def _await(self, done: Callable[[], bool], handles: Sequence[Handle], what: str) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        with self._changed:
-            while not done():
-                for handle in handles:
-                    if (status := handle.poll()) is not None:
-                        ending = _ending(status)
-                        raise RpcError(f"{handle.name} ended ({ending}) before it could serve:\n{handle.last_words()}")
-                if not self._changed.wait(deadline - time.monotonic()):
-                    raise RpcError(f"waited {START_SECONDS:g} s in vain for {what}")
+        def reached() -> bool:
+            if done():
+                return True
+            for handle in handles:
+                if (status := handle.poll()) is not None:
+                    ending = _ending(status)
+                    raise RpcError(f"{handle.name} ended ({ending}) before it could serve:\n{handle.last_words()}")
+            return False
+
+        if not self._changes.wait_for(reached, START_SECONDS):
+            raise RpcError(f"waited {START_SECONDS:g} s in vain for {what}")
 
     def _exited(self, handle: Handle, status: int) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        self._changes.tell()
 
     def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        self._changes.tell()
 
     def _obituary(self, name: str, reason: str) -> str:
         """Why a worker's connection ended, as far as its process knows."""

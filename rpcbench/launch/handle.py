@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from rpcbench.launch.base import ExitCallback
+from rpcbench.words.changes import Flag
 from rpcbench.words.errors import RpcError
 
 _LAST_LINES = 20
@@ -29,8 +29,8 @@ class ProcessHandle:
         self.log = log
         self._send_signal = send_signal
         self._on_exit = on_exit
-        self._answered = threading.Event()
-        self._ended = threading.Event()
+        self._answered = Flag()
+        self._ended = Flag()
         self._pid: int | None = None
         self._error: RpcError | None = None
         self._status: int | None = None

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TextIO
 
+from rpcbench.words.changes import Changes
 from rpcbench.words.errors import RpcError
 
 GATHER_SECONDS = 0.01
@@ -56,7 +57,8 @@ class Outbox:
         self._key: CellKey | None = None
         self._live: CellKey | None = None
         self._count = 0
-        self._shown = threading.Condition()
+        self._lock = threading.Lock()
+        self._shown = Changes()
         self._shown_count = 0
         threading.Thread(target=self._send_for_ever, name="rpcbench-outbox", daemon=True).start()
 
@@ -86,10 +88,10 @@ class Outbox:
 
     def shown(self, asker: int, notice: Notice) -> None:
         """The asker has shown this many notices of its cell. On a pool thread."""
-        with self._shown:
+        with self._lock:
             if self._live == (asker, notice["cell"]):
                 self._shown_count = notice["shown"]
-                self._shown.notify()
+        self._shown.tell()
 
     def _put(self, item: _Item) -> None:
         self._queue.put(item)
@@ -124,7 +126,7 @@ class Outbox:
             self._deliver(key, kind, content)
 
     def _begin(self, key: CellKey | None) -> None:
-        with self._shown:
+        with self._lock:
             self._live, self._count, self._shown_count = key, 0, 0
 
     def _deliver(self, key: CellKey, kind: str, content: str) -> None:
@@ -143,8 +145,7 @@ class Outbox:
 
     def _number(self, key: CellKey, kind: str, content: str) -> None:
         number, self._count = self._count, self._count + 1
-        with self._shown:
-            self._shown.wait_for(lambda: number - self._shown_count < WINDOW, _SILENCE_SECONDS)
+        self._shown.wait_for(lambda: number - self._shown_count < WINDOW, _SILENCE_SECONDS)
         self._notify(key.asker, {"cell": key.number, "n": number, "kind": kind, "content": content})
 
     def _log(self, kind: str, text: str) -> None:

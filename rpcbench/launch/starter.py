@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle, tail
 from rpcbench.transport.rundir import RunDirectory
+from rpcbench.words.changes import Changes
 from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import RpcError, ShutdownError
 
@@ -49,7 +50,8 @@ class Starter:
         self._home = RunDirectory()
         self._log = self._home.path / "starter.err"
         self._numbers = itertools.count()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changes = Changes()
         self._handles: dict[int, ProcessHandle] = {}
         self._loaded: dict[str, int] = {}
         self._lost = ""
@@ -115,21 +117,21 @@ class Starter:
         self._send(leave=str(directory))
         if threading.current_thread() is self._reader:
             return
-        with self._changed:
-            left = self._changed.wait_for(lambda: self._lost or not self._working_for(directory), _CLOSE_SECONDS)
+        left = self._changes.wait_for(lambda: not self._working_for(directory), _CLOSE_SECONDS)
         if not left:
             self._process.kill()
         if not left or self._lost:
             self._reader.join(_CLOSE_SECONDS)
 
     def _working_for(self, directory: Path) -> bool:
-        return any(handle.log.parent == directory for handle in self._handles.values())
+        with self._lock:
+            return any(handle.log.parent == directory for handle in self._handles.values())
 
     def _enter(self, name: str, directory: Path, on_exit: ExitCallback | None) -> tuple[int, ProcessHandle]:
         number = next(self._numbers)
         log = directory / f"{name}.log"
         handle = ProcessHandle(name, log, lambda which: self._send(signal=which, to=number), on_exit)
-        with self._changed:
+        with self._lock:
             if not self._lost:
                 self._handles[number] = handle
                 return number, handle
@@ -176,17 +178,17 @@ class Starter:
                 self._forget(number)
 
     def _forget(self, number: int) -> None:
-        with self._changed:
+        with self._lock:
             del self._handles[number]
-            self._changed.notify_all()
+        self._changes.tell()
 
     def _end(self) -> None:
         """The starter has gone, and its workers with it: tell all who wait."""
         lost = self._obituary()
-        with self._changed:
+        with self._lock:
             self._lost = lost
             left, self._handles = self._handles, {}
-            self._changed.notify_all()
+        self._changes.tell()
         self._requests.put(None)
         for handle in left.values():
             if handle.has_begun:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
 from rpcbench.notebook.relay import Inbox, Relay
 from rpcbench.notebook.screen import Pane, Screen
 from rpcbench.notebook.tracebacks import Failed, interrupted
+from rpcbench.words.changes import Flag
 from rpcbench.words.errors import RemoteError, SerializationError
 from rpcbench.words.ids import Counter
 
@@ -67,7 +67,7 @@ class _Part:
         self.values: Values = {}
         self.error: Exception | None = None
         self.asked = False
-        self.replied = threading.Event()
+        self.replied = Flag()
 
     def settle(self, answer: Callable[[], Values]) -> None:
         """The reply is here, or never will be."""
@@ -96,7 +96,7 @@ class _Part:
         return Failed(self.member.name, self.error, end.traceback if end else [], stopped)
 
 
-def _wait(event: threading.Event, deadline: float) -> bool:
+def _wait(event: Flag, deadline: float) -> bool:
     return event.wait(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rpcbench.agent.roster import GONE
 from rpcbench.launch.cells import OUTPUT, SHOWN
+from rpcbench.words.changes import Flag
 
 if TYPE_CHECKING:
     from rpcbench.agent.core import Agent
@@ -61,8 +62,8 @@ class Inbox:
 
     def __init__(self, pane: Pane) -> None:
         self.pane = pane
-        self.begun = threading.Event()
-        self.over = threading.Event()
+        self.begun = Flag()
+        self.over = Flag()
         self.end: End | None = None
         self.shown = 0
         self._items = InOrder()

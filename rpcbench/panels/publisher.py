@@ -22,6 +22,7 @@ from functools import partial
 from typing import Protocol
 
 from rpcbench.telemetry.views import World
+from rpcbench.words.changes import Changes
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,8 @@ class Publisher:
     def __init__(self, period: float = 0.1, heal: float = 5.0) -> None:
         self._period = period
         self._heal = heal
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changes = Changes()
         self._entries: dict[int, _Entry] = {}
         self._pushing: Viewer | None = None
         self._thread: threading.Thread | None = None
@@ -73,21 +75,22 @@ class Publisher:
         """Show `viewer` the source's world now, and again after each change. Harmless if it is open already."""
         entry = _Entry(viewer, source)
         entry.unsubscribe = source.subscribe(partial(self._wake, entry))
-        with self._changed:
-            if id(viewer) not in self._entries:
+        with self._lock:
+            new = id(viewer) not in self._entries
+            if new:
                 self._entries[id(viewer)] = entry
-                self._changed.notify_all()
                 self._start()
-                return
-        entry.unsubscribe()
+        if not new:
+            entry.unsubscribe()
+        self._changes.tell()
 
     def close(self, viewer: Viewer) -> None:
         """Stop showing: no message is sent after this, and the source is told. Harmless if it is closed already."""
-        with self._changed:
+        with self._lock:
             entry = self._entries.pop(id(viewer), None)
-            self._changed.notify_all()
-            if threading.current_thread() is not self._thread:
-                self._changed.wait_for(lambda: self._pushing is not viewer)
+        self._changes.tell()
+        if threading.current_thread() is not self._thread:
+            self._changes.wait_for(lambda: self._pushing is not viewer)
         if entry is not None:
             entry.unsubscribe()
 
@@ -99,32 +102,36 @@ class Publisher:
     def _wake(self, entry: _Entry) -> None:
         if entry.stale:  # `_next` clears it before the world is read: this change will be seen
             return
-        with self._changed:
-            entry.stale = True
-            self._changed.notify_all()
+        entry.stale = True
+        self._changes.tell()
 
     def _run(self) -> None:
         while due := self._next():
             began = time.monotonic()
             self._push(due)
-            with self._changed:
-                rest = began + self._period - time.monotonic()
-                self._changed.wait_for(lambda: not self._entries, timeout=max(0.0, rest))
+            self._changes.wait_for(lambda: not self._entries, began + self._period - time.monotonic())
 
     def _next(self) -> list[tuple[_Entry, bool]]:
         """Wait for entries with something to send, each with whether its world changed; none when no viewer is left."""
-        with self._changed:
-            while self._entries:
-                now = time.monotonic()
-                due = [(entry, entry.stale) for entry in self._entries.values() if entry.stale or entry.whole_at <= now]
-                if due:
-                    for entry, _ in due:
-                        entry.stale = False
-                    return due
-                first = min(entry.whole_at for entry in self._entries.values())
-                self._changed.wait(None if first == math.inf else first - now)
-            self._thread = None
-            return []
+        while True:
+            with self._lock:
+                entries = list(self._entries.values())
+                if not entries:
+                    self._thread = None
+                    return []
+            now = time.monotonic()
+            due = [(entry, entry.stale) for entry in entries if entry.stale or entry.whole_at <= now]
+            if due:
+                for entry, _ in due:
+                    entry.stale = False
+                return due
+            first = min(entry.whole_at for entry in entries)
+            self._changes.wait_for(partial(self._differs, entries), None if first == math.inf else first - now)
+
+    def _differs(self, entries: list[_Entry]) -> bool:
+        """Whether there is something to do since these were looked at."""
+        with self._lock:
+            return list(self._entries.values()) != entries or any(entry.stale for entry in entries)
 
     def _push(self, due: list[tuple[_Entry, bool]]) -> None:
         worlds: dict[int, World] = {}
@@ -154,15 +161,14 @@ class Publisher:
     @contextlib.contextmanager
     def _turn(self, entry: _Entry) -> Iterator[bool]:
         """Marks whose turn it is, so that `close` can wait for its end. False if it was closed meanwhile."""
-        with self._changed:
+        with self._lock:
             is_open = self._entries.get(id(entry.viewer)) is entry
             self._pushing = entry.viewer if is_open else None
         try:
             yield is_open
         finally:
-            with self._changed:
-                self._pushing = None
-                self._changed.notify_all()
+            self._pushing = None
+            self._changes.tell()
 
     def _give_up(self, entry: _Entry, error: Exception) -> None:
         logger.warning("a panel stopped", exc_info=error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from typing import Any, NamedTuple
 
+from rpcbench.words.changes import Changes
 from rpcbench.words.errors import PipelineError
 from rpcbench.words.futures import blocked
 
@@ -25,39 +26,43 @@ class Slots:
     """The slots of one worker in one pipeline. Steps are numbered upward."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changes = Changes()
         self._filled: dict[Slot, Any] = {}
         self._over = -1  # this step and all before are over
         self._aborted: dict[int, str] = {}
 
     def put(self, slot: Slot, value: Any) -> None:
-        with self._changed:
+        with self._lock:
             if slot.step > self._over and slot.step not in self._aborted:
                 self._filled[slot] = value
-                self._changed.notify_all()
+        self._changes.tell()
 
     def take(self, slot: Slot) -> Any:
         """What the neighbour has put there, waited for. PipelineError where the step is aborted."""
-        with self._changed:
-            if slot not in self._filled and slot.step not in self._aborted:
-                with blocked():
-                    self._changed.wait_for(lambda: slot in self._filled or slot.step in self._aborted)
+        if not self._decided(slot):
+            with blocked():
+                self._changes.wait_for(lambda: self._decided(slot))
+        with self._lock:
             if slot.step in self._aborted:
                 raise PipelineError(f"step {slot.step} was aborted: {self._aborted[slot.step]}")
             return self._filled.pop(slot)
 
+    def _decided(self, slot: Slot) -> bool:
+        return slot in self._filled or slot.step in self._aborted
+
     def abort(self, step: int, reason: str) -> None:
         """Nobody shall wait for this step any more."""
-        with self._changed:
+        with self._lock:
             if step > self._over:
                 self._aborted[step] = reason
             dropped = self._drop(step)
-            self._changed.notify_all()
+        self._changes.tell()
         del dropped
 
     def finish(self, step: int) -> None:
         """The step is over on this worker."""
-        with self._changed:
+        with self._lock:
             self._over = max(self._over, step)
             self._aborted.pop(step, None)
             dropped = self._drop(step)
@@ -68,5 +73,5 @@ class Slots:
         return [self._filled.pop(slot) for slot in list(self._filled) if slot.step <= step]
 
     def __len__(self) -> int:
-        with self._changed:
+        with self._lock:
             return len(self._filled)

@@ -6,12 +6,12 @@ every owner is left with nothing. What is left is a leak.
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.protocol.node import Node
+from rpcbench.words.changes import Flag
 from rpcbench.words.errors import RpcError
 
 _PATIENCE = timedelta(seconds=100)
@@ -35,7 +35,7 @@ def _counts(node: Node) -> dict[str, str]:
 def _delete_all_user_and_unforked_owner_rrefs(timeout: timedelta = _PATIENCE) -> None:
     """Let go of all RRefs used here; returns when none is used or owned here any more, or after `timeout`."""
     agent = current.current()
-    empty = threading.Event()
+    empty = Flag()
 
     def watch(node: Node) -> bool:
         node.rrefs.on_empty = empty.set

@@ -16,6 +16,7 @@ from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from rpcbench.words.changes import Flag
 from rpcbench.words.errors import RpcError, RpcTimeoutError, ShutdownError, WorkerLostError
 from rpcbench.words.futures import blocked
 
@@ -28,7 +29,7 @@ class AllGatherStates:
 
     def __init__(self) -> None:
         self.gathered_objects: dict[str, Any] = {}
-        self.proceed_signal = threading.Event()
+        self.proceed_signal = Flag()
         self.error: Exception | None = None
 
     def end(self, objects: dict[str, Any] | Exception) -> None:

@@ -6,42 +6,55 @@ import heapq
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
+
+from rpcbench.words.changes import Changes
+
+_Job = tuple[float, int, Callable[[], None]]
+"""When, in which order, what."""
 
 
 class Later:
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._jobs: list[tuple[float, int, Callable[[], None]]] = []
+        self._lock = threading.Lock()
+        self._changes = Changes()
+        self._jobs: list[_Job] = []
         self._order = count()
         self._running = False
 
     def after(self, seconds: float, job: Callable[[], None]) -> None:
         """Run `job` when so much time has passed. It must not raise."""
-        with self._changed:
+        with self._lock:
             heapq.heappush(self._jobs, (time.monotonic() + seconds, next(self._order), job))
-            self._changed.notify()
-            if self._running:
-                return
-            self._running = True
-        threading.Thread(target=self._run, name="rpcbench-testing-later", daemon=True).start()
+            running, self._running = self._running, True
+        if running:
+            self._changes.tell()
+        else:
+            threading.Thread(target=self._run, name="rpcbench-testing-later", daemon=True).start()
 
     def clear(self) -> None:
         """What still waits is forgotten."""
-        with self._changed:
+        with self._lock:
             self._jobs.clear()
-            self._changed.notify()
+        self._changes.tell()
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
             job()
 
     def _next(self) -> Callable[[], None] | None:
-        with self._changed:
-            while self._jobs:
-                wait = self._jobs[0][0] - time.monotonic()
-                if wait <= 0:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._running = False
+                    return None
+                first = self._jobs[0]
+                if first[0] <= time.monotonic():
                     return heapq.heappop(self._jobs)[2]
-                self._changed.wait(wait)
-            self._running = False
-            return None
+            self._changes.wait_for(partial(self._has_gone, first), first[0] - time.monotonic())
+
+    def _has_gone(self, first: _Job) -> bool:
+        """Whether this is not the first any more."""
+        with self._lock:
+            return self._jobs[:1] != [first]

@@ -10,7 +10,8 @@ import contextlib
 import errno
 import logging
 import socket
-import threading
+
+from rpcbench.words.changes import Flag
 
 _PAUSE = 0.2
 """Seconds until the next try: nothing announces a descriptor that is free again."""
@@ -23,7 +24,7 @@ class SocketListener:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._closed = threading.Event()
+        self._closed = Flag()
         self._short = False
 
     def accept(self) -> socket.socket | None:

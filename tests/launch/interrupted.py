@@ -1,4 +1,5 @@
-"""A driver for Ctrl-C: `once` waits for one in a call that would never end, `often` gets hundreds while it calls."""
+"""A driver for Ctrl-C: `once` waits for one in a call that would never end; `often` gets hundreds while it calls, and
+`waiting` while it waits for workers."""
 
 from __future__ import annotations
 
@@ -49,6 +50,21 @@ def often(cluster: rpcbench.Cluster, sign: str) -> None:
         assert time.monotonic() < deadline, left
         time.sleep(0.02)
     print("nothing left after", rounds, "rounds", flush=True)
+
+
+def waiting(cluster: rpcbench.Cluster, sign: str) -> None:
+    """Waits for workers, cut by Ctrl-C at any place: those who come later are heard of all the same."""
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    chance = random.Random(7)
+    for wait in (lambda: cluster._await(lambda: False, [], "nothing"), lambda: cluster.wait_for(2)) * 500:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 1e-6 + chance.random() * 1e-4, 2)
+            wait()
+        except KeyboardInterrupt:
+            pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    cluster.restart("worker1")
+    print("usable", cluster.rpc_sync("worker1", max, (1, 2)), flush=True)
 
 
 def _left(tables: Tables) -> Tables:

@@ -221,6 +221,13 @@ def test_ctrl_c_at_any_moment_tears_nothing(no_leaks: None) -> None:
     assert done.stdout.startswith("nothing left after") and done.returncode == 0, done.stderr
 
 
+def test_ctrl_c_at_any_moment_of_a_wait_for_workers_leaves_nothing_locked(no_leaks: None) -> None:
+    script = Path(__file__).with_name("interrupted.py")
+    command = [sys.executable, str(script), "waiting", ""]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.returncode) == ("usable 2\n", 0), done.stderr
+
+
 # -- ends
 def test_shutdown_leaves_nothing(no_leaks: None) -> None:
     made = rpcbench.Cluster(1)

@@ -1,0 +1,64 @@
+"""Waiting for what other threads bring about, in a way that Ctrl-C cannot break.
+
+`threading.Condition` and `Event` take a lock in Python code: a KeyboardInterrupt between two of its bytecodes leaves it
+locked for ever, and then whoever tells of a change hangs. Here nobody holds a lock. Guarantees
+- `tell` and `set` never block, whatever became of those who wait; finalizers and signal handlers may call them, too.
+- No change is missed: who waits looks only after it has asked to be woken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+
+class Changes:
+    """Wakes those who wait for something to become true. What that is needs a lock of its own, if any."""
+
+    def __init__(self) -> None:
+        self._bells: list[threading.Lock] = []  # of those who wait, each held until it rings
+
+    def tell(self) -> None:
+        """All who wait look again."""
+        for bell in self._bells[:]:
+            with contextlib.suppress(RuntimeError):  # it has rung already
+                bell.release()
+
+    def wait_for(self, reached: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Until `reached()`, and no longer than `timeout` seconds; whether it was. Ctrl-C ends the wait."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            bell = threading.Lock()
+            bell.acquire()
+            self._bells.append(bell)
+            try:
+                if reached():
+                    return True
+                if not bell.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+                    return reached()
+            finally:
+                self._bells.remove(bell)
+
+
+class Flag:
+    """As `threading.Event`."""
+
+    def __init__(self) -> None:
+        self._set = False
+        self._changes = Changes()
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+        self._changes.tell()
+
+    def clear(self) -> None:
+        self._set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until it is set, and no longer than `timeout` seconds; whether it is."""
+        return self._set or self._changes.wait_for(self.is_set, timeout)
