@@ -42,7 +42,7 @@ from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
 from rpcbench.words.changes import Flag
 from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, UNSET_TIMEOUT, WorldConfig
-from rpcbench.words.errors import NotConnectedError, RpcError, ShutdownError, WorkerLostError
+from rpcbench.words.errors import IncompleteWorldError, NotConnectedError, RpcError, ShutdownError, WorkerLostError
 from rpcbench.words.events import Tables
 from rpcbench.words.futures import Future, blocked
 from rpcbench.words.ids import COUNTER_BITS, Id
@@ -122,7 +122,7 @@ class Agent:
             self.machine.feed(lambda node: node.start())
         if not self.complete.wait(max(0.0, deadline - self._link.clock())):
             size = self.config.world_size
-            raise RpcError(f"{self.name} waited for a world of {size} workers, but {self.roster.census()}")
+            raise IncompleteWorldError(f"{self.name} waited for a world of {size} workers, but {self.roster.census()}")
         if self._refusal is not None:
             raise RpcError(f"{self.name} may not join: {self._refusal}")
 

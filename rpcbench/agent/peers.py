@@ -30,7 +30,7 @@ from rpcbench.wire.body import Body
 from rpcbench.wire.frames import Frame, Limits
 from rpcbench.words.changes import Flag
 from rpcbench.words.config import HANDSHAKE_SECONDS, WorldConfig
-from rpcbench.words.errors import NotConnectedError, ProtocolError, RpcError
+from rpcbench.words.errors import IncompleteWorldError, NotConnectedError, ProtocolError
 
 _PAUSE = 0.05
 
@@ -113,7 +113,8 @@ class Peers:
                 return
             except NotConnectedError as error:
                 if clock() > deadline:
-                    raise RpcError(f"{self.me.name} cannot reach worker 0 of its world: {error}") from error
+                    told = f"{self.me.name} cannot reach worker 0 of its world: {error}"
+                    raise IncompleteWorldError(told) from error
                 self._stopped.wait(_PAUSE)  # nothing can tell us when member 0 begins to listen
 
     # -- making

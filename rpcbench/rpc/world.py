@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import secrets
+import socket
 import sys
 import traceback
 from typing import Any
@@ -21,6 +22,12 @@ from rpcbench.rpc.rendezvous import meet
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.base import Link
 from rpcbench.words.config import JOIN_SECONDS
+from rpcbench.words.errors import IncompleteWorldError
+
+_ONE_HOST = (
+    "All workers of this world are looked for on one host, here {!r}; those on several hosts meet at "
+    "init_method='tcp://ADDRESS:PORT', with an address of worker 0's host that the others reach"
+)
 
 
 def is_available() -> bool:
@@ -104,7 +111,13 @@ def join_world(
     threads = getattr(rpc_backend_options, "num_worker_threads", DEFAULT_NUM_WORKER_THREADS)
     url, timeout = rpc_backend_options.init_method, rpc_backend_options.rpc_timeout
     config = meet(name, url if store is None else _place_in(store, rank), rank, world_size, timeout, threads)
-    return start_agent(rpc_backend_options._completed(config), link, max(JOIN_SECONDS, timeout), [_tell_errors])
+    config = rpc_backend_options._completed(config)
+    try:
+        return start_agent(config, link, max(JOIN_SECONDS, timeout), [_tell_errors])
+    except IncompleteWorldError as error:
+        if config.leader:
+            raise
+        raise IncompleteWorldError(f"{error}. {_ONE_HOST.format(socket.gethostname())}") from error
 
 
 def _place_in(store: Store, rank: int) -> str:

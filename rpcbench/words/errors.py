@@ -14,6 +14,7 @@
         ├── DeadlockError             calls that wait for each other in a circle
         ├── CallCancelled             the caller, or Ctrl-C, gave the call up
         ├── NotConnectedError         the peer cannot be reached (yet)
+        ├── IncompleteWorldError      who belongs to a world did not come in time; the text names who did
         ├── ShutdownError             this side has stopped, or is stopping
         └── ProtocolError             a peer broke the rules: nonsense bytes, an unknown message, a wrong size
             ├── AuthenticationError   a peer that does not know the secret
@@ -118,6 +119,10 @@ class DeadlockError(RpcError):
 
 class NotConnectedError(RpcError):
     """No connection to the peer could be made."""
+
+
+class IncompleteWorldError(RpcError):
+    """A world whose members did not all come in time, or did not find worker 0."""
 
 
 class ShutdownError(RpcError):

@@ -158,6 +158,18 @@ def test_who_waits_is_freed_when_its_own_agent_stops(agents: list[Agent], on: As
         waits.result(20)
 
 
+def test_a_barrier_that_fails_is_passed_and_told_of(
+    agents: list[Agent], on: As, caplog: pytest.LogCaptureFixture
+) -> None:
+    passed = on(agents[1], api._barrier, ("worker1", "worker2"))
+    until(lambda: open_rounds(agents[1]) == 2, "the leader's round")
+    agents[2].stop()
+    assert passed.result(20) is None
+    (record,) = caplog.records
+    assert record.getMessage() == "worker1 goes on without having met all of worker1, worker2 in _barrier"
+    assert record.exc_info is not None and isinstance(record.exc_info[1], WorkerLostError)
+
+
 def test_an_agent_is_needed() -> None:
     for function in (api._all_gather, api._barrier):
         with pytest.raises(RuntimeError, match="RPC has not been initialized"):

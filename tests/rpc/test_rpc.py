@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from rpcbench.rpc import world
 from rpcbench.rpc.rendezvous import meet
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import RpcError
+from rpcbench.words.errors import IncompleteWorldError, RpcError
 
 pytestmark = pytest.mark.process
 SECONDS = 30.0
@@ -131,7 +132,7 @@ def test_a_world_of_one(alone: rpc.TensorPipeRpcBackendOptions) -> None:
 @pytest.mark.parametrize(
     ("rank", "message"),
     [
-        (0, r"rank0 waited for a world of 2 workers, but only 1 came: rank0; missing: rank 1$"),
+        (0, r"rank0 waited for a world of 2 workers, but only 1 came: rank0; missing: rank 1\. All workers"),
         (1, r"rank1 cannot reach worker 0 of its world: nobody answers at"),
     ],
 )
@@ -139,8 +140,9 @@ def test_a_world_that_stays_incomplete_is_given_up(
     alone: rpc.TensorPipeRpcBackendOptions, monkeypatch: pytest.MonkeyPatch, rank: int, message: str
 ) -> None:
     monkeypatch.setattr(world, "JOIN_SECONDS", 0.3)
-    with pytest.raises(RpcError, match=message):
+    with pytest.raises(IncompleteWorldError, match=message) as caught:
         rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2, rpc_backend_options=alone)
+    assert f"one host, here {socket.gethostname()!r}" in str(caught.value) and "'tcp://ADDRESS" in str(caught.value)
     with pytest.raises(RuntimeError, match="RPC has not been initialized"):
         rpc.get_worker_info()
     rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=alone)
