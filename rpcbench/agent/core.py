@@ -31,6 +31,7 @@ from rpcbench.agent.peers import Peers
 from rpcbench.agent.placement import stated
 from rpcbench.agent.pool import Job, Pool
 from rpcbench.agent.roster import MemberHandler, Roster, WorkerInfo
+from rpcbench.agent.sources import Sources
 from rpcbench.agent.values import MakeHandle, Values
 from rpcbench.agent.waiting import Waiting, label_of, seconds_of
 from rpcbench.protocol import effects as fx
@@ -88,6 +89,7 @@ class Agent:
         self.values = Values(self, self.machine, make, self._link.clock, self._waits)
         self.waiting = Waiting(self.incarnation << COUNTER_BITS, self._pool.spawn, self._cancel, self._waits)
         self._channels = Channels(self._pool.spawn)
+        self._sources = Sources(self.id, self.roster, self._channels, self.notify)
         self._effects = self._effect_table()
         self._keeper = Keeper(
             self.name, self.machine, self.waiting.deadlines, lambda: self._link.clock(), self._peers.flush
@@ -263,6 +265,7 @@ class Agent:
     def _pack(
         self, to: int, label: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
     ) -> tuple[Body, tuple[m.Fork, ...], m.Scope | None]:
+        self._sources.use(to, function)
         call = (function, tuple(args), kwargs or {})
         return self.values.pack(to, call, label, self.values.context(), False, ("function", "args", "kwargs"))
 

@@ -8,6 +8,7 @@ data it knows the type alone.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import sys
 from collections.abc import Iterable
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -36,6 +37,18 @@ def _attribute(holder: Any, name: str) -> Any:
     for part in name.split("."):
         holder = getattr(holder, part, None)
     return holder
+
+
+def load_packages_of(module: str) -> None:
+    """Import the packages around a module that is not loaded yet, outermost first.
+
+    Python locks the module itself first and then its package, but a package that imports its own modules goes the
+    other way: two threads that begin at the two ends would meet in a deadlock.
+    """
+    if module in sys.modules:
+        return
+    for end in (i for i, letter in enumerate(module) if letter == "."):
+        importlib.import_module(module[:end])
 
 
 def fingerprint(value: Any) -> bytes:

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import copyreg
 import functools
-import importlib
 import io
 import pickle
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, Protocol
@@ -31,7 +29,7 @@ from rpcbench.wire.body import Body
 from rpcbench.wire.captured import CapturedData
 from rpcbench.wire.code import CodeCache, MissingCodeError, reduce_cached
 from rpcbench.wire.devices import CPU_ONLY, Route
-from rpcbench.wire.identity import importable
+from rpcbench.wire.identity import importable, load_packages_of
 from rpcbench.wire.storages import INLINE
 from rpcbench.words.errors import ProtocolError, RpcError, SerializationError
 
@@ -220,18 +218,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._code.tag(value, reduced)
 
 
-def _load_packages_of(module: str) -> None:
-    """Import the packages around a module that is not loaded yet, outermost first.
-
-    Python locks the module itself first and then its package, but a package that imports its own modules goes the
-    other way: two threads that begin at the two ends would meet in a deadlock.
-    """
-    if module in sys.modules:
-        return
-    for end in (i for i, letter in enumerate(module) if letter == "."):
-        importlib.import_module(module[:end])
-
-
 class _Unpickler(pickle.Unpickler):
     """Answers the names in `holes` by the tables of one message."""
 
@@ -241,7 +227,7 @@ class _Unpickler(pickle.Unpickler):
         if module == holes.__name__:
             return self.tables.hole(name)
         try:
-            _load_packages_of(module)
+            load_packages_of(module)
             return super().find_class(module, name)
         except (AttributeError, ModuleNotFoundError) as error:
             raise MissingCodeError.about(error) from error

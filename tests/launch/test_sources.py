@@ -1,0 +1,91 @@
+"""A function that goes by name and says something else on the worker: told once, with both files."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import until
+
+import rpcbench
+
+BEFORE = '''
+import functools
+
+def traced(function):
+    @functools.wraps(function)
+    def call(*args):
+        return function(*args)
+    return call
+
+def area(x):
+    return 3 * x
+
+@traced
+def volume(x):
+    return 4 * x
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module of the user's, which the workers load from the same file."""
+    (tmp_path / "shapes_of_mine.py").write_text(BEFORE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("shapes_of_mine")
+    del sys.modules["shapes_of_mine"]
+
+
+def change(module: Any, old: str, new: str) -> None:
+    """In the file only."""
+    file = Path(module.__file__)
+    file.write_text(file.read_text().replace(old, new))
+    os.utime(file, (1e9, 1e9 + len(new)))  # or Python would take the bytecode that it has kept
+
+
+@pytest.fixture
+def told() -> Iterator[list[warnings.WarningMessage]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+
+
+def test_another_version_of_a_function_is_told_of_once(
+    no_leaks: None, module: Any, told: list[warnings.WarningMessage]
+) -> None:
+    with rpcbench.Cluster(2) as cluster:
+        for function in (module.area, module.volume, len):
+            assert cluster.rpc_sync("worker1", function, ("x",))
+        change(module, "import functools", "import functools  # which says nothing new\n")
+        importlib.reload(module)
+        assert cluster.rpc_sync("worker1", module.area, (1,)) == 3
+        change(module, "4 * x", "5 * x")
+        importlib.reload(module)
+        for _ in range(3):
+            assert cluster.rpc_sync("worker1", module.volume, (1,)) == 4
+        until(lambda: bool(told), "the warning")
+        assert cluster.rpc_sync("worker2", module.volume, (1,)) == 5, "which has only now loaded it"
+        cluster.restart("worker1")
+        assert cluster.rpc_sync("worker1", module.volume, (1,)) == 5
+    (words,), file = [str(each.message) for each in told], module.__file__
+    assert words.startswith("worker1 runs another version of shapes_of_mine.volume: it has loaded")
+    assert f"it has loaded {file}, and this process {file}. Restart worker1" in words
+    assert told[0].filename == file and told[0].category is RuntimeWarning
+
+
+def test_a_worker_that_was_started_again_is_asked_again(
+    no_leaks: None, module: Any, told: list[warnings.WarningMessage]
+) -> None:
+    with rpcbench.Cluster(1) as cluster:
+        assert cluster.rpc_sync("worker1", module.area, (1,)) == 3
+        change(module, "3 * x", "7 * x")
+        cluster.restart("worker1")
+        assert cluster.remote("worker1", module.area, (1,)).to_here() == 7
+        until(lambda: bool(told), "the warning")
+    assert "worker1 runs another version of shapes_of_mine.area" in str(told[0].message)
