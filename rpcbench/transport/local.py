@@ -66,12 +66,16 @@ def _same_user(sock: socket.socket) -> None:
 
 def _clear_stale(path: Path) -> None:
     """Remove the socket file of a process that died; NotConnectedError where somebody still listens on it."""
-    if not path.exists():
-        return
+    if somebody_listens(path):
+        raise NotConnectedError(f"another process already listens on {path}")
+    path.unlink(missing_ok=True)
+
+
+def somebody_listens(path: Path) -> bool:
+    """Whether a socket file, if there is one, is that of a process that lives."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-    raise NotConnectedError(f"another process already listens on {path}")
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+    return True

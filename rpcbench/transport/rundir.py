@@ -20,6 +20,8 @@ import tempfile
 import weakref
 from pathlib import Path
 
+from rpcbench.transport import leftovers
+
 SOCKET_NAME = 24
 _SOCKET_PATH = 103  # the shortest limit among systems, without the closing NUL
 _LONGEST_BASE = _SOCKET_PATH - len("/rpcbench-4294967295/") - len("0123456789abcdef/") - SOCKET_NAME
@@ -46,8 +48,11 @@ def shared_directory(key: str) -> Path:
 
     Errors: PermissionError if someone else made it, or others may enter it.
     """
-    top = _runtime() / f"rpcbench-{os.geteuid()}"
-    return _private(_private(top) / hashlib.sha256(key.encode()).hexdigest()[:16])
+    top = _private(_runtime() / f"rpcbench-{os.geteuid()}")
+    path = _private(top / hashlib.sha256(key.encode()).hexdigest()[:16])
+    os.utime(path)  # it is in use
+    leftovers.sweep(top)
+    return path
 
 
 def shared_secret(directory: Path) -> bytes:
