@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
+import logging
 import secrets
 import socket
 import sys
+import threading
 import traceback
 from typing import Any
 
@@ -24,6 +27,8 @@ from rpcbench.transport.base import Link
 from rpcbench.words.config import JOIN_SECONDS
 from rpcbench.words.errors import IncompleteWorldError
 
+_LONG_SECONDS = 10.0
+_log = logging.getLogger("rpcbench")
 _ONE_HOST = (
     "All workers of this world are looked for on one host, here {!r}; those on several hosts meet at "
     "init_method='tcp://ADDRESS:PORT', with an address of worker 0's host that the others reach"
@@ -113,7 +118,9 @@ def join_world(
     config = meet(name, url if store is None else _place_in(store, rank), rank, world_size, timeout, threads)
     config = rpc_backend_options._completed(config)
     try:
-        return start_agent(config, link, max(JOIN_SECONDS, timeout), [_tell_errors])
+        with contextlib.ExitStack() as until:
+            parts = (_tell_errors, functools.partial(_tell_of_waiting, until))
+            return start_agent(config, link, max(JOIN_SECONDS, timeout), parts)
     except IncompleteWorldError as error:
         if config.leader:
             raise
@@ -126,6 +133,16 @@ def _place_in(store: Store, rank: int) -> str:
     if rank == 0:
         store.set(key, secrets.token_hex(16))
     return f"file:///{store.get(key).decode()}"
+
+
+def _tell_of_waiting(until: contextlib.ExitStack, agent: Agent) -> None:
+    """Who starts only some of the workers, or one with a wrong address, need not wait for the error to learn of it."""
+    tell = threading.Timer(
+        _LONG_SECONDS, lambda: _log.warning("%s waits for its world; %s", agent.name, agent.roster.census())
+    )
+    tell.daemon = True
+    until.callback(tell.cancel)
+    tell.start()
 
 
 def _tell_errors(agent: Agent) -> None:

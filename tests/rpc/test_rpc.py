@@ -130,18 +130,25 @@ def test_a_world_of_one(alone: rpc.TensorPipeRpcBackendOptions) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "message"),
+    ("rank", "message", "census"),
     [
-        (0, r"rank0 waited for a world of 2 workers, but only 1 came: rank0; missing: rank 1\. All workers"),
-        (1, r"rank1 cannot reach worker 0 of its world: nobody answers at"),
+        (0, r"rank0 waited for a world of 2 workers, but only 1 came: rank0; missing: rank 1\. All workers", "rank 1"),
+        (1, r"rank1 cannot reach worker 0 of its world: nobody answers at", "not even member 0 answered"),
     ],
 )
 def test_a_world_that_stays_incomplete_is_given_up(
-    alone: rpc.TensorPipeRpcBackendOptions, monkeypatch: pytest.MonkeyPatch, rank: int, message: str
+    alone: rpc.TensorPipeRpcBackendOptions,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    rank: int,
+    message: str,
+    census: str,
 ) -> None:
     monkeypatch.setattr(world, "JOIN_SECONDS", 0.3)
+    monkeypatch.setattr(world, "_LONG_SECONDS", 0.05)
     with pytest.raises(IncompleteWorldError, match=message) as caught:
         rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2, rpc_backend_options=alone)
+    assert f"rank{rank} waits for its world; only" in caplog.text and census in caplog.text
     assert f"one host, here {socket.gethostname()!r}" in str(caught.value) and "'tcp://ADDRESS" in str(caught.value)
     with pytest.raises(RuntimeError, match="RPC has not been initialized"):
         rpc.get_worker_info()
