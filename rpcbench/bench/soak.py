@@ -31,7 +31,7 @@ WORKERS = 3
 _AT_ONCE = 100
 _QUIET_SECONDS = 30.0
 _NO_CACHES = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1"
-SLACK = 1 << 20
+SLACK = 1 << 19
 """Bytes that a process may grow by in the last third: less than if each of 30,000 calls left a small object behind."""
 
 
@@ -44,9 +44,8 @@ class Plan(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One process when all is quiet: bytes of memory, resident and without what is files; and rows of its tables."""
+    """One process when all is quiet: bytes of memory that are not files, and rows of its tables."""
 
-    rss: int
     own: int
     rows: int
 
@@ -116,15 +115,15 @@ def _reading() -> Reading:
     gc.collect()
     agent = current.current()
     mine = agent.machine.ask(lambda node: len(node.calls.serving) - (agent.id != 0))  # less the call that asks
-    rss, own = _memory()
-    return Reading(rss, own, mine + sum(len(table) for table in agent.tables().values()))
+    return Reading(_memory(), mine + sum(len(table) for table in agent.tables().values()))
 
 
-def _memory() -> tuple[int, int]:
+def _memory() -> int:
     process = psutil.Process()
     memory = process.memory_info()
-    shared = getattr(memory, "shared", None)  # Linux has it: files and shared memory
-    return memory.rss, process.memory_full_info().uss if shared is None else memory.rss - shared
+    shared: int | None = getattr(memory, "shared", None)  # Linux has it: files and shared memory
+    own: int = process.memory_full_info().uss if shared is None else memory.rss - shared
+    return own
 
 
 def growth(readings: list[dict[str, Reading]]) -> dict[str, int]:
@@ -134,14 +133,13 @@ def growth(readings: list[dict[str, Reading]]) -> dict[str, int]:
 
 def as_table(readings: list[dict[str, Reading]], plan: Plan) -> Table:
     """Memory after each round, one column for each process; and at what pace it still grew in the end."""
-    table = Table(title="memory after each round in MB: resident / without files")
+    table = Table(title="memory after each round in MB")
     table.add_column("round", justify="right")
     for name in readings[-1]:
         table.add_column(name, justify="right")
     for number, found in enumerate(readings, 1):
-        cells = [f"{reading.rss / 2**20:.2f} / {reading.own / 2**20:.2f}" for reading in found.values()]
-        table.add_row(str(number), *cells)
+        table.add_row(str(number), *(f"{reading.own / 2**20:.2f}" for reading in found.values()))
     late = plan.calls * (len(readings) // 3) / len(readings)
     pace = [more / 2**20 / late * 10_000 if late else 0.0 for more in growth(readings).values()]
-    table.add_row("last third, in 10,000 calls", *(f"{each:+.3f}" for each in pace))
+    table.add_row("late, in 10,000 calls", *(f"{each:+.3f}" for each in pace))
     return table
