@@ -3,6 +3,7 @@
 After each the cluster is used again, and nothing is left of it. Rows that stand elsewhere, too, or only:
 
      3  a stopped worker                tests/rpc/test_hosts.py: test_a_worker_that_is_stopped_and_goes_on_...
+     4  Python's lock held elsewhere    tests/rpc/test_hosts.py: test_a_worker_that_holds_pythons_lock_...
      5, 6  partitions                   tests/rpc/test_hosts.py: test_a_partition_parts_both_sides_in_time
      9  a broken connection             tests/agent/test_reunion.py
     10  the driver is killed            tests/launch/test_cluster.py: test_however_the_driver_ends_nothing_is_left

@@ -181,7 +181,9 @@ else:
 rpc.shutdown(graceful=False)
 """
 WATCHED = """
+import ctypes, signal
 import rpcbench.rpc as rpc
+signal.signal(signal.SIGUSR1, lambda *_: ctypes.PyDLL(None).sleep(8))  # and holds Python's lock meanwhile
 rpc.init_rpc("worker1", rank=1)
 agent = rpc._get_current_rpc_agent()
 print("in", flush=True)
@@ -253,6 +255,20 @@ def test_a_worker_that_is_stopped_and_goes_on_is_suspect_and_not_lost(pair: list
     assert heard(master, "suspect worker1") == ["suspect worker1"]
     time.sleep(6)  # nothing must happen in this time
     worker.send_signal(signal.SIGCONT)
+    is_there_again(master, worker)
+
+
+@pytest.mark.process
+def test_a_worker_that_holds_pythons_lock_is_suspect_and_not_lost(pair: list[subprocess.Popen[str]]) -> None:
+    """None of its threads can give a sign of life, its host does."""
+    master, worker = pair
+    worker.send_signal(signal.SIGUSR1)
+    assert heard(master, "suspect worker1") == ["suspect worker1"]
+    is_there_again(master, worker)
+
+
+def is_there_again(master: subprocess.Popen[str], worker: subprocess.Popen[str]) -> None:
+    """The call that was in flight still is."""
     assert heard(master, "recovered worker1") == ["recovered worker1"]
     order(master, "ask")
     assert heard(master, "4 False") == ["4 False"]
