@@ -253,8 +253,9 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     """Leave the world. Graceful: wait for calls in flight, and in a world of fixed size for all other workers; then
     let go of all RRefs.
 
-    timeout in seconds bounds each wait, 0 waits without end. RuntimeError where RPC is not initialized; where
-    `_ignore_rref_leak` is False also with a list of the RRefs that are left.
+    timeout in seconds bounds each wait, 0 waits without end. RuntimeError where RPC is not initialized, and where
+    worker 0 was lost before all had come here; where `_ignore_rref_leak` is False also with a list of the RRefs that
+    are left.
     """
     agent = current.current()
     agent.shutdown(graceful, timeout, last=lambda: _let_go(agent))
@@ -263,6 +264,9 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 
 
 def _let_go(agent: Agent) -> None:
+    if agent.machine.ask(lambda node: node.members.ended):
+        gone = agent.roster.unreachable(0, "it is gone")
+        raise WorkerLostError(f"the world of {agent.name} has ended before all were done: {gone}")
     with current.using(agent):
         _delete_all_user_and_unforked_owner_rrefs()
 

@@ -17,6 +17,7 @@ import torch.distributed
 from torch._C._distributed_c10d import Store
 
 from rpcbench.agent.core import Agent
+from rpcbench.agent.roster import WorkerInfo
 from rpcbench.rpc import api, backend_registry
 from rpcbench.rpc.backend_registry import BackendType
 from rpcbench.rpc.constants import DEFAULT_NUM_WORKER_THREADS
@@ -119,7 +120,7 @@ def join_world(
     config = rpc_backend_options._completed(config)
     try:
         with contextlib.ExitStack() as until:
-            parts = (_tell_errors, functools.partial(_tell_of_waiting, until))
+            parts = (_tell_errors, _tell_losses, functools.partial(_tell_of_waiting, until))
             return start_agent(config, link, max(JOIN_SECONDS, timeout), parts)
     except IncompleteWorldError as error:
         if config.leader:
@@ -143,6 +144,16 @@ def _tell_of_waiting(until: contextlib.ExitStack, agent: Agent) -> None:
     tell.daemon = True
     until.callback(tell.cancel)
     tell.start()
+
+
+def _tell_losses(agent: Agent) -> None:
+    """A script may have no call under way that would say so."""
+
+    def tell(kind: str, who: WorkerInfo, reason: str) -> None:
+        if kind == "lost":
+            _log.warning("%s: %s is lost: %s", agent.name, who.name, reason)
+
+    agent.on_member(tell)
 
 
 def _tell_errors(agent: Agent) -> None:

@@ -5,6 +5,7 @@ An assertion that fails ends the process with status 1, and stands in its log.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -197,6 +198,21 @@ def dies(rank: int, url: str) -> None:
     if rank == 1:
         threading.Event().wait()
     rpc.shutdown()
+
+
+def leader_dies(rank: int, url: str) -> None:
+    told: list[str] = []
+    logging.getLogger("rpcbench").addFilter(lambda record: bool(told.append(record.getMessage())) or True)
+    join(rank, url)
+    if rank == 1:
+        rpc.rpc_sync("rank2", who)
+        with pytest.raises(WorkerLostError, match="rank0"):
+            rpc.rpc_sync("rank0", os.kill, (rpc.rpc_sync("rank0", os.getpid), signal.SIGKILL))
+    if rank == 0:
+        threading.Event().wait()
+    with pytest.raises(WorkerLostError, match=f"world of rank{rank} has ended before all were done: rank0 cannot"):
+        rpc.shutdown()
+    assert [words for words in told if words.startswith(f"rank{rank}: rank0 is lost: its connection")], told
 
 
 def goes_early(rank: int, url: str) -> None:

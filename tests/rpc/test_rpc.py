@@ -78,6 +78,12 @@ def test_a_rank_that_is_killed_is_named_and_nobody_waits_for_it(run: Run, runtim
         left.unlink()  # of the one that was killed
 
 
+def test_who_waits_for_a_leader_that_is_killed_is_told(run: Run, runtime: Path) -> None:
+    run("leader_dies", killed=0)
+    for left in runtime.rglob("*.sock"):
+        left.unlink()
+
+
 def test_a_rank_may_go_early(run: Run) -> None:
     run("goes_early")
 
