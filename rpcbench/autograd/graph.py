@@ -165,11 +165,10 @@ class Reach:
                 self._walk(edge.node, most)
         return list(self.recvs)[known:]
 
-    def join(self, other: Reach) -> None:
-        """Add what another walk has found."""
-        self.below.update(other.below)  # what both know keeps its place here, and leads to nothing that is new
-        self.recvs.update(other.recvs)
-        self.leaves = list(dict.fromkeys([*self.leaves, *other.leaves]))
+    @property
+    def terminals(self) -> list[Any]:
+        """The nodes at which gradients end."""
+        return [*self.leaves, *self.recvs.values()]
 
     def _walk(self, start: Node, most: int) -> None:
         below = self.below

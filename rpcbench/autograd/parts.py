@@ -4,6 +4,7 @@ Guarantees
 - The nodes of one part are led to by the same roots, so once these have arrived nothing is missing for any of them.
 - Gradients go from a part to parts that come later in the plan, never back.
 - What leads to no leaf and no received message is in no part.
+- Roots that have no leaf and no received message in common are a part each, whose nodes nobody looks at.
 
 Rules
 - An end is where a part's gradients are handed out, tensor hooks run: a leaf or recv node that no other part feeds.
@@ -14,6 +15,7 @@ Rules
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +25,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from rpcbench.autograd.gradients import total
-from rpcbench.autograd.graph import Below, Reach, is_leaf, is_recv, leaf_of
+from rpcbench.autograd.graph import Below, Reach, is_leaf, is_recv, leaf_of, reach
 
 RootEdges = Sequence["GradientEdge | None"]
 
@@ -65,15 +67,22 @@ class Part:
 
 
 class Plan:
-    """All parts, in an order in which they can run, and the part of each node that gradients may be brought to."""
+    """All parts, in an order in which they can run, and the part of each node that gradients may be brought to.
 
-    def __init__(self, roots: Sequence[RootEdges], found: Reach) -> None:
+    `found` is what each root leads to, where that is known of all.
+    """
+
+    def __init__(self, roots: Sequence[RootEdges], found: Sequence[Reach] = ()) -> None:
         self.part_of: dict[Any, Part] = {}
         self._parts: dict[tuple[int, bool], Part] = {}
-        if len(roots) == 1:
-            self._whole(roots[0], found)
+        if len(roots) == 1 and not found:
+            found = [reach(roots[0])]
+        if found and _apart(found):
+            for number, (root, own) in enumerate(zip(roots, found, strict=True)):
+                self._whole(1 << number, root, own)
         else:
-            self._divide(_bits(roots, found), found)
+            together = reach(itertools.chain.from_iterable(roots))
+            self._divide(_bits(roots, together), together)
         order = sorted(self._parts, key=lambda key: (key[0].bit_count(), *key))
         self.parts = [self._parts[key] for key in order]
 
@@ -84,9 +93,9 @@ class Plan:
             part = self._parts[roots, rest] = Part(roots)
         return part
 
-    def _whole(self, root: RootEdges, found: Reach) -> None:
-        part = self._part(1, False)
-        for node in (*found.leaves, *found.recvs.values()):
+    def _whole(self, bit: int, root: RootEdges, found: Reach) -> None:
+        part = self._part(bit, False)
+        for node in found.terminals:
             part.end_at(node)
             self.part_of[node] = part
         self.part_of.update((edge.node, part) for edge in root if edge is not None)
@@ -130,6 +139,12 @@ class Plan:
         ]
         if away:
             mine.taps[node] = away
+
+
+def _apart(found: Sequence[Reach]) -> bool:
+    """Whether no two lead to the same leaf or received message."""
+    terminals = [node for one in found for node in one.terminals]
+    return len(found) == 1 or len(set(terminals)) == len(terminals)
 
 
 def _bits(roots: Sequence[RootEdges], found: Reach) -> dict[Any, int]:

@@ -174,13 +174,9 @@ class Passes:
         parts = {number: sends[number] for number in needed}
         if walk in self._begun:
             parts[ROOT] = self._begun[walk].roots
-        found = graph.Reach()
-        for part in parts.values():
-            if part.found is None:
-                found.add(part.edges)
-            else:
-                found.join(part.found)
-        return LocalPass({number: part.edges for number, part in parts.items()}, retain, found)
+        found = [part.found for part in parts.values() if part.found is not None]
+        edges = {number: part.edges for number, part in parts.items()}
+        return LocalPass(edges, retain, found if len(found) == len(parts) else ())
 
     def keep(self, context: int, leaves: Leaves) -> None:
         """Add gradients of leaves to the context's own."""

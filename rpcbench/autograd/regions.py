@@ -45,25 +45,21 @@ class Fired(NamedTuple):
 class LocalPass:
     """One backward pass over this worker's part of the graph.
 
-    `roots` has the edges of each root that takes part, as `graph.edges` gives them. `found` is what these roots, and no
-    others, lead to, where that is known already.
+    `roots` has the edges of each root that takes part, as `graph.edges` gives them. `found` is what each of them leads
+    to, in that order, where that is known of all.
     """
 
     def __init__(
         self,
         roots: Mapping[Any, Sequence[GradientEdge | None]],
         retain_graph: bool = False,
-        found: Reach | None = None,
+        found: Sequence[Reach] = (),
     ) -> None:
         self._roots = dict(roots)  # also what keeps the graph alive
         self._retain_graph = retain_graph
         self._bits = {key: 1 << number for number, key in enumerate(roots)}
         self._missing = (1 << len(roots)) - 1
         self._leaves: list[tuple[Tensor, Tensor]] = []
-        if found is None:
-            found = Reach()
-            for edges in roots.values():
-                found.add(edges)
         plan = Plan(list(roots.values()), found)
         self._part_of, self._waiting = plan.part_of, plan.parts
 

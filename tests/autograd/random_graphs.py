@@ -9,7 +9,7 @@ import random
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from rpcbench.autograd.graph import edges, is_leaf, leaf_of, receive
+from rpcbench.autograd.graph import edges, is_leaf, leaf_of, reach, receive
 from rpcbench.autograd.regions import LocalPass
 
 
@@ -145,7 +145,7 @@ class RandomGraph:
 
     def in_parts(self, passes, retain_graph):
         """The same in passes that go on side by side, roots arriving in any order; the runs are of all of them."""
-        running = [LocalPass({key: self.roots[key][0] for key in keys}, retain_graph) for keys in passes]
+        running = [self.begun(keys, retain_graph) for keys in passes]
         arrivals = [(number, key) for number, keys in enumerate(passes) for key in keys]
         self.random.shuffle(arrivals)
         fired = [[] for _ in passes]
@@ -154,6 +154,12 @@ class RandomGraph:
             fired[number] += running[number].arrive(key, self.roots[key][1])
         assert all(one.complete for one in running)
         return [self.at_ends(one, of) for one, of in zip(running, fired, strict=True)], self.runs.copy()
+
+    def begun(self, keys, retain_graph):
+        """A pass, of whose roots it is known or not what they lead to."""
+        roots = {key: self.roots[key][0] for key in keys}
+        found = [reach(root) for root in roots.values()] if self.random.random() < 0.5 else ()
+        return LocalPass(roots, retain_graph, found)
 
     def at_ends(self, local_pass, fired):
         """The results of a pass, in the order of `ends`."""

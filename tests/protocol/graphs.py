@@ -155,7 +155,8 @@ class Trainer(Passer):
         if walk not in self.passes:
             roots = {ROOT: self.roots[walk]} if walk in self.roots else {}
             parts = roots | {send: self.sent[send] for send in state.needed}
-            self.passes[walk] = LocalPass(parts, retain_graph=True)  # type: ignore[assignment]
+            found = [graph.reach(root) for root in parts.values()]
+            self.passes[walk] = LocalPass(parts, True, found)  # type: ignore[assignment]
         local: Any = self.passes[walk]
         fired = local.arrive(root, grads)
         if local.complete:
