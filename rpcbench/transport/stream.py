@@ -7,7 +7,8 @@ Rules
   that must not wait passes an unfinished write to a helper thread. So two peers that send each other more than the
   stream holds always have a reader.
 - Small messages go between the chunks of large ones.
-- A message that may be held waits for the next one, or for `flush`: one write, and the peer wakes up once.
+- A message that may be held waits for the next one, or for `flush`, and goes right behind it: one write, and the peer
+  wakes up once.
 - A descriptor is given back when nobody reads or writes it any more: its number may stand for another file then.
 """
 
@@ -50,6 +51,7 @@ class StreamConnection:
         self._drained = threading.Condition(self._state)
         self._small: collections.deque[Parts] = collections.deque()
         self._large: collections.deque[Iterator[Parts]] = collections.deque()
+        self._held: Parts = []
         self._queued = 0
         self._writing = False
         self.ended = False
@@ -67,21 +69,26 @@ class StreamConnection:
             if self.ended:
                 raise NotConnectedError("the connection has ended")
             alone = not (self._small or self._writing or hold)
-            if not alone:
+            parts: Parts = []
+            if alone:
+                parts, self._held = first + self._held, []
+            elif hold:
+                self._held += first
+            else:
                 self._small.append(first)
                 self._queued += _size(first)
             if body.buffers and len(first) == 1:
                 self._large.append(chunks)
                 self._queued += sum(memoryview(buffer).nbytes for buffer in body.buffers)
-            if self._writing or (hold and len(self._small) < _MOST_HELD):
+            if self._writing or (hold and len(self._held) < _MOST_HELD):
                 return
             self._writing = True
-        self._write([memoryview(part) for part in first] if alone else [], may_wait)
+        self._write([memoryview(part) for part in parts], may_wait)
 
     def flush(self) -> None:
         """Write what is held, unless somebody is at it. Never blocks."""
         with self._state:
-            if self.ended or self._writing or not self._small:
+            if self.ended or self._writing or not self._held:
                 return
             self._writing = True
         self._write([], False)
@@ -138,7 +145,9 @@ class StreamConnection:
     def _next(self) -> Parts:
         """What to write next: all small messages, else a chunk of a large one, in turn. Nothing: writing ends."""
         with self._state:
-            parts = self._few_small() if self._small else self._chunk()
+            parts = self._few_small() if self._small else self._held or self._chunk()
+            if parts is self._held:
+                self._held = []
             if not parts:
                 self._writing = False
             if self._patient:
@@ -200,6 +209,7 @@ class StreamConnection:
         with self._state:
             self.ended = True
             self._small.clear()
+            self._held.clear()
             self._large.clear()
             self._drained.notify_all()
         self._stream.shut()
