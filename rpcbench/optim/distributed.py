@@ -60,8 +60,15 @@ class DistributedOptimizer:
 
     def step(self, context_id: int) -> None:
         """Step on all owners at once, with the gradients of the context. RuntimeError for an unknown context."""
-        recorder().gradients(context_id)
-        self._on_each(_step, context_id)
+        recorder().recorded(context_id)
+        here = [rref for rref in self.remote_optimizers if rref.is_owner()]
+        others = [rref for rref in self.remote_optimizers if not rref.is_owner()]
+        stepped = [rpc_async(rref.owner(), _step, (rref, context_id)) for rref in others]
+        try:
+            for rref in here:  # on this thread, while the others are at it
+                _step(rref, context_id)
+        finally:
+            wait_all(stepped)
 
     def lr_scheduler(self, scheduler_class: Any, *args: Any, **kwargs: Any) -> DistributedScheduler:
         """`scheduler_class(optimizer, *args, **kwargs)` on every owner, such as torch.optim.lr_scheduler.StepLR."""

@@ -14,8 +14,8 @@ from worlds import nothing_left, world
 
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
-from rpcbench.optim import DistributedOptimizer, clip_grad_norm_
-from rpcbench.rpc import RRef, remote, rpc_sync
+from rpcbench.optim import DistributedOptimizer, clip_grad_norm_, distributed
+from rpcbench.rpc import RRef, get_worker_info, remote, rpc_sync
 
 SHAPES = [(4, 3), (3, 3), (2, 3)]
 OWNERS = ["notebook", "worker1", "worker2"]
@@ -287,3 +287,37 @@ def test_an_unknown_context(agents: list[Agent]) -> None:
     optimizer = DistributedOptimizer(torch.optim.SGD, spread(), lr=0.1)
     with pytest.raises(RuntimeError, match="context"):
         optimizer.step(123)
+
+
+class Refusing(torch.optim.SGD):
+    """Fails on the workers that it is told of, before it has changed anything."""
+
+    def __init__(self, params: Any, refuse: list[str]) -> None:
+        super().__init__(params, lr=0.1)
+        self._refuse = refuse
+
+    def step(self, closure: Any = None) -> None:
+        if get_worker_info().name in self._refuse:
+            raise ArithmeticError(f"{get_worker_info().name} refuses")
+        super().step()
+
+
+@pytest.mark.parametrize("refuse", [["notebook"], ["worker1"], ["notebook", "worker1"]])
+def test_an_error_of_one_owner_is_raised_when_the_others_have_stepped(agents: list[Agent], refuse: list[str]) -> None:
+    rrefs, before = spread(), local()
+    optimizer = DistributedOptimizer(Refusing, rrefs, refuse)
+    with pytest.raises(ArithmeticError, match="refuses"):
+        train(rrefs, optimizer.step, steps=1)
+    for owner, rref, weight in zip(OWNERS, rrefs, before, strict=True):
+        assert torch.equal(rref.to_here(), weight) == (owner in refuse)
+        assert rpc_sync(rref.owner(), _has_no_grad, (rref,))
+
+
+def test_the_share_of_who_steps_does_not_travel(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = DistributedOptimizer(torch.optim.SGD, spread(), lr=0.1)
+    asked: list[str] = []
+    real = distributed.rpc_async
+    monkeypatch.setattr(distributed, "rpc_async", lambda to, *call: asked.append(to.name) or real(to, *call))
+    with autograd.context() as context_id:
+        optimizer.step(context_id)
+    assert asked == ["worker1", "worker2"]
