@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
@@ -12,7 +13,9 @@ from rich.progress import track
 
 from rpcbench.bench import startup
 from rpcbench.bench.figures import Batch, Figures, Samples
-from rpcbench.bench.pair import Pair, pairs
+from rpcbench.bench.goals import BOTH, HOSTS, OURS, PLAIN
+from rpcbench.bench.hosts import obstacle, two_hosts
+from rpcbench.bench.pair import Pair, Side, pairs
 from rpcbench.bench.plan import Plan
 from rpcbench.bench.workloads import WORKLOADS
 
@@ -22,14 +25,15 @@ T = TypeVar("T")
 def compare(sides: dict[str, str], plan: Plan, chosen: Collection[str]) -> Figures:
     """Measure the chosen rows on each side (its name and RPC module; ours comes first).
 
-    BenchError where a side cannot do its work.
+    BenchError where a side cannot do its work. What this machine cannot show is left out, which is said.
     """
     order = random.Random(plan.seed)
     rows = plan.rows()
-    figures: Figures = {title: {} for title in rows if title in chosen}
+    figures: Figures = {}
     for title, name, batch in chain(_calls(sides, plan, order, chosen), _worlds(sides, plan, order, chosen)):
-        figures[title].setdefault(name, Samples(rows[title].quantile)).batches.append(batch)
-    return figures
+        samples = figures.setdefault(title, {}).setdefault(name, Samples(rows[title].quantile))
+        samples.batches.append(batch)
+    return {title: figures[title] for title in rows if title in figures}
 
 
 Measured = Iterator[tuple[str, str, Batch]]
@@ -39,11 +43,36 @@ def _calls(sides: dict[str, str], plan: Plan, order: random.Random, chosen: Coll
     work = [title for title in WORKLOADS if title in chosen]
     if not work:
         return
-    with pairs(sides) as frozen:
-        batches = [(number, title) for number in range(plan.rounds) for title in _shuffled(order, work)]
+    ours = next(iter(sides))
+    with _met(sides, {WORKLOADS[title].on for title in work}) as frozen:
+        able = {title: _able(frozen, ours, WORKLOADS[title].on) for title in work}
+        batches = [(number, title) for number in range(plan.rounds) for title in _shuffled(order, work) if able[title]]
         for number, title in _shown(batches, "calls"):
-            for pair in _shuffled(order, frozen[:1] if WORKLOADS[title].ours_only else frozen):
-                yield title, pair.name, _batch(pair, title, number, plan)
+            for pair in _shuffled(order, able[title]):
+                name = pair.name if WORKLOADS[title].on == BOTH else ours
+                yield title, name, _batch(pair, title, number, plan)
+
+
+@contextlib.contextmanager
+def _met(sides: dict[str, str], needed: set[str]) -> Iterator[list[Pair]]:
+    """The pairs of all sides that are needed."""
+    with contextlib.ExitStack() as stack:
+        all_sides = [Side(name, api) for name, api in sides.items()]
+        if far := needed & {HOSTS, PLAIN}:
+            if problem := obstacle():
+                Console(stderr=True).print(f"Not measured between hosts: {problem}.")
+            else:
+                places = stack.enter_context(two_hosts())
+                apis = {HOSTS: next(iter(sides.values())), PLAIN: PLAIN}
+                all_sides += [Side(kind, apis[kind], places) for kind in sorted(far)]
+        yield stack.enter_context(pairs(all_sides))
+
+
+def _able(frozen: list[Pair], ours: str, on: str) -> list[Pair]:
+    """The pairs that a workload is measured on."""
+    if on == BOTH:
+        return [pair for pair in frozen if pair.name not in (HOSTS, PLAIN)]
+    return [pair for pair in frozen if pair.name == (ours if on == OURS else on)]
 
 
 def _worlds(sides: dict[str, str], plan: Plan, order: random.Random, chosen: Collection[str]) -> Measured:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from rpcbench.bench.operation import Prepare
 
+PLAIN = "plain"
+BOTH, OURS, HOSTS = "both", "ours", "hosts"
 SECONDS, BYTES, CORES = "s", "B", "cores"
 
 
@@ -33,8 +35,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """How to make its operation, its row, and whether only ours can do it."""
+    """How to make its operation, its row, and who is measured.
+
+    `on`: BOTH sides; OURS alone; ours between two HOSTS; a PLAIN loop over TCP between these, for comparison.
+    """
 
     prepare: Prepare
     row: Row
-    ours_only: bool = False
+    on: str = BOTH

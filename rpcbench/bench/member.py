@@ -1,4 +1,4 @@
-"""One of the two processes of a pair: `python -m rpcbench.bench.member API RANK MEETING [DESCRIPTOR]`.
+"""One of the two processes of a pair: `python -m rpcbench.bench.member API RANK URL [DESCRIPTOR]`.
 
 Rank 1 serves calls. Rank 0 drives: it reads orders as JSON lines from a socket, times a batch for each and answers with
 the seconds of every call, and what CPU time a call took. A wrong result is an error, never a figure.
@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rpcbench.bench import plain
+from rpcbench.bench.goals import PLAIN
 from rpcbench.bench.operation import CALLEE, Api, Operation
 from rpcbench.bench.workloads import WORKLOADS
 
@@ -80,14 +82,21 @@ def _drive(api: Api, orders: socket.socket) -> None:
             print(json.dumps(_obey(api, json.loads(line))), file=lines, flush=True)
 
 
-def main(name: str, rank: str, meeting: str, descriptor: str = "") -> None:
+def _join(name: str, rank: int, url: str) -> Api:
+    if name == PLAIN:
+        return Api(plain.Peer(rank, url), None, None)
+    api = Api.named(name)
+    options = api.rpc.TensorPipeRpcBackendOptions(init_method=url)
+    api.rpc.init_rpc(["driver", CALLEE][rank], rank=rank, world_size=2, rpc_backend_options=options)
+    return api
+
+
+def main(name: str, rank: str, url: str, descriptor: str = "") -> None:
     if sys.platform == "linux":  # a stopped process cannot notice that nobody will ever continue it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     warnings.filterwarnings("ignore", module=r"torch\.distributed")  # torch warns of its own use of itself
     torch.set_num_threads(1)
-    api = Api.named(name)
-    options = api.rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting}")
-    api.rpc.init_rpc(["driver", CALLEE][int(rank)], rank=int(rank), world_size=2, rpc_backend_options=options)
+    api = _join(name, int(rank), url)
     if descriptor:
         _drive(api, socket.socket(fileno=int(descriptor)))
     api.rpc.shutdown()

@@ -13,16 +13,20 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from rpcbench.bench.figures import Batch
+from rpcbench.bench.hosts import Host
+from rpcbench.transport import secret
 from rpcbench.words.errors import RpcError
 
 _REPLY_SECONDS = 120.0
 _END_SECONDS = 5.0
 _STDERR = 2
+_PORT = 29500
 _QUIET = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
 
 
@@ -31,31 +35,46 @@ class BenchError(RpcError):
 
 
 def launch(
-    module: str, *args: str, stdout: int = _STDERR, group: int = 0, descriptors: tuple[int, ...] = ()
+    module: str,
+    *args: str,
+    stdout: int = _STDERR,
+    group: int = 0,
+    descriptors: tuple[int, ...] = (),
+    before: Sequence[str] = (),
+    env: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.Popen[str]:
-    """`python -m module args…` in the process group `group`, or (0) in one of its own."""
+    """`python -m module args…` in the process group `group`, or (0) in one of its own; `before` goes before it."""
     return subprocess.Popen(
-        [sys.executable, "-m", module, *args],
+        [*before, sys.executable, "-m", module, *args],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
-        env={**os.environ, **_QUIET},
+        env={**os.environ, **_QUIET, **env},
         process_group=group,
         pass_fds=descriptors,
         text=True,
     )
 
 
-class Pair:
-    """A driver and a worker that use the RPC module `api`; `name` is what errors call them."""
+class Side(NamedTuple):
+    """Who is measured: what errors call it, its RPC module (or PLAIN), and where its two processes are."""
 
-    def __init__(self, name: str, api: str, meeting: Path) -> None:
-        self.name = name
+    name: str
+    api: str
+    hosts: tuple[Host, Host] | None = None
+
+
+class Pair:
+    """The driver and the worker of one side, which meet at `url`."""
+
+    def __init__(self, side: Side, url: str, env: Mapping[str, str]) -> None:
+        self.name = side.name
+        here, there = (host.command() for host in side.hosts) if side.hosts else ([], [])
         ours, theirs = socket.socketpair()
         ours.settimeout(_REPLY_SECONDS)
-        member = "rpcbench.bench.member"
+        member, given = "rpcbench.bench.member", theirs.fileno()
         with theirs:
-            driver = launch(member, api, "0", str(meeting), str(theirs.fileno()), descriptors=(theirs.fileno(),))
-        worker = launch(member, api, "1", str(meeting), group=driver.pid)
+            driver = launch(member, side.api, "0", url, str(given), descriptors=(given,), before=here, env=env)
+        worker = launch(member, side.api, "1", url, group=driver.pid, before=there, env=env)
         self._processes = (driver, worker)
         self._orders = ours
         self._replies = ours.makefile(encoding="utf-8")
@@ -113,12 +132,15 @@ class Pair:
 
 
 @contextlib.contextmanager
-def pairs(sides: dict[str, str]) -> Iterator[list[Pair]]:
-    """One pair for each side (its name and RPC module), met and frozen."""
+def pairs(sides: Sequence[Side]) -> Iterator[list[Pair]]:
+    """One pair for each side, met and frozen."""
     with tempfile.TemporaryDirectory(prefix="rpcbench-bench-") as directory, contextlib.ExitStack() as stack:
+        secret.make(Path(directory, "secret"))
         started = []
-        for name, api in sides.items():
-            started.append(Pair(name, api, Path(directory) / name))
+        for number, side in enumerate(sides):
+            url = f"tcp://{side.hosts[0].address}:{_PORT + number}" if side.hosts else f"file://{directory}/{side.name}"
+            env = {secret.VARIABLE: f"{directory}/secret"} if side.hosts else {}
+            started.append(Pair(side, url, env))
             stack.callback(started[-1].close)
         for pair in started:
             pair.ready()

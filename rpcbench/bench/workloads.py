@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from rpcbench.bench import calls, payloads, training
-from rpcbench.bench.goals import Goal, Row, Workload
+from rpcbench.bench import calls, payloads, plain, training
+from rpcbench.bench.goals import HOSTS, OURS, PLAIN, Goal, Row, Workload
 from rpcbench.bench.payloads import KB, MB
 
 SMALL = "function returning an int"
+LOOP = "send 128 MB in a plain loop, between hosts"
 
 WORKLOADS: dict[str, Workload] = {
     SMALL: Workload(calls.int_call, Row(Goal(4, 6))),
@@ -28,5 +29,8 @@ WORKLOADS: dict[str, Workload] = {
     "context + backward, d=512": Workload(training.backward(512, 64), Row(Goal(1.12, 1.15))),
     "optimizer step, 6 + 6 parameters": Workload(training.step(16, 4), Row(Goal(1.3, 1.5))),
     "beside a busy thread, 99th percentile": Workload(calls.beside_busy_thread, Row(Goal(most=1e-3), quantile=0.99)),
-    "with a panel open": Workload(calls.panel_open, Row(Goal(most=1.2, of=SMALL)), ours_only=True),
+    "with a panel open": Workload(calls.panel_open, Row(Goal(most=1.2, of=SMALL)), on=OURS),
+    f"{SMALL}, between hosts": Workload(calls.int_call, Row(Goal(most=1.5, of=SMALL)), on=HOSTS),
+    "send 128 MB, between hosts": Workload(payloads.send(128 * MB), Row(Goal(most=1.25, of=LOOP)), on=HOSTS),
+    LOOP: Workload(plain.send(128 * MB), Row(Goal()), on=PLAIN),
 }

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import socket
 import subprocess
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -20,9 +22,12 @@ import torch
 
 from rpcbench.bench import command
 from rpcbench.bench.figures import Batch, Samples
+from rpcbench.bench.goals import BOTH, HOSTS, PLAIN
+from rpcbench.bench.hosts import obstacle, two_hosts
 from rpcbench.bench.member import batch
 from rpcbench.bench.operation import Api, Operation
-from rpcbench.bench.pair import BenchError, pairs
+from rpcbench.bench.pair import BenchError, Side, pairs
+from rpcbench.bench.plain import Peer, send
 from rpcbench.bench.plan import Plan
 from rpcbench.bench.report import as_markdown, as_plot, as_table, as_values, lines
 from rpcbench.bench.workloads import SMALL, WORKLOADS
@@ -105,7 +110,7 @@ def leaves(node: Any) -> Iterator[torch.Tensor]:
             yield from leaves(parent)
 
 
-ACTED = [title for title, work in WORKLOADS.items() if not work.ours_only]
+ACTED = [title for title, work in WORKLOADS.items() if work.on == BOTH]
 
 
 def acted_out(title: str, seed: int, spoil: Callable[[Any], Any] = lambda result: result) -> tuple[list[Any], bool]:
@@ -242,7 +247,7 @@ def api(request: pytest.FixtureRequest) -> str:
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
 def test_a_pair_waits_stopped_and_works_when_thawed(api: str) -> None:
-    with pairs({"side": api}) as [waiting]:
+    with pairs([Side("side", api)]) as [waiting]:
         members = psutil.Process().children()
         assert [member.status() for member in members] == [psutil.STATUS_STOPPED] * 2
         waiting.thaw()
@@ -254,7 +259,7 @@ def test_a_pair_waits_stopped_and_works_when_thawed(api: str) -> None:
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
 def test_what_fails_on_one_side_is_an_error_with_its_traceback() -> None:
-    with pairs({"the side": command.MODULES["torch"]}) as [side]:
+    with pairs([Side("the side", command.MODULES["torch"])]) as [side]:
         side.thaw()
         with pytest.raises(BenchError, match=r"(?s)the side:.*Traceback.*KeyError: 'no such work'"):
             side.ask("no such work", "seed", 0.0)
@@ -268,8 +273,8 @@ def test_what_fails_on_one_side_is_an_error_with_its_traceback() -> None:
 def test_a_pair_does_not_outlive_a_killed_comparison() -> None:
     script = f"""
 import signal
-from rpcbench.bench.pair import pairs
-with pairs({{"side": {command.MODULES["torch"]!r}}}):
+from rpcbench.bench.pair import Side, pairs
+with pairs([Side("side", {command.MODULES["torch"]!r})]):
     print("frozen", flush=True)
     signal.pause()
 """
@@ -280,15 +285,57 @@ with pairs({{"side": {command.MODULES["torch"]!r}}}):
         comparison.kill()
 
 
+@pytest.mark.usefixtures("no_leaks")
+def test_a_plain_loop_sends_all_and_tells_the_time_of_both() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    served: list[bool] = []
+
+    def serve() -> None:
+        Peer(1, url).shutdown()
+        served.append(True)
+
+    receiver = threading.Thread(target=serve)
+    receiver.start()
+    peer = Peer(0, url)
+    assert [peer.send(bytes([value]) * size) for value, size in ((7, 1), (9, 1 << 20), (3, 5))] == [7, 9, 3]
+    operation = send(1 << 16)(Api(peer, None, None), random.Random(1))
+    assert operation.right(operation.run())
+    assert not operation.right(operation.run() + 1)
+    assert peer.rpc_sync("", time.process_time) > 0
+    peer.shutdown()
+    receiver.join(10)
+    assert served
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_two_hosts_hear_each_other_and_go() -> None:
+    if problem := obstacle():
+        pytest.skip(problem)
+    with two_hosts() as (one, other):
+        ask = [*one.command(), "ip", "-o", "route", "get", other.address]
+        assert "dev e0" in subprocess.run(ask, check=True, capture_output=True, text=True).stdout
+        names = {one.name, other.name}
+        assert names <= {path.name for path in Path("/run/netns").iterdir()}
+    assert names.isdisjoint(path.name for path in Path("/run/netns").iterdir())
+
+
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
-def test_one_run_measures_all_work_on_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run_measures_rows_of_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All rows are run by `.ci/run`."""
     file = tmp_path / "figures.json"
-    assert main(["bench", "--quick", "--rounds", "1", "--seed", "42", "--json", str(file)]) == 0
+    texts = [SMALL, "busy thread", "panel", "plain loop", "first call"]
+    only = [argument for text in texts for argument in ("--only", text)]
+    assert main(["bench", "--quick", "--rounds", "1", "--seed", "42", "--json", str(file), *only]) == 0
     values = json.loads(file.read_text())
     assert values["seed"] == 42
-    assert set(WORKLOADS) < set(values["workloads"])
+    beyond = {title for title, work in WORKLOADS.items() if work.on in (HOSTS, PLAIN) and obstacle()}
+    assert set(values["workloads"]) == set(command.chosen(Plan.quick(42), texts)) - beyond
     for title, work in values["workloads"].items():
-        ours_only = title in WORKLOADS and WORKLOADS[title].ours_only
-        assert all(work[side]["p10"] > 0 for side in command.MODULES if side == command.OURS or not ours_only)
-    assert "seed 42" in capsys.readouterr().out
+        both = title not in WORKLOADS or WORKLOADS[title].on == BOTH
+        assert {side for side in command.MODULES if side in work} == ({*command.MODULES} if both else {command.OURS})
+        assert all(side["p10"] > 0 for side in work.values() if isinstance(side, dict))
+    printed = capsys.readouterr()
+    assert "seed 42" in printed.out
+    assert ("Not measured between hosts" in printed.err) == bool(obstacle())
