@@ -126,7 +126,7 @@ class Agent:
             size = self.config.world_size
             raise IncompleteWorldError(f"{self.name} waited for a world of {size} workers, but {self.roster.census()}")
         if self._refusal is not None:
-            raise RpcError(f"{self.name} may not join: {self._refusal}")
+            raise RpcError(f"{self.name} {'may not join' if self.id else 'waits in vain'}: {self._refusal}")
 
     def shutdown(self, graceful: bool = True, timeout: float = 0, last: Job = lambda: None) -> None:
         """Leave the world. Graceful: first wait for calls in flight, and in a closed world for all others.

@@ -31,7 +31,8 @@ class Worker(threading.Thread):
     def __init__(self, pool: Pool, number: int) -> None:
         super().__init__(name=f"{pool.name}-{number}", daemon=True)
         self._pool = pool
-        self._given = threading.Semaphore(0)
+        self._given = threading.Lock()  # free when there is a job; a plain one, as Ctrl-C can leave a Semaphore locked
+        self._given.acquire()
         self._job: Job | None = None
         self._counted = False
         self.reads: Reading | None = None

@@ -67,7 +67,7 @@ def _same_user(sock: socket.socket) -> None:
 def _clear_stale(path: Path) -> None:
     """Remove the socket file of a process that died; NotConnectedError where somebody still listens on it."""
     if somebody_listens(path):
-        raise NotConnectedError(f"another process already listens on {path}")
+        raise NotConnectedError(f"another process already listens on {path}: does this worker run already?")
     path.unlink(missing_ok=True)
 
 

@@ -203,6 +203,7 @@ def _connection(of: Agent, to: int) -> StreamConnection:
 
 def _stall(agent: Agent, peer: Agent) -> threading.Event:
     """From the next message on, `agent` reads nothing more from `peer` until the event is set."""
+    peer.call(agent.id, echo, (0,)).wait()  # the first call of a function brings a notice along
     go = threading.Event()
     stream = _connection(agent, peer.id)._stream
     read_into = stream.read_into
