@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rpcbench.bench import soak
+from rpcbench.bench import scaling, soak
 from rpcbench.bench.compare import compare
 from rpcbench.bench.plan import Plan
 from rpcbench.bench.report import as_markdown, as_plot, as_table, as_values
@@ -64,6 +64,20 @@ def chosen(plan: Plan, only: Sequence[str]) -> list[str]:
         if not any(text in title for title in known):
             raise RpcError(f"no row has {text!r} in its title; there are\n  " + "\n  ".join(known))
     return [title for title in known if not only or any(text in title for text in only)]
+
+
+def run_scaling(*, quick: bool, files: Files) -> None:
+    """Print, and plot into one file for each series, how cost grows."""
+    found = []
+    for series in scaling.all_series(quick):
+        found.append(scaling.run(series))
+        if files.svg:
+            name = f"{files.svg.stem}-{series.name.replace(' ', '-')}{files.svg.suffix}"
+            files.svg.with_name(name).write_text(scaling.as_plot(found[-1]))
+    curves = [curve for each in found for curve in each]
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(scaling.as_table(curves))
+    if files.json:
+        files.json.write_text(json.dumps(scaling.as_values(curves), indent=2) + "\n")
 
 
 def run_soak(*, quick: bool) -> None:

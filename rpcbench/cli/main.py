@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--rounds", type=_positive, metavar="N", help="batches of each workload on each side")
     bench.add_argument("--quick", action="store_true", help="only see that everything runs")
     bench.add_argument("--soak", action="store_true", help="instead: many calls and RRefs, and whether memory grows")
+    bench.add_argument("--scaling", action="store_true", help="instead: how cost grows with payloads, workers, RRefs")
     bench.add_argument("--seed", type=int, help="repeat the draws of an earlier run")
     bench.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
     bench.add_argument("--svg", type=Path, metavar="FILE", help="also plot the ratios here")
@@ -121,8 +122,12 @@ def _bench(options: argparse.Namespace) -> None:
         soak.without_caches()
         command.run_soak(quick=options.quick)
         return
+    files = command.Files(options.json, options.svg, options.readme)
+    if options.scaling:
+        command.run_scaling(quick=options.quick, files=files)
+        return
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     command.run(
         against=options.against, seed=seed, quick=options.quick, rounds=options.rounds, only=options.only,
-        files=command.Files(options.json, options.svg, options.readme),
+        files=files,
     )  # fmt: skip
