@@ -91,9 +91,7 @@ class Agent:
         self._channels = Channels(self._pool.spawn)
         self._sources = Sources(self.id, self.roster, self._channels, self.notify)
         self._effects = self._effect_table()
-        self._keeper = Keeper(
-            self.name, self.machine, self.waiting.deadlines, lambda: self._link.clock(), self._peers.flush
-        )
+        self._keeper = Keeper(self.name, self.machine, self.waiting.deadlines, lambda: self._link.clock(), self._peers)
         self.holds, self.released = self._keeper.holds, self._keeper.released
 
     # -- life

@@ -1,16 +1,17 @@
 """One thread per agent for what is due: forks that finalizers have given up, deadlines of calls, ticks of the node,
-messages that connections hold.
+messages that connections hold, memory that nobody has needed for some seconds.
 
 Finalizers, and whoever sets a deadline earlier than all others, only put a note into `released`, which wakes it.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from rpcbench.agent.deadlines import Deadlines
 from rpcbench.agent.handles import Hold
@@ -18,10 +19,18 @@ from rpcbench.agent.machine import Machine
 
 TICK = -1
 """Stands among the deadlines of calls for the next tick of the node."""
-
-
 _HELD_SECONDS = 0.02
 """How long a message may be held, on the wall clock: a link may stop its own."""
+TIDY_SECONDS = 5.0
+"""How long memory that nobody needs is kept, at least."""
+
+
+class Keeps(Protocol):
+    """What has something to do from time to time. Neither takes long."""
+
+    def flush(self) -> None: ...
+
+    def tidy(self) -> None: ...
 
 
 class Keeper:
@@ -31,15 +40,16 @@ class Keeper:
         machine: Machine,
         deadlines: Deadlines,
         clock: Callable[[], float],
-        flush: Callable[[], object],
+        peers: Keeps,
     ) -> None:
         self.holds: set[Hold] = set()
         self.released: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._machine = machine
         self._deadlines = deadlines
         self._clock = clock
-        self._flush = flush
+        self._peers = peers
         self._flush_at: float | None = None
+        self._tidy_at = time.monotonic() + TIDY_SECONDS
         self._running = True
         self._thread = threading.Thread(target=self._keep, name=f"rpcbench-{name}-keeper", daemon=True)
 
@@ -64,7 +74,7 @@ class Keeper:
             self.released.put(None)
 
     def _keep(self) -> None:
-        pause: float | None = None
+        pause: float | None = self._appointments()
         while self._running:
             try:
                 item = self.released.get(timeout=pause)
@@ -76,16 +86,19 @@ class Keeper:
             due, pause = self._deadlines.pop_due(self._clock())
             for call in due:
                 self._due(call)
-            if self._flush_at is not None:
-                pause = self._flushed(self._flush_at - time.monotonic(), pause)
+            pause = min(self._appointments(), math.inf if pause is None else pause)
 
-    def _flushed(self, wait: float, pause: float | None) -> float | None:
-        """Flush if it is time to; seconds until there is something to do again."""
-        if wait > 0:
-            return wait if pause is None else min(wait, pause)
-        self._flush_at = None  # before: what is held from now on asks for a flush of its own
-        self._flush()
-        return pause
+    def _appointments(self) -> float:
+        """Do what is due on the clock of this process; seconds until something is again."""
+        now = time.monotonic()
+        if self._flush_at is not None and self._flush_at <= now:
+            self._flush_at = None  # before: what is held from now on asks for a flush of its own
+            self._peers.flush()
+        if self._tidy_at <= now:
+            self._tidy_at = now + TIDY_SECONDS
+            self._peers.tidy()
+        at = self._flush_at
+        return (self._tidy_at if at is None else min(at, self._tidy_at)) - now
 
     def _release(self, hold: Hold) -> None:
         self.holds.discard(hold)

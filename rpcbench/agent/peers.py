@@ -81,6 +81,11 @@ class Peers:
         for tie in self._ties.all():
             tie.connection.flush()
 
+    def tidy(self) -> None:
+        """Give back memory that has not been needed for some time."""
+        for tie in self._ties.all():
+            tie.connection.tidy()
+
     def await_room(self, to: int) -> None:
         """Wait while a member is far behind in reading what it was sent."""
         connection = self.find(to)

@@ -11,12 +11,20 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from rpcbench.transport.store import Store
 from rpcbench.wire.body import Body
 from rpcbench.wire.messages import Message
 
 
 class Stream(Protocol):
     """Bytes to and from one peer. One thread reads and one writes at a time, which may be different ones."""
+
+    store: Store
+    """Where large buffers go."""
+
+    def share(self, deadline: float) -> None:
+        """Share memory with the peer, which has proved who it is, where that is possible. OSError past the deadline."""
+        ...
 
     def read_into(self, target: memoryview, /) -> int:
         """Put the next bytes into `target`; how many, 0 at the end of the stream. Waits for at least one."""

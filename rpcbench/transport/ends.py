@@ -168,6 +168,7 @@ def _run(stream: Stream, handshake: Handshake, deadline: float) -> Identity:
         try:
             data, count = handshake.send(answer)
         except StopIteration as done:
+            stream.share(deadline)
             stream.limit(None)
             identity: Identity = done.value
             return identity

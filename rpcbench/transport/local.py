@@ -16,6 +16,15 @@ _BUFFER = 1 << 20
 _CRED = struct.Struct("3i")
 
 
+class LocalStream(SocketStream):
+    """A stream between two processes that can share memory."""
+
+    def share(self, deadline: float) -> None:
+        from rpcbench.transport import shared  # needs what Windows does not have
+
+        self.store = shared.exchange(self._sock, deadline)
+
+
 class LocalListener(SocketListener):
     """A unix socket in a directory of its owner alone."""
 
@@ -28,7 +37,7 @@ class LocalListener(SocketListener):
         sock.listen(128)
         super().__init__(sock)
 
-    def open(self, sock: socket.socket, deadline: float) -> SocketStream:
+    def open(self, sock: socket.socket, deadline: float) -> LocalStream:
         """The stream of an accepted socket. AuthenticationError where it is another user's."""
         if hasattr(socket, "SO_PEERCRED"):
             _same_user(sock)
@@ -40,7 +49,7 @@ class LocalListener(SocketListener):
         super().close()
 
 
-def connect(path: str, deadline: float) -> SocketStream:
+def connect(path: str, deadline: float) -> LocalStream:
     """Dial. OSError where nobody listens (yet)."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -52,10 +61,10 @@ def connect(path: str, deadline: float) -> SocketStream:
     return _stream(sock)
 
 
-def _stream(sock: socket.socket) -> SocketStream:
+def _stream(sock: socket.socket) -> LocalStream:
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
-    return SocketStream(sock)
+    return LocalStream(sock)
 
 
 def _same_user(sock: socket.socket) -> None:

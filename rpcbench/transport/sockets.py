@@ -11,6 +11,8 @@ import select
 import socket
 import sys
 
+from rpcbench.transport.store import Store
+
 _MOST_PARTS = 512
 _ACKNOWLEDGED = 56 if sys.platform == "linux" else 0
 """Where `tcp_info` has the milliseconds since the last acknowledgement (tcpi_last_ack_recv, see linux/tcp.h)."""
@@ -22,6 +24,7 @@ class SocketStream:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self.store = Store()
         self.read_into = sock.recv_into  # no step between: every byte comes this way
 
     def write(self, views: list[memoryview], may_wait: bool) -> None:
@@ -45,6 +48,9 @@ class SocketStream:
         poller.register(self._sock, select.POLLOUT)
         if not poller.poll(None if limit is None else limit * 1000):
             raise TimeoutError("timed out")
+
+    def share(self, deadline: float) -> None:
+        """There is nothing to share with another host."""
 
     def limit(self, seconds: float | None) -> None:
         """From now on a single read or write takes so long at most, then TimeoutError; None: as long as it takes."""

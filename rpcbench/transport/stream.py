@@ -22,7 +22,19 @@ from typing import NamedTuple
 
 from rpcbench.transport.base import Stream
 from rpcbench.wire.body import Body
-from rpcbench.wire.frames import BEAT, END, Decoder, Frame, Limits, Parts, encode
+from rpcbench.wire.frames import (
+    BEAT,
+    END,
+    Decoder,
+    Frame,
+    Limits,
+    Parts,
+    check,
+    encode,
+    encode_lent,
+    encode_returned,
+    raw,
+)
 from rpcbench.words.errors import NotConnectedError, ProtocolError
 from rpcbench.words.futures import step_aside
 
@@ -44,8 +56,9 @@ class StreamConnection:
 
     def __init__(self, stream: Stream, limits: Limits, helper: Callable[[Callable[[], None]], object]) -> None:
         self._stream = stream
+        self._store = stream.store
         self._limits = limits
-        self._decoder = Decoder(limits)
+        self._decoder = Decoder(limits, self._store)
         self._helper = helper
         self._state = threading.Lock()
         self._drained = threading.Condition(self._state)
@@ -62,12 +75,14 @@ class StreamConnection:
 
     # -- writing
     def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:
-        first, chunks = encode(next(self._numbers) & 0xFFFFFFFF, control, body, self._limits)
+        first, chunks = self._encoded(control, body)
+        owed = self._owed()
         if may_wait:
             self.await_room()
         with self._state:
             if self.ended:
                 raise NotConnectedError("the connection has ended")
+            self._held += owed
             alone = not (self._small or self._writing or hold)
             parts: Parts = []
             if alone:
@@ -77,13 +92,33 @@ class StreamConnection:
             else:
                 self._small.append(first)
                 self._queued += _size(first)
-            if body.buffers and len(first) == 1:
+            if chunks is not None:
                 self._large.append(chunks)
-                self._queued += sum(memoryview(buffer).nbytes for buffer in body.buffers)
+                self._queued += sum(buffer.nbytes for buffer in raw(body))
             if self._writing or (hold and len(self._held) < _MOST_HELD):
                 return
             self._writing = True
         self._write([memoryview(part) for part in parts], may_wait)
+
+    def _encoded(self, control: bytes, body: Body) -> tuple[Parts, Iterator[Parts] | None]:
+        check(control, body, self._limits)
+        places = self._store.put(raw(body)) if body.buffers else None
+        if places is not None:
+            return [encode_lent(control, body, places)], None
+        first, chunks = encode(next(self._numbers) & 0xFFFFFFFF, control, body)
+        return first, chunks if body.buffers and len(first) == 1 else None
+
+    def _owed(self) -> Parts:
+        places = self._store.owed()
+        return [encode_returned(places)] if places else []
+
+    def tidy(self) -> None:
+        """Tell the peer which of its memory is needed no more, and give the system what is idle here. Never blocks."""
+        self._store.tidy()
+        owed = self._owed()
+        with self._state:
+            self._held += owed
+        self.flush()
 
     def flush(self) -> None:
         """Write what is held, unless somebody is at it. Never blocks."""
@@ -223,6 +258,7 @@ class StreamConnection:
         """Give the descriptor back; only after `read` has told of the end."""
         with self._state:
             self._await(lambda: not self._writing, _CLOSE_SECONDS)
+        self._store.end()
         self._stream.release()
 
     def forked(self) -> None:

@@ -70,6 +70,7 @@ class TlsStream:
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, deadline: float) -> None:
         self._plain = SocketStream(sock)
+        self.store = self._plain.store
         self._sock = sock
         self._lock = threading.Lock()
         self._received, self._sealed = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -139,6 +140,9 @@ class TlsStream:
 
     def silence(self) -> float | None:
         return self._plain.silence()
+
+    def share(self, deadline: float) -> None:
+        """There is nothing to share with another host."""
 
     # -- ends
     def limit(self, seconds: float | None) -> None:

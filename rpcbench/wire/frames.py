@@ -11,12 +11,15 @@ straight into the memory where they stay.
                              bytes, continuing that stream's buffers
     BEAT     kind=3          nothing: a sign of life
     END      kind=4          the connection ends now, on purpose
+    LENT     kind=5          as MESSAGE, with places of its buffers in shared memory instead of the buffers
+    RETURNED kind=6          length
+                             places of buffers that are the peer's again
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,9 +28,9 @@ from rpcbench.words.errors import MessageTooLarge, ProtocolError
 
 HEAD = struct.Struct("<BBHIIQI")  # kind, chunked, buffers, stream, control, payload, tensors
 CHUNK = 1 << 20
-_MESSAGE, _CHUNK, _BEAT, _END = 1, 2, 3, 4
+_MESSAGE, _CHUNK, _BEAT, _END, _LENT, _RETURNED = 1, 2, 3, 4, 5, 6
 BEAT, END = (HEAD.pack(kind, 0, 0, 0, 0, 0, 0) for kind in (_BEAT, _END))
-_LENGTH = struct.Struct("<Q")
+_NUMBER = struct.Struct("<Q")
 _SCRATCH = 1 << 16
 
 
@@ -51,26 +54,66 @@ class Frame(NamedTuple):
 Parts = list["bytes | memoryview"]
 
 
-def encode(stream: int, control: bytes, body: Body, limits: Limits) -> tuple[Parts, Iterator[Parts]]:
-    """The announcing frame, and the chunks that follow it (none for a small message)."""
-    buffers = [memoryview(b).cast("B") for b in body.buffers]
-    lengths = [b.nbytes for b in buffers]
-    total = sum(lengths)
-    if len(control) > limits.control or len(body.payload) + len(body.tensors) + total > limits.body:
+class Memory:
+    """Where a decoder puts and finds buffers. This one shares none with the peer."""
+
+    def room(self, size: int) -> memoryview | bytearray:
+        """A buffer of its own for bytes that are to come."""
+        return bytearray(size)
+
+    def borrow(self, place: int, size: int) -> memoryview:
+        """A buffer that the peer has put into shared memory. ProtocolError where it cannot be there."""
+        raise ProtocolError(f"the peer lends memory at {place}, though none is shared")
+
+    def returned(self, place: int) -> None:
+        """The peer needs what was put there no more. ProtocolError where nothing was."""
+        raise ProtocolError(f"the peer gives back memory at {place}, which it was never lent")
+
+
+def check(control: bytes, body: Body, limits: Limits) -> None:
+    """MessageTooLarge for what may not be sent."""
+    size = len(body.payload) + sum(buffer.nbytes for buffer in raw(body))
+    if len(control) > limits.control or size + len(body.tensors) > limits.body:
         raise MessageTooLarge(
-            f"message of {len(body.payload) + total} bytes (control {len(control)}) is over the limit of "
+            f"message of {size} bytes (control {len(control)}) is over the limit of "
             f"{limits.body} ({limits.control}); send it in parts"
         )
-    if len(buffers) > limits.buffers:
-        raise MessageTooLarge(f"a message carries at most {limits.buffers} large tensors, this one {len(buffers)}")
-    chunked = total > CHUNK
-    head = HEAD.pack(
-        _MESSAGE, chunked, len(buffers), stream, len(control), len(body.payload), len(body.tensors)
-    ) + struct.pack(f"<{len(buffers)}Q", *lengths)
-    first: Parts = [b"".join((head, control, body.payload, body.tensors))]
+    if (count := len(body.buffers)) > limits.buffers:
+        raise MessageTooLarge(f"a message carries at most {limits.buffers} large tensors, this one {count}")
+
+
+def encode(stream: int, control: bytes, body: Body) -> tuple[Parts, Iterator[Parts]]:
+    """The announcing frame, and the chunks that follow it (none for a small message)."""
+    buffers = raw(body)
+    chunked = sum(buffer.nbytes for buffer in buffers) > CHUNK
+    first: Parts = [_announcement(_MESSAGE, chunked, stream, control, body)]
     if not chunked:
         return [*first, *buffers], iter(())
     return first, _chunks(stream, buffers)
+
+
+def encode_lent(control: bytes, body: Body, places: Sequence[int]) -> bytes:
+    """The frame of a message whose buffers are in shared memory already."""
+    return _announcement(_LENT, False, 0, control, body, places)
+
+
+def encode_returned(places: Sequence[int]) -> bytes:
+    """The frame that gives back what the peer has lent."""
+    return HEAD.pack(_RETURNED, 0, 0, 0, len(places) * _NUMBER.size, 0, 0) + struct.pack(f"<{len(places)}Q", *places)
+
+
+def raw(body: Body) -> list[memoryview]:
+    """The buffers of a body as bytes."""
+    return [memoryview(b).cast("B") for b in body.buffers]
+
+
+def _announcement(
+    kind: int, chunked: bool, stream: int, control: bytes, body: Body, places: Sequence[int] = ()
+) -> bytes:
+    lengths = [buffer.nbytes for buffer in raw(body)]
+    head = HEAD.pack(kind, chunked, len(lengths), stream, len(control), len(body.payload), len(body.tensors))
+    numbers = struct.pack(f"<{len(lengths) + len(places)}Q", *lengths, *places)
+    return b"".join((head, numbers, control, body.payload, body.tensors))
 
 
 def _chunks(stream: int, buffers: list[memoryview]) -> Iterator[Parts]:
@@ -83,11 +126,10 @@ def _chunks(stream: int, buffers: list[memoryview]) -> Iterator[Parts]:
 class _Incoming:
     """A message under way: where the next bytes of its buffers go."""
 
-    def __init__(self, control: bytes, payload: bytes, tensors: bytes, lengths: tuple[int, ...]) -> None:
-        self.control, self.payload, self.tensors = control, payload, tensors
-        self.buffers = [bytearray(n) for n in lengths]
-        self._views = [memoryview(b) for b in self.buffers if b]
-        self.left = sum(lengths)
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self._views = [memoryview(b) for b in frame.body.buffers if len(b)]
+        self.left = sum(map(len, self._views))
 
     def target(self, limit: int) -> memoryview:
         return self._views[0][:limit]
@@ -100,15 +142,13 @@ class _Incoming:
         else:
             self._views.pop(0)
 
-    def frame(self) -> Frame:
-        return Frame(self.control, Body(self.payload, self.tensors, self.buffers))
-
 
 class Decoder:
     """Bytes in, frames out. `target()` says where the next bytes go, `received(n)` that n have been put there."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, memory: Memory | None = None) -> None:
         self._limits = limits
+        self._memory = memory or Memory()
         self._scratch = memoryview(bytearray(_SCRATCH))
         self._pending = bytearray()
         self._streams: dict[int, _Incoming] = {}
@@ -172,9 +212,26 @@ class Decoder:
             del self._pending[: HEAD.size]
             self.over |= kind == _END
             return True
-        if kind != _MESSAGE:
+        if kind == _RETURNED:
+            return self._take_back(control)
+        if kind not in (_MESSAGE, _LENT):
             raise ProtocolError(f"frame of unknown kind {kind}")
-        return self._begin_message(bool(chunked), buffers, stream, control, payload, tensors, frames)
+        announced = self._announced(kind == _LENT, buffers, control, payload, tensors)
+        if announced is not None:
+            self._begin_message(kind == _LENT, announced, bool(chunked), stream, frames)
+        return announced is not None
+
+    def _take_back(self, length: int) -> bool:
+        if length > self._limits.control or length % _NUMBER.size:
+            raise ProtocolError(f"the peer gives back {length} bytes of places")
+        end = HEAD.size + length
+        if len(self._pending) < end:
+            return False
+        places = struct.unpack_from(f"<{length // _NUMBER.size}Q", self._pending, HEAD.size)
+        del self._pending[:end]
+        for place in places:
+            self._memory.returned(place)
+        return True
 
     def _begin_chunk(self, stream: int, length: int) -> None:
         incoming = self._streams.get(stream)
@@ -183,34 +240,40 @@ class Decoder:
         del self._pending[: HEAD.size]
         self._current, self._left = incoming, length
 
-    def _begin_message(
-        self, chunked: bool, buffers: int, stream: int, control: int, payload: int, tensors: int, frames: list[Frame]
-    ) -> bool:
+    def _announced(self, lent: bool, buffers: int, control: int, payload: int, tensors: int) -> Frame | None:
+        """The message that is announced, with buffers that are yet to be filled, unless they are lent; None: not all
+        of it is here."""
         limits = self._limits
         if control > limits.control or payload + tensors > limits.body or buffers > limits.buffers:
             raise ProtocolError("a message announces more than the limits allow")
-        start = HEAD.size + _LENGTH.size * buffers
+        count = 2 * buffers if lent else buffers
+        start = HEAD.size + _NUMBER.size * count
         if len(self._pending) < start:
-            return False
-        lengths = struct.unpack_from(f"<{buffers}Q", self._pending, HEAD.size)
+            return None
+        numbers = struct.unpack_from(f"<{count}Q", self._pending, HEAD.size)
+        lengths, places = numbers[:buffers], numbers[buffers:]
         if payload + tensors + sum(lengths) > limits.body or len(self._streams) >= limits.streams:
             raise ProtocolError("a message announces more than the limits allow")
         end = start + control + payload + tensors
         if len(self._pending) < end:
-            return False
+            return None
         with memoryview(self._pending) as view:
             parts = [bytes(view[a:b]) for a, b in _spans(start, control, payload, tensors)]
         del self._pending[:end]
-        incoming = _Incoming(parts[0], parts[1], parts[2], lengths)
-        if incoming.left == 0:
-            frames.append(incoming.frame())
+        memory = self._memory
+        found = [*map(memory.borrow, places, lengths)] if lent else [*map(memory.room, lengths)]
+        return Frame(parts[0], Body(parts[1], parts[2], found))
+
+    def _begin_message(self, lent: bool, announced: Frame, chunked: bool, stream: int, frames: list[Frame]) -> None:
+        incoming = _Incoming(announced)
+        if lent or incoming.left == 0:
+            frames.append(announced)
         elif chunked:
             if stream in self._streams:
                 raise ProtocolError(f"stream {stream} is announced twice")
             self._streams[stream] = incoming
         else:
             self._current, self._left = incoming, incoming.left
-        return True
 
     def _copy(self, frames: list[Frame]) -> None:
         assert self._current is not None
@@ -228,7 +291,7 @@ class Decoder:
         if self._left == 0:
             self._current = None
         if incoming.left == 0:
-            frames.append(incoming.frame())
+            frames.append(incoming.frame)
             self._streams = {key: value for key, value in self._streams.items() if value is not incoming}
 
 

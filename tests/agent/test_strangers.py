@@ -163,10 +163,10 @@ def test_a_handshake_that_was_overheard_is_worth_nothing_again(tmp_path: Path, m
 VALID = b"".join(
     bytes(part)
     for control, body in ((b"\x92\x01\x02", Body(b"p" * 40, b"t" * 8, [b"b" * 300])), (b"\x93", Body(b"q", b"", [])))
-    for part in encode(1, control, body, SMALL)[0]
+    for part in encode(1, control, body)[0]
 ) + b"".join(
     bytes(part)
-    for first, chunks in [encode(2, b"c", Body(b"", b"", [bytes(900_000), bytes(140_000)]), Limits(body=2 << 20))]
+    for first, chunks in [encode(2, b"c", Body(b"", b"", [bytes(900_000), bytes(140_000)]))]
     for parts in ([first], chunks)
     for group in parts
     for part in (group if isinstance(group, list) else [group])
@@ -234,7 +234,7 @@ def test_a_member_whose_message_is_over_the_limit_is_parted_from(tmp_path: Path)
         agents[0]._peers._limits = SMALL
         stream, _ = Opener(SECRET).dial(address_of(agents[0]), _as(agents[1]))
         before = psutil.Process().memory_info().rss
-        first, _ = encode(1, b"x", Body(b"", b"", [bytes(1)]), Limits())
+        first, _ = encode(1, b"x", Body(b"", b"", [bytes(1)]))
         head = bytearray(b"".join(bytes(part) for part in first))
         head[-1 - 1 - 8 : -2] = (7 << 30).to_bytes(8, "little")  # the length of its one buffer: 7 GiB
         stream.write([memoryview(bytes(head))], True)

@@ -7,11 +7,17 @@ import threading
 import time
 from collections.abc import Callable
 
+import pytest
+
+from rpcbench.transport import shared
 from rpcbench.transport.base import Stream
 from rpcbench.transport.ends import Opener
+from rpcbench.transport.local import LocalStream
 from rpcbench.transport.sockets import SocketStream
 
-KINDS = ["unix", "tcp", "tls"]
+KINDS = ["unix", "full", "tcp", "tls"]
+ALL = [*KINDS, "shared"]
+"""On the last one large messages go past the stream; in "full" there is room for few of them."""
 SECRET = b"s" * 32
 
 
@@ -32,6 +38,10 @@ def pair(kind: str) -> tuple[Stream, Stream]:
     if kind == "unix":
         one, other = socket.socketpair()
         return SocketStream(one), SocketStream(other)
+    if kind in ("shared", "full"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shared, "SIZE", shared.SIZE if kind == "shared" else 1 << 20)
+            return _sharing()
     opener = Opener(SECRET)
     listener, address = opener.listen(f"{kind}://127.0.0.1:0")
     opened: list[Stream] = []
@@ -49,4 +59,15 @@ def pair(kind: str) -> tuple[Stream, Stream]:
     for stream in opened:
         stream.limit(None)
     one, other = opened
+    return one, other
+
+
+def _sharing() -> tuple[Stream, Stream]:
+    one, other = (LocalStream(sock) for sock in socket.socketpair())
+    deadline = time.monotonic() + 5
+    sharing = spawn(lambda: other.share(deadline))
+    one.share(deadline)
+    sharing.join()
+    for stream in (one, other):
+        stream.limit(None)
     return one, other

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from streams import KINDS, pair, spawn
+from streams import ALL, KINDS, pair, spawn
 from worlds import PATIENCE, until
 
 from rpcbench.transport import stream
@@ -70,6 +70,7 @@ def ends(request: pytest.FixtureRequest, no_leaks: None) -> Iterator[tuple[End, 
         end.ended()
 
 
+@pytest.mark.parametrize("ends", ALL, indirect=True)
 def test_what_is_sent_arrives(ends: tuple[End, End]) -> None:
     one, other = ends
     other.read()
@@ -81,6 +82,7 @@ def test_what_is_sent_arrives(ends: tuple[End, End]) -> None:
     assert bytes(second.body.buffers[0]) == bytes(6 << 20)
 
 
+@pytest.mark.parametrize("ends", ALL, indirect=True)
 @pytest.mark.parametrize("may_wait", [True, False])
 def test_both_ends_send_more_than_the_sockets_hold(ends: tuple[End, End], may_wait: bool) -> None:
     """Eight echoes of 4 MB, none awaited, each way: whoever reads must never be stuck in a write."""
@@ -167,6 +169,7 @@ def test_only_so_many_messages_are_held(ends: tuple[End, End]) -> None:
     assert {other.next().control for _ in range(stream._MOST_HELD)} == {b"held"}
 
 
+@pytest.mark.parametrize("ends", ALL, indirect=True)
 def test_close_writes_out_what_is_queued(ends: tuple[End, End]) -> None:
     one, other = ends
     for _ in range(4):

@@ -7,7 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpcbench.wire.body import Body
-from rpcbench.wire.frames import CHUNK, HEAD, Decoder, Frame, Limits, encode
+from rpcbench.wire.frames import (
+    CHUNK,
+    HEAD,
+    Decoder,
+    Frame,
+    Limits,
+    Memory,
+    check,
+    encode,
+    encode_lent,
+    encode_returned,
+)
 from rpcbench.words.errors import ProtocolError
 
 LIMITS = Limits()
@@ -18,7 +29,7 @@ def stream_of(messages: list[tuple[bytes, Body]], seed: int = 0) -> bytes:
     """All messages on one stream, chunks of the large ones interleaved with everything else."""
     rng, out, running = random.Random(seed), [], []
     for number, (control, body) in enumerate(messages):
-        first, chunks = encode(number, control, body, LIMITS)
+        first, chunks = encode(number, control, body)
         out += first
         running.append(chunks)
         for chunk_source in rng.sample(running, len(running)):
@@ -66,8 +77,8 @@ def test_chunks_of_several_large_messages_interleave(seed: int) -> None:
 
 
 def test_a_small_message_passes_between_two_chunks() -> None:
-    first, chunks = encode(1, b"large", Body(b"", b"", [bytes(3 * CHUNK)]), LIMITS)
-    small, none = encode(2, b"small", Body(b"", b"", []), LIMITS)
+    first, chunks = encode(1, b"large", Body(b"", b"", [bytes(3 * CHUNK)]))
+    small, none = encode(2, b"small", Body(b"", b"", []))
     decoder = Decoder(LIMITS)
     seen = [plain(f)[0] for parts in (first, next(chunks), small) for f in feed(decoder, b"".join(parts), [1 << 20])]
     assert seen == [b"small"] and list(none) == []
@@ -99,7 +110,7 @@ def test_nonsense_is_refused(data: bytes) -> None:
 
 
 def test_streams_under_way_are_counted() -> None:
-    announce = [encode(n, b"", Body(b"", b"", [bytes(CHUNK + 1)]), LIMITS)[0] for n in range(3)]
+    announce = [encode(n, b"", Body(b"", b"", [bytes(CHUNK + 1)]))[0] for n in range(3)]
     limits = Limits(streams=2)
     with pytest.raises(ProtocolError, match="limits"):
         feed(Decoder(limits), b"".join(bytes(p) for parts in announce for p in parts), [1 << 20])
@@ -107,7 +118,7 @@ def test_streams_under_way_are_counted() -> None:
 
 def test_too_large_to_send_is_the_senders_error() -> None:
     with pytest.raises(ProtocolError, match="over the limit"):
-        encode(0, b"", Body(b"", b"", [bytes(5000)]), SMALL)
+        check(b"", Body(b"", b"", [bytes(5000)]), SMALL)
 
 
 @given(st.binary(max_size=200))
@@ -116,3 +127,47 @@ def test_random_bytes_never_crash(data: bytes) -> None:
         feed(Decoder(SMALL), data, [64])
     except ProtocolError:
         pass
+
+
+# -- shared memory
+class Shelf(Memory):
+    """What the peer has put somewhere, by place."""
+
+    def __init__(self, buffers: dict[int, bytes]) -> None:
+        self.buffers, self.back = buffers, list[int]()
+
+    def borrow(self, place: int, size: int) -> memoryview:
+        return memoryview(self.buffers[place])[:size]
+
+    def returned(self, place: int) -> None:
+        self.back.append(place)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1))
+@settings(max_examples=30, deadline=None)
+def test_what_is_lent_and_given_back_comes_in_between(sizes: list[int]) -> None:
+    shelf = Shelf({4096: b"first", 1 << 40: b"second"})
+    lent = Body(b"payload", b"table", [bytes(5), bytes(6)])
+    large, chunks = encode(3, b"large", Body(b"", b"", [bytes(CHUNK + 9)]))
+    data = [*large, *next(chunks), encode_lent(b"lent", lent, [4096, 1 << 40]), encode_returned([5, 1 << 50])]
+    pieces = [*data, *next(chunks), encode_returned([])]
+    decoder = Decoder(LIMITS, shelf)
+    frames = feed(decoder, b"".join(bytes(piece) for piece in pieces), [*sizes, CHUNK])
+    assert plain(frames[0]) == (b"lent", b"payload", b"table", [b"first", b"second"])
+    assert plain(frames[1]) == (b"large", b"", b"", [bytes(CHUNK + 9)])
+    assert shelf.back == [5, 1 << 50] and decoder.idle
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (encode_lent(b"", Body(b"", b"", [b"x"]), [0]), "though none is shared"),
+        (encode_returned([0]), "never lent"),
+        (HEAD.pack(6, 0, 0, 0, 7, 0, 0), "7 bytes of places"),
+        (HEAD.pack(6, 0, 0, 0, 1 << 30, 0, 0), "bytes of places"),
+        (encode_lent(b"", Body(b"", b"", [bytes(2000)] * 3), [0] * 3), "limits"),
+    ],
+)
+def test_memory_that_is_not_shared_is_neither_lent_nor_given_back(data: bytes, what: str) -> None:
+    with pytest.raises(ProtocolError, match=what):
+        feed(Decoder(SMALL), data, [4096])

@@ -1,0 +1,120 @@
+"""Memory that two processes on one host share: an anonymous file of each, handed over once.
+
+Neither file has a name, so nothing of it outlives the two. It is handed to a peer that has proved who it is, and is
+sealed, so that nobody can cut it short under the other. Where a system has no such files, or does not let them be
+mapped, or RPCBENCH_SHARED_MEMORY is 0, everything goes through the socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import socket
+import time
+
+from rpcbench.transport.arena import SIZE, Arena, Loans
+from rpcbench.transport.store import Store
+from rpcbench.words.errors import ProtocolError
+
+_LARGEST = 64 << 30
+_NOTHING, _MEMORY = b"n", b"m"
+
+
+def exchange(sock: socket.socket, deadline: float) -> Store:
+    """Hand our memory to the peer and take its own, as it does at this moment; each only where both can.
+
+    ProtocolError for a file that could do harm, OSError past the deadline.
+    """
+    descriptor = _file()
+    try:
+        ours = _mapped(descriptor, SIZE)
+        if ours is None or descriptor is None:
+            _say(sock, deadline, _NOTHING)
+        else:
+            _say(sock, deadline, _MEMORY, descriptor)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+    theirs = _taken(sock, deadline)
+    _say(sock, deadline, _NOTHING if theirs is None else _MEMORY)
+    accepted = _heard(sock, deadline)[0] == _MEMORY
+    return Store(
+        Arena(ours, mmap.MADV_REMOVE) if ours is not None and accepted else None,
+        Loans(theirs) if theirs is not None else None,
+    )
+
+
+def _file() -> int | None:
+    """A sealed file that takes no memory until it is written to."""
+    if os.environ.get("RPCBENCH_SHARED_MEMORY") == "0" or not hasattr(os, "memfd_create"):
+        return None
+    try:
+        descriptor = os.memfd_create("rpcbench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError:  # no memory, no descriptors, or the system forbids it
+        return None
+    try:
+        os.ftruncate(descriptor, SIZE)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if hasattr(fcntl, "F_SEAL_SHRINK") else 0
+
+
+def _mapped(descriptor: int | None, size: int) -> mmap.mmap | None:
+    if descriptor is None:
+        return None
+    with contextlib.suppress(OSError):
+        return mmap.mmap(descriptor, size)
+    return None
+
+
+def _taken(sock: socket.socket, deadline: float) -> mmap.mmap | None:
+    """The peer's memory; None where it has none for us, or it cannot be mapped here."""
+    word, descriptors = _heard(sock, deadline)
+    try:
+        if word == _NOTHING or os.environ.get("RPCBENCH_SHARED_MEMORY") == "0":
+            return None
+        if len(descriptors) != 1:
+            raise ProtocolError("the peer announced shared memory, and sent none")
+        return _mapped(descriptors[0], _size(descriptors[0]))
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _size(descriptor: int) -> int:
+    """Of a file that keeps it whatever the peer does. ProtocolError for another one."""
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:  # no file in memory
+        seals = 0
+    size = os.fstat(descriptor).st_size
+    if seals & _SEALS != _SEALS or not 0 < size <= _LARGEST or size % mmap.PAGESIZE:
+        raise ProtocolError("the peer sent a file as shared memory that could be cut short, or is none")
+    return size
+
+
+def _say(sock: socket.socket, deadline: float, word: bytes, *descriptors: int) -> None:
+    _limit(sock, deadline)
+    socket.send_fds(sock, [word], descriptors)
+
+
+def _heard(sock: socket.socket, deadline: float) -> tuple[bytes, list[int]]:
+    _limit(sock, deadline)
+    word, descriptors, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    if not word:
+        raise ProtocolError("the peer hung up before it had told of its memory")
+    return word, descriptors
+
+
+def _limit(sock: socket.socket, deadline: float) -> None:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the peer took too long to tell of its memory")
+    sock.settimeout(left)

@@ -1,0 +1,93 @@
+"""Where the two ends of a connection put large buffers.
+
+What is received goes into memory of this process, which is used again. Two processes that can share memory do better:
+each lends the other one an arena. Who sends writes a buffer once into a piece of his own and says where; the piece is
+the receiver's, to read and to write, until nothing there refers to it and that has been told.
+
+Guarantees
+- Nobody waits for room: what finds none goes through the socket, or into memory that is not used again.
+- What a peer says about places is checked: nonsense is a ProtocolError.
+- A tensor keeps its memory, also when the connection or the peer is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rpcbench.transport.arena import Arena, Loans
+from rpcbench.transport.reused import Reused
+from rpcbench.wire.frames import Memory
+from rpcbench.words.errors import ProtocolError
+
+SHARED = 64 << 10
+"""Messages with less than this many bytes in buffers go through the socket."""
+
+
+class Store(Memory):
+    """For one connection, from any thread. `ours` is lent to the peer and `theirs` by it, where they share memory."""
+
+    def __init__(self, ours: Arena | None = None, theirs: Loans | None = None) -> None:
+        self._ours = ours
+        self._theirs = theirs
+        self._reused = Reused()
+
+    # -- sending
+    def put(self, buffers: Sequence[memoryview]) -> list[int] | None:
+        """Copy buffers to where the peer finds them: the places. None where they have to go another way."""
+        ours = self._ours
+        if ours is None or sum(buffer.nbytes for buffer in buffers) < SHARED:
+            return None
+        places: list[int] = []
+        for buffer in buffers:
+            place = ours.take(buffer.nbytes)
+            if place is None:
+                for taken in places:
+                    ours.give_back(taken)
+                return None
+            places.append(place)
+        for place, buffer in zip(places, buffers, strict=True):
+            here = np.ndarray(buffer.nbytes, np.uint8, ours.memory, place)
+            np.copyto(here, np.ndarray(buffer.nbytes, np.uint8, buffer))  # lets other threads run
+        return places
+
+    def returned(self, place: int) -> None:
+        """The peer needs a buffer no more."""
+        if self._ours is None:
+            return super().returned(place)
+        try:
+            self._ours.give_back(place)
+        except KeyError:
+            raise ProtocolError(f"the peer gives back memory at {place}, which it does not have") from None
+
+    # -- receiving
+    def room(self, size: int) -> memoryview | bytearray:
+        """A buffer for what comes through the socket."""
+        return self._reused.room(size)
+
+    def borrow(self, place: int, size: int) -> memoryview:
+        """A buffer that the peer has put there."""
+        if self._theirs is None:
+            return super().borrow(place, size)
+        try:
+            return self._theirs.lend(place, size)
+        except ValueError as error:
+            raise ProtocolError(f"the peer lends memory that is not its own: {error}") from error
+
+    def owed(self) -> list[int]:
+        """Places of buffers of the peer's that are needed no more: to be told to it."""
+        return self._theirs.over() if self._theirs is not None else []
+
+    # -- both
+    def tidy(self) -> None:
+        """Give back to the system what has not been needed for some time."""
+        self._reused.tidy()
+        if self._ours is not None:
+            self._ours.tidy()
+
+    def end(self) -> None:
+        """The connection has ended: only buffers that are in use here keep their memory."""
+        if self._theirs is not None:
+            self._theirs.forget_rest()
+        self._ours = self._theirs = None

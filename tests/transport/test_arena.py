@@ -1,0 +1,126 @@
+"""Memory that is used again: no byte belongs to two, nothing is kept that nobody needs, buffers end when they end."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcbench.transport.arena import Arena, Loans
+from rpcbench.transport.reused import SMALL, Reused
+
+PAGE = mmap.PAGESIZE
+PAGES = 16
+
+
+def anonymous(pages: int = PAGES) -> mmap.mmap:
+    return mmap.mmap(-1, pages * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6 * PAGE), st.integers(0, 9)), max_size=60))
+def test_no_byte_belongs_to_two(steps: list[tuple[int, int]]) -> None:
+    """Each step takes a piece of some size, and then gives back one, or tidies up."""
+    arena = Arena(anonymous(), mmap.MADV_DONTNEED)
+    mine: dict[int, int] = {}
+    for size, choice in steps:
+        start = arena.take(size)
+        if start is not None:
+            arena.memory[start : start + size] = bytes([start // PAGE + 1]) * size
+            mine[start] = size
+        if choice == 0:
+            arena.tidy()
+        elif choice < 6 and mine:
+            arena.give_back([*mine][choice % len(mine)])
+            del mine[[*mine][choice % len(mine)]]
+        for place, length in mine.items():
+            assert arena.memory[place : place + length] == bytes([place // PAGE + 1]) * length
+    for start in mine:
+        arena.give_back(start)
+    assert arena.take(PAGES * PAGE) == 0, "all of it is one piece again"
+
+
+def test_who_finds_no_room_is_told() -> None:
+    arena = Arena(anonymous(2), mmap.MADV_DONTNEED)
+    assert arena.take(PAGE + 1) == 0
+    assert arena.take(1) is None
+    with pytest.raises(KeyError):
+        arena.give_back(PAGE)
+    arena.give_back(0)
+    assert arena.take(1) == 0
+
+
+def test_what_was_not_needed_since_the_last_time_goes_back() -> None:
+    arena = Arena(anonymous(), mmap.MADV_DONTNEED)
+    kept, needed, once = arena.take(PAGE), arena.take(PAGE), arena.take(PAGE)
+    assert (kept, needed, once) == (0, PAGE, 2 * PAGE)
+    arena.memory[: 3 * PAGE] = b"x" * (3 * PAGE)
+    arena.give_back(PAGE)
+    arena.give_back(2 * PAGE)
+    arena.tidy()
+    assert bytes(arena.memory[: 3 * PAGE]) == b"x" * (3 * PAGE), "all of it was needed just now"
+    assert arena.take(PAGE) == PAGE
+    arena.give_back(PAGE)
+    arena.tidy()
+    assert bytes(arena.memory[: 3 * PAGE]) == b"x" * (2 * PAGE) + bytes(PAGE)
+    arena.tidy()
+    assert bytes(arena.memory[: 3 * PAGE]) == b"x" * PAGE + bytes(2 * PAGE), "what is in use stays"
+
+
+def test_a_loan_ends_with_the_last_that_was_made_of_it() -> None:
+    loans = Loans(anonymous())
+    view = loans.lend(PAGE, 8 * 64)
+    tensor = torch.frombuffer(view.cast("B")[:64], dtype=torch.float64).reshape(2, 4)
+    array = np.frombuffer(view, np.int64)[8:]
+    del view
+    with pytest.raises(ValueError, match="in use"):
+        loans.lend(PAGE, 1)
+    storage = tensor.untyped_storage()
+    del tensor, array
+    gc.collect()
+    assert loans.over() == []
+    del storage
+    gc.collect()
+    assert loans.over() == [PAGE]
+    assert loans.over() == [], "each is told once"
+    loans.lend(PAGE, 1)
+
+
+@pytest.mark.parametrize("place", [PAGES * PAGE, -1, PAGES * PAGE - 1, 1 << 63])
+def test_what_is_no_part_of_the_memory_cannot_be_lent(place: int) -> None:
+    with pytest.raises(ValueError, match="not there"):
+        Loans(anonymous()).lend(place, 2)
+
+
+def test_buffers_are_used_again() -> None:
+    reused = Reused()
+    first = reused.room(SMALL)
+    assert isinstance(first, memoryview) and not first.readonly
+    address = np.frombuffer(first, np.uint8).ctypes.data
+    second = reused.room(SMALL)
+    assert np.frombuffer(second, np.uint8).ctypes.data != address
+    first[:] = b"x" * SMALL
+    del first
+    third = reused.room(SMALL)
+    assert np.frombuffer(third, np.uint8).ctypes.data == address
+    del third
+    reused.tidy()
+    reused.tidy()
+    assert bytes(reused.room(SMALL)) == bytes(SMALL), "the system has had it back"
+
+
+def test_where_memory_is_short_buffers_are_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reused = Reused()
+    monkeypatch.setattr("rpcbench.transport.reused.SIZE", 2 * SMALL)
+    assert isinstance(reused.room(SMALL), memoryview)
+    assert isinstance(reused.room(3 * SMALL), bytearray)
+
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError("no memory")
+
+    monkeypatch.setattr("rpcbench.transport.reused.mmap.mmap", refuse)
+    assert isinstance(Reused().room(SMALL), bytearray)

@@ -1,0 +1,216 @@
+"""Memory shared by the ends of a unix socket: what a peer may hand over, what it may say, what is left at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import os
+import resource
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from streams import spawn
+from worlds import PATIENCE
+
+from rpcbench.transport import shared
+from rpcbench.transport.arena import SIZE
+from rpcbench.transport.store import SHARED, Store
+from rpcbench.words.errors import ProtocolError
+
+DATA = memoryview(os.urandom(3 * SHARED))
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
+
+
+@pytest.fixture
+def sockets(no_leaks: None) -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    with one, other:
+        yield one, other
+
+
+def stores(sockets: tuple[socket.socket, socket.socket]) -> tuple[Store, Store]:
+    found: list[Store] = []
+    deadline = time.monotonic() + PATIENCE
+    other = spawn(lambda: found.append(shared.exchange(sockets[1], deadline)))
+    one = shared.exchange(sockets[0], deadline)
+    other.join(PATIENCE)
+    return one, found[0]
+
+
+def put(store: Store, *buffers: memoryview) -> list[int]:
+    places = store.put(buffers)
+    assert places is not None
+    return places
+
+
+def test_what_one_puts_there_the_other_finds_and_has_for_himself(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = stores(sockets)
+    source = bytearray(DATA)
+    first, empty = put(one, memoryview(source), memoryview(b""))
+    (second,) = put(one, memoryview(source))
+    here, also = other.borrow(first, len(DATA)), other.borrow(second, len(DATA))
+    assert bytes(here) == DATA and bytes(other.borrow(empty, 0)) == b""
+    here[:] = bytes(len(here))
+    assert bytes(also) == DATA and source == DATA, "writes are seen by nobody else"
+    del here
+    gc.collect()
+    assert sorted(other.owed()) == sorted([first, empty])
+    one.returned(first)
+    assert put(one, DATA) == [first], "what is given back is used again, as it is warm"
+
+
+def test_both_ways_at_once(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = stores(sockets)
+    assert bytes(other.borrow(*put(one, DATA), len(DATA))) == DATA
+    assert bytes(one.borrow(*put(other, DATA[:SHARED]), SHARED)) == DATA[:SHARED]
+
+
+def test_who_finds_no_room_sends_another_way(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "SIZE", 4 * SHARED)
+    one, other = stores(sockets)
+    assert one.put([DATA[:100]]) is None, "too small to be worth it"
+    kept = other.borrow(*put(one, DATA[: 2 * SHARED]), 2 * SHARED)
+    assert one.put([DATA[:SHARED], DATA]) is None
+    assert put(one, DATA[:SHARED], DATA[:SHARED]), "nothing was kept of what did not fit"
+    assert bytes(kept) == DATA[: 2 * SHARED]
+
+
+def test_a_peer_may_not_say_nonsense(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = stores(sockets)
+    (place,) = put(one, DATA)
+    for wrong, size in ((SIZE, 1), (0, SIZE + 1), (1 << 63, 1), (0, 1 << 63)):
+        with pytest.raises(ProtocolError, match="not its own"):
+            other.borrow(wrong, size)
+    with pytest.raises(ProtocolError, match="does not have"):
+        one.returned(place + 1)
+    for nothing in (lambda: Store().returned(0), lambda: Store().borrow(0, 1)):
+        with pytest.raises(ProtocolError):
+            nothing()
+
+
+# -- what is handed over
+@contextlib.contextmanager
+def unsealed(seals: int = 0, size: int = SIZE) -> Iterator[int]:
+    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    yield descriptor
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def on_disk() -> Iterator[int]:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(1 << 20)
+        yield file.fileno()
+
+
+FULL = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+WRONG: dict[str, Callable[[], contextlib.AbstractContextManager[int]]] = {
+    "could be cut": unsealed,
+    "could grow": lambda: unsealed(fcntl.F_SEAL_SHRINK),
+    "on disk": on_disk,
+    "of nothing": lambda: unsealed(FULL, 0),
+    "no whole pages": lambda: unsealed(FULL, 100),
+    "larger than any": lambda: unsealed(FULL, 1 << 40),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_file_that_could_do_harm_is_refused(sockets: tuple[socket.socket, socket.socket], what: str) -> None:
+    with WRONG[what]() as descriptor:
+        socket.send_fds(sockets[1], [b"m"], [descriptor])
+        with pytest.raises(ProtocolError, match="cut short, or is none"):
+            shared.exchange(sockets[0], time.monotonic() + PATIENCE)
+
+
+def test_memory_that_is_announced_must_come(sockets: tuple[socket.socket, socket.socket]) -> None:
+    sockets[1].send(b"m")
+    with pytest.raises(ProtocolError, match="sent none"):
+        shared.exchange(sockets[0], time.monotonic() + PATIENCE)
+
+
+def test_nobody_waits_for_ever(sockets: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(TimeoutError):
+        shared.exchange(sockets[0], time.monotonic() + 0.05)
+    sockets[1].close()
+    with pytest.raises((ProtocolError, ConnectionError)):
+        shared.exchange(sockets[0], time.monotonic() + PATIENCE)
+
+
+# -- systems that have it not
+@contextlib.contextmanager
+def small_files() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def no_files(patch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError("not here")
+
+    patch.setattr(os, "memfd_create", refuse)
+
+
+def no_maps(patch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError("too little memory")
+
+    patch.setattr(shared.mmap, "mmap", refuse)
+
+
+LACKS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "switched off": lambda patch: patch.setenv("RPCBENCH_SHARED_MEMORY", "0"),
+    "another system": lambda patch: patch.delattr(os, "memfd_create"),
+    "no files": no_files,
+    "no maps": no_maps,
+}
+
+
+@pytest.mark.parametrize("what", LACKS)
+def test_without_shared_memory_everything_goes_another_way(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    LACKS[what](monkeypatch)
+    assert [store.put([DATA]) for store in stores(sockets)] == [None, None]
+
+
+def test_a_limit_on_files_is_a_limit_on_shared_memory(sockets: tuple[socket.socket, socket.socket]) -> None:
+    with small_files():
+        assert [store.put([DATA]) for store in stores(sockets)] == [None, None]
+
+
+def test_what_the_peer_does_not_take_is_not_used(sockets: tuple[socket.socket, socket.socket]) -> None:
+    sockets[1].send(b"nn")  # it has none, and cannot map ours
+    assert shared.exchange(sockets[0], time.monotonic() + PATIENCE).put([DATA]) is None
+    _, descriptors, _, _ = socket.recv_fds(sockets[1], 2, 1)
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptors[0], 0)
+    os.close(descriptors[0])
+
+
+# -- the end
+def test_what_is_in_use_outlives_the_connection_and_nothing_else(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    one, other = stores(sockets)
+    places = put(one, DATA, DATA, DATA)
+    kept = np.frombuffer(other.borrow(places[1], len(DATA)), np.uint8)
+    assert other._theirs is not None
+    memory = other._theirs.memory
+    one.end()
+    other.end()
+    del one, other
+    gc.collect()
+    assert kept.tobytes() == DATA
+    kept[:] = 7
+    assert not any(memory[places[0] : places[0] + len(DATA)]) and not any(memory[places[2] : places[2] + len(DATA)])
