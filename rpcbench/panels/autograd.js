@@ -143,6 +143,13 @@ function settled({ contexts, members }) {
 const stands = ({ members, links }, cols) =>
   [...members.map((one) => one.worker), ...links.flatMap((link) => [link.from, link.to])].every((id) => cols.x(id));
 
+// The picture to keep of a context for when it is released. Its workers speak of the end one after the other, so one
+// that has fewer of them is not kept; unless a worker is gone, and could not be drawn.
+const fuller = (before, now, cols) =>
+  before?.key === now.key && before.pieces.members.length > now.pieces.members.length && stands(before.pieces, cols)
+    ? before
+    : now;
+
 export default panel("autograd", "Autograd contexts", (frame) => {
   const slots = new Slots();
   const [cards, rest] = [svg("g"), label(14, 0, "", "rb-note")];
@@ -159,7 +166,7 @@ export default panel("autograd", "Autograd contexts", (frame) => {
       const pieces = { members: members(key), links: links(key), passes: parts(key) };
       return { key, slot, context: view.contexts[key], pieces, gone: false };
     });
-    if (drawn.length) last = drawn.at(-1);
+    if (drawn.length) last = fuller(last, drawn.at(-1), cols);
     else if (last && stands(last.pieces, cols)) drawn.push({ ...last, slot: 0, gone: true });
     for (const { context } of drawn) rows = Math.min(MOST_PASSES, Math.max(rows, context.passes));
     const tall = ARCS + rows * PASS + FOOT + GAP;

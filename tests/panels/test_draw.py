@@ -275,6 +275,19 @@ def test_the_last_context_stays_pale_after_its_release(show):
     assert shown.count(".rb-card.rb-gone") == 0
 
 
+@pytest.mark.parametrize("first", [(1,), (2, 3)])
+def test_the_last_picture_of_a_context_is_whole_whoever_tells_of_its_end_first(show, first):
+    at = busy_world()
+    shown = show("autograd", at)
+    for worker in first:
+        at[worker]["tables"]["contexts"].clear()
+    shown.move(at)
+    shown.move(world(3))
+    assert shown.count(".rb-card.rb-gone") == 1
+    assert shown.texts(".rb-gradients") == ["4", "4", "2"]
+    assert shown.count(".rb-card .rb-paired") == shown.count("[data-link]") == 2
+
+
 def test_a_context_that_its_maker_does_not_hold_makes_room_for_others(show):
     at = world(2)
     first, second = str(1 << 48), str((1 << 48) + 1)
