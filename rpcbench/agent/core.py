@@ -264,7 +264,7 @@ class Agent:
         self, to: int, label: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
     ) -> tuple[Body, tuple[m.Fork, ...], m.Scope | None]:
         self._sources.use(to, function)
-        call = (function, tuple(args), kwargs or {})
+        call = (self.values.outgoing(function), tuple(args), kwargs or {})
         return self.values.pack(to, call, label, self.values.context(), False, ("function", "args", "kwargs"))
 
     def _begin(self, to: int, message: m.Call | m.Create | m.Fetch, seconds: float | None) -> None:

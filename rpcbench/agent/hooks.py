@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rpcbench.wire.devices import Route
 from rpcbench.wire.messages import Gradients, Scope, WalkFailed
@@ -46,6 +46,10 @@ class Recorder(Protocol):
 
     def current(self) -> int | None:
         """The context of this thread, if it has one."""
+        ...
+
+    def outgoing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What a call takes along in place of a function: that itself, or one that runs it as it would run here."""
         ...
 
     def sending(self, context: int, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:

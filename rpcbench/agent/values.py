@@ -119,6 +119,10 @@ class Values:
                 self._machine.feed(lambda node: node.opened(forks))
                 self._machine.feed(lambda node: node.dropped(unopened))
 
+    def outgoing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What a call takes along in place of a function."""
+        return function if self.recorder is None else self.recorder.outgoing(function)
+
     def context(self) -> int | None:
         """The autograd context of this thread."""
         return self.recorder.current() if self.recorder is not None else None

@@ -1,4 +1,6 @@
-"""Grad mode and autocast that travel with a call. As in torch, they stay behind unless asked to come along."""
+"""Grad mode and autocast that travel with a call. As in torch, they stay behind unless asked to come along: for one
+call, or (`same_modes=True` of a Cluster or of the options of `init_rpc`) for all calls of a member.
+"""
 
 from __future__ import annotations
 

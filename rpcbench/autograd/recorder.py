@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.autograd import graph
 from rpcbench.autograd.gradients import Leaves
+from rpcbench.autograd.modes import same_modes
 from rpcbench.autograd.passes import Passes
 from rpcbench.autograd.recorded import Recorded, SentTensors
 from rpcbench.protocol.node import Node
@@ -123,6 +125,9 @@ class AutogradRecorder:
         return not known
 
     # -- recording
+    def outgoing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return same_modes(function) if self.agent.config.same_modes else function
+
     def sending(self, context: int, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
         edges = graph.edges(tensors)
         recorded = any(edge is not None for edge in edges)

@@ -46,7 +46,8 @@ class Cluster:
 
     start: "fork" (from a process that has torch loaded; default on Linux) or "spawn". rpc_timeout: seconds a call may
     take that names no timeout, 0 for none. device_maps: for calls of each worker, by whichever member, the device here
-    and the device there (see `TensorPipeRpcBackendOptions`). RpcError where a worker cannot start, ValueError where the
+    and the device there; same_modes: calls of all members take grad mode and autocast along (for both see
+    `TensorPipeRpcBackendOptions`). RpcError where a worker cannot start, ValueError where the
     device maps do not fit.
 
     >>> import rpcbench
@@ -62,11 +63,12 @@ class Cluster:
         start: str | None = None,
         rpc_timeout: float = DEFAULT_TIMEOUT,
         device_maps: Mapping[str, Mapping[Any, Name]] | None = None,
+        same_modes: bool = False,
     ) -> None:
         if n < 1:
             raise ValueError(f"a cluster has at least one worker, not {n}")
         config = WorldConfig(NOTEBOOK, 0, secrets.token_hex(8), "", secrets.token_bytes(32), rpc_timeout=rpc_timeout)
-        config = TensorPipeRpcBackendOptions(device_maps=device_maps)._completed(config)
+        config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._completed(config)
         with ExitStack() as undo:
             directory = RunDirectory()
             undo.callback(directory.remove)
@@ -194,6 +196,7 @@ class Cluster:
                 incarnation,
                 rpc_timeout=self._config.rpc_timeout,
                 device_maps=self._config.device_maps,
+                same_modes=self._config.same_modes,
             )
             self._handles[name] = handle = self._launcher.start(config, self._exited)
             handles.append(handle)

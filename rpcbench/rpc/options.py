@@ -45,6 +45,8 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     worker may use; by default all. `init_rpc` checks that all workers' maps fit the devices there are: ValueError on
     all of them.
 
+    same_modes: calls of this worker run under the grad mode and autocast of the thread that makes them; torch's do not.
+
     `_transports` and `_channels` name parts of torch's own transport; they are accepted and have no effect.
     """
 
@@ -56,6 +58,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         init_method: str = DEFAULT_INIT_METHOD,
         device_maps: Mapping[str, Mapping[Any, Name]] | None = None,
         devices: Sequence[Name] | None = None,
+        same_modes: bool = False,
         _transports: list[str] | None = None,
         _channels: list[str] | None = None,
     ) -> None:
@@ -63,6 +66,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         if num_worker_threads <= 0:
             raise RuntimeError(f"num_worker_threads must be positive; got {num_worker_threads}")
         self.num_worker_threads = num_worker_threads
+        self.same_modes = same_modes
         self.device_maps = {to: _map(pairs) for to, pairs in (device_maps or {}).items()}
         self.devices: list[torch.device] = []
         self.set_devices(devices or [])
@@ -86,7 +90,8 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
 
     def _completed(self, config: WorldConfig) -> WorldConfig:
         maps = {to: {str(a): str(b) for a, b in pairs.items()} for to, pairs in self.device_maps.items()}
-        return replace(config, device_maps=maps, devices=tuple(map(str, self.devices)))
+        devices = tuple(map(str, self.devices))
+        return replace(config, device_maps=maps, devices=devices, same_modes=self.same_modes)
 
 
 def _map(pairs: Mapping[Any, Name]) -> dict[torch.device, torch.device]:

@@ -25,6 +25,7 @@ class WorldConfig:
     member 0 is found from the others, and where this member is (port 0: a free one); `bind` is the host to listen on,
     where that differs. `world_size` None means an open world, where members come and go; a number closes it at that
     many. `device_maps`: name of a callee -> device here -> device there. `devices`: those this member uses; none: all.
+    `same_modes`: its calls take grad mode and autocast along.
 
     Of a member on another host nothing is heard: after `suspect_seconds` that is told, after `lost_seconds` it is lost,
     after `stuck_seconds` even if its host still answers. A broken connection may stand again in `grace_seconds`.
@@ -44,6 +45,7 @@ class WorldConfig:
     bind: str = ""
     device_maps: dict[str, dict[str, str]] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
+    same_modes: bool = False
     suspect_seconds: float = 3.0
     lost_seconds: float = 5.0
     stuck_seconds: float = 60.0

@@ -18,7 +18,7 @@ from rpcbench import autograd
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.optim import DistributedOptimizer
-from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
+from rpcbench.rpc import RRef, functions, remote, rpc_async, rpc_sync
 from rpcbench.rpc.start import start_agent
 from rpcbench.words.errors import RpcError
 
@@ -56,6 +56,9 @@ class Server:
 
     def gradient(self, context: int) -> torch.Tensor:
         return autograd.get_gradients(context)[self.weight]
+
+    def modes(self, x: torch.Tensor) -> tuple[bool, bool, torch.dtype]:
+        return modes(x)
 
     def parameter(self) -> RRef[nn.Parameter]:
         return RRef(self.weight)
@@ -211,6 +214,27 @@ def test_grad_mode_and_autocast_travel_on_request(agents: list[Agent]) -> None:
         assert rpc_sync("worker1", modes, (x,)) == (True, False, torch.float32)
         assert rpc_sync("worker1", autograd.same_modes(modes), (x,)) == (False, True, torch.bfloat16)
     assert rpc_sync("worker1", autograd.same_modes(modes), (x,)) == (True, False, torch.float32)
+
+
+def test_a_world_may_take_its_modes_along_in_all_calls(tmp_path: Path) -> None:
+    x = torch.ones(2, 2)
+    with world(tmp_path, 2, same_modes=True) as agents, torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            assert rpc_sync("worker1", modes, (x,)) == (False, True, torch.bfloat16)
+            assert remote("worker1", modes, (x,)).to_here() == (False, True, torch.bfloat16)
+            assert remote("worker1", Server).rpc_sync().modes(x) == (False, True, torch.bfloat16)
+        assert not rpc_sync("worker1", nested, (x,))[0]
+        assert not rpc_async("worker1", later_mode).wait()
+        nothing_left(agents)
+
+
+def nested(x: torch.Tensor) -> tuple[bool, bool, torch.dtype]:
+    return rpc_sync("notebook", modes, (x,))
+
+
+@functions.async_execution
+def later_mode() -> Any:
+    return rpc_async("notebook", torch.is_grad_enabled)
 
 
 def test_a_graph_that_is_cut_is_told_once_for_each_function(agents: list[Agent]) -> None:

@@ -248,6 +248,16 @@ def test_device_maps_grow_but_do_not_change() -> None:
     assert options.device_maps == {"a": {zero: one, one: cpu}, "b": {cpu: zero}} and options.devices == [zero]
 
 
+def test_init_rpc_may_take_modes_along(runtime: Path) -> None:
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{runtime}/meet", same_modes=True)
+    rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=options)
+    try:
+        with torch.no_grad():
+            assert not rpc.rpc_sync("me", torch.is_grad_enabled)
+    finally:
+        rpc.shutdown()
+
+
 def test_init_rpc_checks_device_maps_and_keeps_those_that_fit(runtime: Path) -> None:
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{runtime}/meet", device_maps={"me": {"cpu": "cpu"}})
     rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=options)
