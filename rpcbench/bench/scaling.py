@@ -6,7 +6,6 @@ the upper half of the range, where fixed costs no longer hide it.
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -97,7 +96,7 @@ def rrefs(sizes: tuple[int, ...]) -> Measured:
             yield "one more beside them", size, _typical(partial(_make_one, cluster))
             begin = perf_counter()
             held.clear()
-            _await_no_rows(cluster)
+            _await_none(cluster)
             yield "let go, per RRef", size, (perf_counter() - begin) / size
 
 
@@ -122,18 +121,17 @@ def _call_many(cluster: Cluster, count: int) -> None:
         future.wait()
 
 
-def _await_no_rows(cluster: Cluster) -> None:
-    """Until the worker owns nothing; what still says goodbye is on its way, and nothing announces the last one."""
+def _await_none(cluster: Cluster) -> None:
+    """Until the worker owns none; what still says goodbye is on its way, and nothing announces the last one."""
     deadline = time.monotonic() + _GONE_SECONDS
-    while rows := cluster.rpc_sync("worker1", _rows):
+    while owned := cluster.rpc_sync("worker1", _owned):
         if time.monotonic() > deadline:
-            raise RpcError(f"{rows} RRefs have not gone within {_GONE_SECONDS:g} s")
+            raise RpcError(f"{owned} RRefs have not gone within {_GONE_SECONDS:g} s")
         time.sleep(0.001)
 
 
-def _rows() -> int:
-    gc.collect()
-    return sum(len(table) for table in current.current().tables().values())
+def _owned() -> int:
+    return current.current().machine.ask(lambda node: len(node.rrefs.owned))
 
 
 def _typical(run: Callable[[], object]) -> float:
