@@ -14,6 +14,7 @@ from rpcbench.protocol.calls import Calls, Request
 from rpcbench.protocol.contexts import Contexts
 from rpcbench.protocol.delivery import COUNT_BITS, Delivery, Pair, due, lives, newer, once
 from rpcbench.protocol.effects import Complete, Effects, Gone, Heard, Joined, Run, Send, Wake
+from rpcbench.protocol.instead import instead_of
 from rpcbench.protocol.membership import REQUESTS, Membership
 from rpcbench.protocol.rrefs import Held, Outbox, RRefs
 from rpcbench.wire import messages as m
@@ -30,7 +31,6 @@ from rpcbench.words.events import Note, Tables
 from rpcbench.words.ids import Id
 
 Outcome = tuple[Effects, Outbox]
-_NO_CALL = -1
 _ON_MEMBERS = frozenset((*REQUESTS, m.Refused, m.View))
 
 
@@ -101,20 +101,22 @@ class Node:
         return self._after(*handler(source, message, now))
 
     def _met(self, source: int, seq: int, message: m.Message, now: float) -> Pair | None:
-        """Words from a process that is not the known one under that id, or meant for one before us. None: not now."""
+        """Words from a process that is not the known one under that id, or meant for one before us. None: not now.
+
+        Until a View names it, only what changes the view is heard: nobody would tell us of its end.
+        """
         (life, meant), pair, gone = lives(seq), self.delivery.pairs.get(source), self._gone.get(source)
-        joins = isinstance(message, m.Join)
         if self.members.ended or meant != self.delivery.life or (pair is not None and not newer(life, pair.life)):
             return None
         if pair is None and self.members.leaving:
             return None  # no new acquaintances
         if pair is None and gone is not None and not newer(life, gone.member.incarnation):
             return None  # last words: what they would begin, nobody would end
-        if joins and self.members.taken(source):
+        if isinstance(message, m.Join) and self.members.taken(source):
             return None  # its connection was let in before the other's was: it will see it end
-        if joins or (pair is None and gone is None):
+        if isinstance(message, m.Join | m.View):
             return self.delivery.meet(source, life)
-        self._early.setdefault(source, []).append((seq, message, now))  # until the View comes that names it
+        self._early.setdefault(source, []).append((seq, message, now))
         return None
 
     def _on_request(self, source: int, message: Request, now: float) -> Outcome:
@@ -150,6 +152,13 @@ class Node:
 
     def _on_view(self, view: m.View) -> Outcome:
         effects, outbox = self.members.on_view(view)
+        more, out = self._forsake()
+        return effects + more, outbox + out
+
+    def _forsake(self) -> Outcome:
+        """RRefs whose owner is known to be gone by now are lost."""
+        effects: Effects = []
+        outbox: Outbox = []
         for fork in self.rrefs.forsaken():
             more, out = self.rrefs.owner_lost(fork)
             effects, outbox = effects + more + self.calls.confirmed(fork), outbox + out
@@ -286,7 +295,7 @@ class Node:
         if pair is None or not pair.sends(send.seq):
             return self._after(*self._taken_back(send.to, message, error, gone=True))
         if isinstance(error, ProtocolError) or once(message):
-            instead = _instead(message, error)
+            instead = instead_of(message, error)
             filled = [] if instead is None else [pair.replace(send.seq, instead)]
             return filled + self._after(*self._taken_back(send.to, message, error))
         return []
@@ -310,19 +319,22 @@ class Node:
             self.leaks += self.rrefs.held_by(worker)
             effects, outbox, _ = self.rrefs.lost(worker, incarnation)
             return self._after(effects, [(to, message) for to, message in outbox if to != worker])
-        outcome = self.members.lost(worker, reason)
+        effects = self._after(*self.members.lost(worker, reason))
         if member is None:
-            return self._after(*outcome) + self._never_came(worker, incarnation, reason)
-        if self.members.ended or self.members.leaving:
+            effects += self._never_came(worker, incarnation, reason)
+        elif self.members.leaving:
             self.delivery.drop(worker)
-        return self._after(*outcome)
+        if self.members.ended:
+            self._early.clear()
+            effects += self._after(*self._forsake())
+        return effects
 
     def _never_came(self, worker: int, incarnation: int, reason: str) -> Effects:
-        """One is gone that is no member as far as is known here: what it has begun ends, what it still says comes late.
-
-        It may have spoken before the View that names it, or asked to be let in.
-        """
+        """One is gone that is no member as far as is known here: what it has said, or says yet, is not heard."""
         self.members.never(worker, incarnation)
+        early = self._early.pop(worker, ())
+        if later := [words for words in early if newer(lives(words[0])[0], incarnation)]:
+            self._early[worker] = later
         gone = self._gone.get(worker)
         if gone is not None and not newer(incarnation, gone.member.incarnation):
             return []
@@ -406,12 +418,16 @@ class Node:
         return effects
 
     def _life_of(self, worker: int) -> int:
-        member = self.members.members.get(worker)
+        member = self._process(worker)
         return member.incarnation if member else 0
+
+    def _process(self, worker: int) -> m.Member | None:
+        """The process under an id; this one is there whether a View names it or not."""
+        return self.members.me if worker == self.me else self.members.members.get(worker)
 
     def _alive(self, worker: int, life: int) -> bool | None:
         """Whether this very process is in the world; None if it may have come, and is not known here yet."""
-        member = self.members.members.get(worker)
+        member = self._process(worker)
         if member is not None and member.incarnation == life:
             return True
         latest = self.members.past.get(worker, -1) if member is None else member.incarnation
@@ -446,7 +462,7 @@ class Node:
             more, out = self._taken_back(to, message, error)
             effects, outbox = effects + more, outbox + out
             if isinstance(message, m.Result | m.Create):
-                outbox.append((to, _instead(message, error)))
+                outbox.append((to, instead_of(message, error)))
         return effects, outbox
 
     def _number(self, outbox: Outbox) -> Effects:
@@ -463,22 +479,12 @@ class Node:
 
     def _pair(self, to: int) -> Pair | None:
         """The pair for a first message to a process; None where it has gone."""
-        member = self.members.members.get(to)
-        if member is None and to in self._gone:
+        if to not in self.members.members and to in self._gone:
             return None
-        return self.delivery.meet(to, member.incarnation if member else 0)
+        return self.delivery.meet(to, self._life_of(to))
 
     def _stirred(self, effects: Effects) -> Effects:
         if self.delivery.stirred:
             self.delivery.stirred = False
             effects.append(Wake())
         return effects
-
-
-def _instead(message: m.Message, error: Exception) -> m.Message | None:
-    """What takes the place of a message that is not sent, or is lost: each smaller than the one before."""
-    if isinstance(message, m.Result) or (isinstance(message, m.Failure) and message.body.payload):
-        return m.Failure(message.call, type(error).__name__, str(error), m.EMPTY)
-    if isinstance(message, m.Create):
-        return m.Uncreated(message.rref, message.fork, message.label, str(error))
-    return None if isinstance(message, m.Cancel) else m.Cancel(_NO_CALL)

@@ -86,6 +86,7 @@ class RRefs:
         self._serial = 0
         self._gone: set[tuple[int, int]] = set()
         self._bereft: dict[Id, None] = {}  # RRefs of a lost holder: it may have passed them on unknown to us
+        self._freed: dict[Id, None] = {}  # the same may be true of a holder that we never knew of
 
     def new_id(self) -> Id:
         serial, self._serial = self._serial, self._serial + 1
@@ -219,11 +220,9 @@ class RRefs:
         for rref, owned in list(self.owned.items()):
             for fork in [fork for fork, holder in owned.forks.items() if holder == worker]:
                 effects += self._drop_fork(rref, fork)
-                self._bereft[rref] = None
+                _bury(rref, self._bereft)
             if not owned.created and (rref.worker, rref.incarnation) == (worker, incarnation):
                 effects += self.unmade(rref, _lost_value(rref))
-        while len(self._bereft) > _TOMBSTONES:
-            del self._bereft[next(iter(self._bereft))]
         for child in [c for c, parent in self.children.items() if self.users[parent].children[c] == worker]:
             more, out = self._child_known(child)
             effects, outbox = effects + more, outbox + out
@@ -271,11 +270,15 @@ class RRefs:
 
     # -- inside
     def _add_fork(self, rref: Id, fork: Id, holder: int, predecessors: bool = False) -> Effects:
-        lost = predecessors or rref in self._bereft or (rref.worker, rref.incarnation) in self._gone
-        never = lost and rref not in self.owned
+        never = rref not in self.owned and (predecessors or self._is_past(rref))
         self.owned.setdefault(rref, Owned()).forks[fork] = holder
         self._tell_owned("ForkAdded", rref)
         return self.unmade(rref, _lost_value(rref)) if never else []
+
+    def _is_past(self, rref: Id) -> bool:
+        """Whether a value that is not here has been here, or will never be; else the call for it is on its way."""
+        gone = (rref.worker, rref.incarnation) in self._gone
+        return gone or rref.worker == self.me or rref in self._bereft or rref in self._freed
 
     def _drop_fork(self, rref: Id, fork: Id) -> Effects:
         owned = self.owned.get(rref)
@@ -288,6 +291,8 @@ class RRefs:
 
     def _let_go(self, rref: Id) -> Effects:
         del self.owned[rref]
+        if rref.worker != self.me:
+            _bury(rref, self._freed)
         self._tell_owned("RRefFreed", rref)
         self._tell_empty()
         return [Free(rref)]
@@ -326,6 +331,12 @@ class RRefs:
         if self.note is not None:
             user = self.users.get(fork)
             self.note(kind, "users", str(fork), _user_row(fork, user) if user else None)
+
+
+def _bury(rref: Id, graves: dict[Id, None]) -> None:
+    graves[rref] = None
+    if len(graves) > _TOMBSTONES:
+        del graves[next(iter(graves))]
 
 
 def _lost_value(rref: Id) -> WorkerLostError:

@@ -137,7 +137,7 @@ def test_a_message_that_cannot_be_handled_ends_its_connection_loudly(
     until(lambda: len(agents[0].members()) == 1)
     with pytest.raises(WorkerLostError, match="what it sent could not be handled"):
         agents[0].call("worker1", members)
-    assert [type(error) for error in told] == [KeyError]
+    until(lambda: [type(error) for error in told] == [KeyError], "the thread to end by it")
 
 
 def test_a_stranger_at_the_address_of_a_member_is_not_taken_for_it(agents: list[Agent], tmp_path: Path) -> None:

@@ -168,22 +168,24 @@ class World:
         if len(pair) < 2 or pair & self.dead or pair in self.down:
             return
         self.tell(f"{one} and {other} are cut off from each other")
-        self.down[pair] = []
+        noticed = self.down[pair] = []
         self.events = [e for e in self.events if e.packet is None or {e.packet.source, e.packet.to} != pair]
         both = self.members[one], self.members[other]
         for member, peer in (both, both[::-1]):
-            self.within(10, member.id, partial(self._notice, member, peer))
+            self.within(10, member.id, partial(self._notice, member, peer, noticed))
 
-    def _notice(self, member: Member, peer: Member) -> None:
-        noticed = self.down.get(frozenset((member.id, peer.id)), [])
+    def _notice(self, member: Member, peer: Member, noticed: list[Member]) -> None:
         noticed.append(member)
         if len(noticed) == 2:
-            self.within(10, -1, partial(self._reconnect, *noticed))
+            self.within(10, -1, partial(self._reconnect, noticed))
         member.feed(lambda: member.node.broken(peer.id, peer.life, "cut"))
 
-    def _reconnect(self, one: Member, other: Member) -> None:
-        if self.down.pop(frozenset((one.id, other.id)), None) is None:
-            return
+    def _reconnect(self, noticed: list[Member]) -> None:
+        one, other = noticed
+        pair = frozenset((one.id, other.id))
+        if self.down.get(pair) is not noticed:
+            return  # one of them has died since
+        del self.down[pair]
         self.tell(f"{one.id} and {other.id} are connected again")
         for member, peer in ((one, other), (other, one)):
             resume = partial(member.node.resume, peer.id, peer.life)

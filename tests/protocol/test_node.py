@@ -60,35 +60,55 @@ def test_last_words_of_a_lost_member_are_not_heard(node: Node) -> None:
 
 @pytest.fixture
 def newcomer() -> Node:
-    """Worker 1, which has asked to be let in, and heard from another before any View has come."""
+    """Worker 1, which has asked to be let in; before any View has come, the leader and another have spoken to it."""
     node = Node(MEMBERS[1], None)
     node.start()
-    node.handle(2, 0, m.Create(7, RREF, FORK, "f", None, (), None, m.EMPTY), 0.0)
-    assert node.tables()["owned"]
+    fork = m.Fork(Id(3, 0), 3, Id(0, 2), 0, "", 0)
+    node.handle(0, 1, m.Create(6, Id(0, 0), Id(0, 1), "f", None, (fork,), None, m.EMPTY), 0.0)
+    assert node.handle(2, 0, m.Create(7, RREF, FORK, "f", None, (), None, m.EMPTY), 0.0) == []
+    assert [*node.tables()["owned"]] == ["0.0"]
     return node
+
+
+def test_early_words_wait_for_the_view_that_names_their_sender(newcomer: Node) -> None:
+    newcomer.handle(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
+    assert [*newcomer.tables()["owned"]] == ["0.0", "2.0"]
 
 
 @pytest.mark.parametrize("leader_first", [False, True])
 def test_a_member_that_is_lost_before_it_is_known_here_leaves_nothing(newcomer: Node, leader_first: bool) -> None:
     for gone in (0, 2) if leader_first else (2, 0):
         newcomer.lost(gone, 0, "killed")
-    assert not any(newcomer.tables().values()) and not newcomer.delivery.left()
+    assert not any(newcomer.tables().values()) and not newcomer.delivery.left() and not newcomer._early
+    assert newcomer.handle(2, 1, m.ForkRequest(RREF, FORK), 0.0) == [] and not newcomer._early
+
+
+def test_where_the_world_ends_before_it_is_known_here_nobody_is_heard_any_more(newcomer: Node) -> None:
+    newcomer.lost(0, 0, "killed")
+    assert not any(newcomer.tables().values()) and not newcomer.delivery.pairs and not newcomer._early
     assert newcomer.handle(2, 1, m.ForkRequest(RREF, FORK), 0.0) == []
-    assert not any(newcomer.tables().values())
 
 
-def test_rrefs_of_one_that_is_lost_before_it_is_known_here_are_lost(newcomer: Node) -> None:
+def test_words_of_a_successor_outlast_a_predecessor_that_was_never_known(newcomer: Node) -> None:
+    newcomer.handle(2, FROM_SUCCESSOR, NOTICE, 0.0)
     newcomer.lost(2, 0, "killed")
-    fork = m.Fork(Id(2, 5), 2, Id(3, 6), 3, "", 0)
-    effects = newcomer.handle(3, 0, m.Call(1, "f", None, (fork,), None, m.EMPTY), 0.0)
-    assert OwnerLost(fork.rref) in effects and not newcomer.tables()["users"]
+    successor = MEMBERS[2]._replace(incarnation=1)
+    effects = newcomer.handle(0, 0, m.View(4, (*MEMBERS[:2], successor), (), False, True), 0.0)
+    assert Heard(2, NOTICE) in effects and [*newcomer.tables()["owned"]] == ["0.0"]
+
+
+def test_a_successor_speaks_with_itself_whether_it_is_let_in_or_not() -> None:
+    node = Node(MEMBERS[1]._replace(incarnation=1), None)
+    (send,) = [effect for effect in node.send(1, NOTICE) if isinstance(effect, Send)]
+    assert node.handle(1, send.seq, NOTICE, 0.0)[0] == Heard(1, NOTICE)
 
 
 def test_one_that_is_lost_before_it_is_known_here_may_still_be_in_the_view_to_come(newcomer: Node) -> None:
     newcomer.lost(2, 0, "killed")
     newcomer.handle(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
+    assert [*newcomer.tables()["owned"]] == ["0.0"], "what it had said is forgotten"
     assert [send.to for send in newcomer.send(2, NOTICE) if isinstance(send, Send)] == [2]
-    lose(newcomer, 2)
+    lose(newcomer, 2, 2)
     assert not newcomer.delivery.pair(2, 0)
 
 
@@ -101,6 +121,7 @@ def test_who_asked_to_be_let_in_and_died_is_not_answered() -> None:
     for seq, join in (0, m.Join(MEMBERS[2], None)), (FROM_SUCCESSOR, m.Join(second, None)):
         assert leader.handle(2, seq, join, 0.0) == []
     assert 2 not in leader.members.members and not leader.delivery.left()
+    assert leader.members.life_for(2) == 2
     assert leader.handle(2, 2 * FROM_SUCCESSOR, m.Join(third, None), 0.0)
     assert leader.members.members[2] == third
 
@@ -172,6 +193,7 @@ def test_a_creation_that_is_not_sent_is_an_error_for_all_that_ask(node: Node) ->
     instead, rejected = node.unsent(create, TOO_LARGE)
     assert instead == Send(2, 0, m.Uncreated(rref, fork, "f", "too large")) and rejected == Reject(7, TOO_LARGE)
     owner = Node(MEMBERS[2], None)
+    owner.handle(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
     owner.handle(3, 0, m.ForkRequest(rref, Id(3, 0)), 0.0)  # the user has passed it on meanwhile
     unmade, accept = owner.handle(1, 0, instead.message, 0.0)
     assert unmade.rref == rref and "too large" in str(unmade.error)

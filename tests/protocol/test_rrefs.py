@@ -146,6 +146,43 @@ def test_tables_show_forks_holders_and_states(owner: RRefs, user: RRefs) -> None
 
 
 # -- losses
+@pytest.mark.parametrize("maker", [OWNER, USER])
+def test_a_fork_that_is_heard_of_when_its_value_has_gone_is_told_so(owner: RRefs, maker: int) -> None:
+    """Somebody who has died had passed it on, and its parent did not wait for him any longer."""
+    rref, fork = RREF, FIRST
+    if maker == OWNER:
+        rref = owner.new_id()
+        fork = owner.share(rref, None, "Net", USER, now=0).fork
+    assert owner.on_user_delete(UserDelete(rref, fork)) == [Free(rref)]
+    late = Id(THIRD, 0)
+    effects, _ = owner.on_fork_request(USER, ForkRequest(rref, late))
+    assert [type(effect) for effect in effects] == [Unmade]
+    assert owner.on_user_delete(UserDelete(rref, late)) == [Free(rref)] and rref not in owner.owned
+
+
+def test_what_a_lost_holder_may_have_passed_on_is_remembered_longest(owner: RRefs) -> None:
+    def come_and_go(serial: int, holder: int) -> Id:
+        rref, fork = Id(THIRD, serial), Id(THIRD, serial, 1)
+        owner.on_create(holder, rref, fork, "Net", now=1.0)
+        if holder == USER:
+            owner.lost(USER, 0)
+        owner.on_user_delete(UserDelete(rref, fork))
+        return rref
+
+    rref = come_and_go(0, USER)
+    for serial in range(1, 5000):
+        come_and_go(serial, THIRD)
+    effects, _ = owner.on_fork_request(THIRD, ForkRequest(rref, Id(THIRD, 7000)))
+    assert [type(effect) for effect in effects] == [Unmade]
+
+
+def test_a_fork_may_be_heard_of_before_the_call_that_makes_its_value(owner: RRefs) -> None:
+    rref = Id(USER, 7)
+    assert owner.on_fork_request(THIRD, ForkRequest(rref, Id(THIRD, 0)))[0] == []
+    owner.on_create(USER, rref, Id(USER, 8), "Net", now=2.0)
+    assert len(owner.owned[rref].forks) == 2
+
+
 def test_forks_of_a_lost_holder_go_with_it(owner: RRefs) -> None:
     owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
     assert owner.lost(USER, 0) == ([], [], [])
