@@ -52,8 +52,8 @@ def calls_run_before_their_forks_are_confirmed(patch: pytest.MonkeyPatch) -> Non
 
 def nothing_takes_the_number_of_what_was_not_sent(patch: pytest.MonkeyPatch) -> None:
     def forget(self: Pair, seq: int, instead: m.Message) -> fx.Send:
-        del self.kept[seq]
-        return self.seen()
+        del self.kept[seq & delivery._COUNT]
+        return self.number(instead)
 
     patch.setattr(Pair, "replace", forget)
 

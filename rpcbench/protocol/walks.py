@@ -123,20 +123,18 @@ class Walks:
         known = self._contexts.get(message.context)
         if known is None or message.walk in known.failed:
             return "the context is released, or this backward pass has failed already"
-        state = known.walks.get(message.walk) or self._join(known, message)
+        state = known.walks.get(message.walk) or self._joining(known, message)
         if message.message not in state.needed or message.message in state.arrived:
             return "no backward pass waits for these gradients"
+        known.walks[message.walk] = state
         state.running, state.retain = True, message.retain
         state.arrived.add(message.message)
         return None
 
-    def _join(self, known: Context, message: Gradients) -> Walk:
-        """A walk that has not come by here before, and does not ask."""
-        state = Walk(message.retain, message.fast, message.plan)
-        state.needed = set(known.sends) if message.fast else self._own(known, message.plan)
-        if state.needed:
-            known.walks[message.walk] = state
-        return state
+    def _joining(self, known: Context, message: Gradients) -> Walk:
+        """What a walk that does not ask is here, when it comes by for the first time."""
+        needed = set(known.sends) if message.fast else self._own(known, message.plan)
+        return Walk(message.retain, message.fast, message.plan, needed)
 
     def propagated(self, context: int, walk: Id, message: int, fired: Mapping[int, Body]) -> Outcome:
         """Gradients for a send (or the roots) have run; those of the recvs in `fired` go out now."""

@@ -228,7 +228,9 @@ class Passes(World):
                 if not unused:
                     assert ended is None and self.arrived[walk] == {send: [n] for send, n in ways.items()}
                 else:
-                    assert ended is not None and "got none" in ended.text, ended
+                    assert ended is not None and "got none" in ended.text, (
+                        f"nobody used {unused}; it ended with {ended}"
+                    )
             self._check_walks_are_over()
             self.release()
             self._check_end()

@@ -341,3 +341,11 @@ def test_the_last_words_of_a_lost_worker_open_no_context(b: Contexts) -> None:
     b.lost(C, 0, "worker gone")
     assert not b.record_recv(Scope(global_id(A, 7), 5, ()), C, tensors=True) and global_id(A, 7) not in b.contexts
     assert b.record_recv(Scope(X, 5, ()), C, tensors=True)  # which is known from another one
+
+
+def test_gradients_that_no_pass_waits_for_begin_none() -> None:
+    _, b = workers(told=True)
+    before = b.table()
+    effects, outbox = b.walks.on_gradients(A, Gradients(X, WALK, FOUR, False, False, (ONE, TWO), None, EMPTY))
+    assert effects == [] and [(to, type(message)) for to, message in outbox] == [(A, WalkFailed)]
+    assert b.table() == before
