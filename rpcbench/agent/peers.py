@@ -93,9 +93,17 @@ class Peers:
             connection.await_room()
 
     def send(self, to: int, addresses: Iterable[str], control: bytes, body: Body) -> None:
-        """Put a message on the connection to a member, as `connect` gives it. Blocks."""
+        """Put a message on the connection to a member, as `connect` gives it. Blocks.
+
+        On one host silence says nothing: a process that is stopped, or busy, is asked until it answers, or ends.
+        """
         while True:
-            connection = self.connect(to, addresses)
+            try:
+                connection = self.connect(to, addresses)
+            except NotConnectedError as error:
+                if isinstance(error.__cause__, TimeoutError) and not any(each.startswith("tls:") for each in addresses):
+                    continue
+                raise
             with contextlib.suppress(NotConnectedError):  # it has ended meanwhile, which says nothing of the next
                 connection.send(control, body, True)
                 return

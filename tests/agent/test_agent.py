@@ -13,8 +13,10 @@ import pytest
 import torch
 from worlds import address_of, config, nothing_left, until, world
 
-from rpcbench.agent import current
+from rpcbench.agent import current, peers
 from rpcbench.agent.core import Agent
+from rpcbench.agent.entrance import Entrance
+from rpcbench.agent.peers import Peers
 from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.ends import Opener
@@ -117,6 +119,28 @@ def test_a_deadline_ends_the_wait(agents: list[Agent]) -> None:
     with pytest.raises(RpcTimeoutError, match=r"RPC ran for more than set timeout \(200 ms\).*_hold on worker1"):
         future.wait()
     release.set()
+
+
+def test_who_is_too_busy_to_let_anyone_in_is_waited_for(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one host silence means nothing, not even to who was never connected."""
+    monkeypatch.setattr(peers, "HANDSHAKE_SECONDS", 0.1)
+    busy, knocks = threading.Event(), []
+    let_in, first_answer = Entrance._let_in, Peers._first_answer
+
+    def later(self: Entrance, *peer: Any) -> None:
+        busy.wait()
+        let_in(self, *peer)
+
+    def counted(self: Peers, *how: Any) -> Any:
+        knocks.append(None)
+        if len(knocks) > 2:
+            busy.set()
+        return first_answer(self, *how)
+
+    monkeypatch.setattr(Entrance, "_let_in", later)
+    monkeypatch.setattr(Peers, "_first_answer", counted)
+    assert agents[1].call(2, max, (1, 2)).wait() == 2
+    assert len(knocks) > 2
 
 
 def test_cancel_tells_the_waiter(agents: list[Agent]) -> None:
