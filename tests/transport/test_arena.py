@@ -26,19 +26,21 @@ def anonymous(pages: int = PAGES) -> mmap.mmap:
 def test_no_byte_belongs_to_two(steps: list[tuple[int, int]]) -> None:
     """Each step takes a piece of some size, and then gives back one, or tidies up."""
     arena = Arena(anonymous(), mmap.MADV_DONTNEED)
-    mine: dict[int, int] = {}
-    for size, choice in steps:
+    mine: dict[int, bytes] = {}
+    for number, (size, choice) in enumerate(steps):
         start = arena.take(size)
         if start is not None:
-            arena.memory[start : start + size] = bytes([start // PAGE + 1]) * size
-            mine[start] = size
+            assert start not in mine
+            mine[start] = bytes([number]) * size
+            arena.memory[start : start + size] = mine[start]
         if choice == 0:
             arena.tidy()
         elif choice < 6 and mine:
-            arena.give_back([*mine][choice % len(mine)])
-            del mine[[*mine][choice % len(mine)]]
-        for place, length in mine.items():
-            assert arena.memory[place : place + length] == bytes([place // PAGE + 1]) * length
+            gone = [*mine][choice % len(mine)]
+            arena.give_back(gone)
+            del mine[gone]
+        for place, data in mine.items():
+            assert arena.memory[place : place + len(data)] == data
     for start in mine:
         arena.give_back(start)
     assert arena.take(PAGES * PAGE) == 0, "all of it is one piece again"
@@ -69,6 +71,23 @@ def test_what_was_not_needed_since_the_last_time_goes_back() -> None:
     assert bytes(arena.memory[: 3 * PAGE]) == b"x" * (2 * PAGE) + bytes(PAGE)
     arena.tidy()
     assert bytes(arena.memory[: 3 * PAGE]) == b"x" * PAGE + bytes(2 * PAGE), "what is in use stays"
+
+
+def test_nobody_gets_what_is_being_given_back() -> None:
+    """The advice takes effect at some moment of the call, and what was put there before it is lost."""
+    given: list[int | None] = []
+
+    class Slow(mmap.mmap):
+        def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
+            given.append(arena.take(PAGE))
+
+    arena = Arena(Slow(-1, 2 * PAGE), mmap.MADV_DONTNEED)
+    assert arena.take(PAGE) == 0
+    arena.give_back(0)
+    arena.tidy()
+    arena.tidy()
+    assert given == [PAGE]
+    assert arena.take(PAGE) == 0
 
 
 def test_a_loan_ends_with_the_last_that_was_made_of_it() -> None:
