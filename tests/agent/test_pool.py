@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -97,6 +98,18 @@ def test_a_job_of_the_runtime_that_waits_makes_no_room(pool: Pool) -> None:
     assert gates[0].runs() and gates[1].runs()
     assert figures(pool)["running"] == 2 and not gates[2].running.is_set()
     assert patient.ends() and all(gate.ends() for gate in gates)
+
+
+def test_a_busy_thread_gives_way_soon(pool: Pool) -> None:
+    """The interval may be shorter already, but no pool makes it longer."""
+    assert sys.getswitchinterval() <= 0.0005
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.0001)
+        Pool("other", 1, lambda: None).close(0.0)
+        assert sys.getswitchinterval() == pytest.approx(0.0001)
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_the_latest_idle_thread_is_used_first(pool: Pool) -> None:
