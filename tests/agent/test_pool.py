@@ -107,7 +107,7 @@ def test_a_busy_thread_gives_way_soon(pool: Pool) -> None:
     try:
         sys.setswitchinterval(0.0001)
         Pool("other", 1, lambda: None).close(0.0)
-        assert sys.getswitchinterval() == pytest.approx(0.0001)
+        assert sys.getswitchinterval() == pytest.approx(0.0001, rel=0.05)
     finally:
         sys.setswitchinterval(before)
 
