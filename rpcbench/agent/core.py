@@ -24,6 +24,7 @@ from rpcbench.agent.heartbeat import Heartbeat
 from rpcbench.agent.hooks import Recorder
 from rpcbench.agent.interrupts import on_main_thread, uninterrupted
 from rpcbench.agent.keeper import TICK, Keeper
+from rpcbench.agent.lead import Lead
 from rpcbench.agent.leaks import Leak, leaks
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.pairs import Pairs
@@ -42,8 +43,8 @@ from rpcbench.transport.memory import MemoryConnection
 from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
 from rpcbench.words.changes import Flag
-from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, UNSET_TIMEOUT, WorldConfig
-from rpcbench.words.errors import IncompleteWorldError, NotConnectedError, RpcError, ShutdownError, WorkerLostError
+from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig
+from rpcbench.words.errors import NotConnectedError, RpcError, ShutdownError, WorkerLostError
 from rpcbench.words.events import Tables
 from rpcbench.words.futures import Future, blocked
 from rpcbench.words.ids import COUNTER_BITS, Id
@@ -69,9 +70,8 @@ class Agent:
         self.asynchronous: set[tuple[int, int]] = set()  # (caller, call) whose function has returned a Future
         self.on_end: list[Job] = []
         self.on_long_wait: Callable[[float], object] = lambda seconds: None  # called by the thread that waits
-        self.complete, self.closing = Flag(), Flag()
+        self.closing = Flag()
         self.bus = Bus()
-        self._refusal: str | None = None
         self._parts: dict[Any, Any] = {}
         self._parts_lock = threading.RLock()
         self._pool = Pool(f"rpcbench-{self.name}", config.threads, lambda: self.on_thread())
@@ -79,11 +79,14 @@ class Agent:
         self.clock = self._link.clock
         self._link.attach(self._transmit, self._deliver)
         me = m.Member(self.id, self.name, self.incarnation, "", devices=stated(config.devices, config.device_maps))
-        self.machine = Machine(Node(me, config.world_size, self._link.lossy), self._perform)
+        node = Node(me, config.world_size, self._link.lossy, config.launched)
+        self.machine = Machine(node, self._perform)
         self.roster = Roster(self.name, self.machine, self._pool.spawn)
         self._pairs = Pairs(self.machine, self.roster, self._link, host_id())
         self._peers = Peers(config, self._pool, self._pairs)
         self._pairs.give_up = self._peers.give_up
+        self._lead = Lead(config, self.machine, self._peers, self.roster, self._pool.spawn)
+        self.complete = self._lead.complete
         self._heartbeat = Heartbeat(config, self._peers, self._link.clock, self._pairs.judged)
         self._myself = MemoryConnection(lambda frame: self._pairs.arrived(self._peers.me, frame), self._pool.spawn)
         self.values = Values(self, self.machine, make, self._link.clock, self._waits)
@@ -98,33 +101,17 @@ class Agent:
     def start(self, timeout: float = JOIN_SECONDS) -> None:
         """Found or join the world; returns when it has all the members it waits for.
 
-        RpcError where member 0 refuses, or where `timeout` seconds pass; it names who came.
+        RpcError where it is not let in, or where `timeout` seconds pass; it names who came.
         """
         self.running = True
         self._keeper.start()
         if self.config.remote:
             self._heartbeat.start()
         try:
-            self._join(self._link.clock() + timeout)
+            self._lead.join(self._link.clock, self._link.clock() + timeout)
         except BaseException:
             self.stop()
             raise
-
-    def _join(self, deadline: float) -> None:
-        addresses = self._peers.entrance.bind()
-        self.machine.ask(lambda node: node.members.found_at(self._peers.me.host, *addresses))
-        if self.id == 0:
-            self.machine.feed(lambda node: node.start())
-            self._peers.listen()  # not before there is a world to let them into
-        else:
-            self._peers.listen()
-            self._peers.reach_leader(self._link.clock, deadline)
-            self.machine.feed(lambda node: node.start())
-        if not self.complete.wait(max(0.0, deadline - self._link.clock())):
-            size = self.config.world_size
-            raise IncompleteWorldError(f"{self.name} waited for a world of {size} workers, but {self.roster.census()}")
-        if self._refusal is not None:
-            raise RpcError(f"{self.name} {'may not join' if self.id else 'waits in vain'}: {self._refusal}")
 
     def shutdown(self, graceful: bool = True, timeout: float = 0, last: Job = lambda: None) -> None:
         """Leave the world. Graceful: first wait for calls in flight, and in a closed world for all others.
@@ -144,9 +131,11 @@ class Agent:
             if leaving:  # before the others, who end with us, can be taken for lost
                 self.waiting.fail_all(self._over())
             self.machine.feed(lambda node: node.outcome(node.members.ready(leaving)))
-            if not leaving and not self.closing.wait(timeout or None):
+            if leaving:
+                self._take_leave(FLUSH_SECONDS if graceful else LAST_WORDS_SECONDS)
+            elif not self.closing.wait(timeout or None):
                 raise RpcError(f"{self.name} waited {timeout} s for the others to shut down; some are still at work")
-            if not leaving:
+            else:
                 last()
                 self._flush()
         except KeyboardInterrupt:
@@ -155,11 +144,16 @@ class Agent:
         finally:
             self.stop()
 
-    def _flush(self) -> None:
+    def _take_leave(self, seconds: float) -> None:
+        """Wait until the leader has heard of it; or, of the leader itself, all others."""
+        self.closing.wait(seconds)
+        self._flush(seconds)
+
+    def _flush(self, seconds: float = FLUSH_SECONDS) -> None:
         """Wait until the others have what was sent: nobody sends it again once this agent has stopped."""
         arrived = Flag()
         self.machine.feed(lambda node: node.flush(arrived.set))
-        arrived.wait(FLUSH_SECONDS)
+        arrived.wait(seconds)
 
     def stop(self, patience: float = 1.0) -> None:
         """End at once: whatever is still in flight fails. Waits `patience` seconds at most for users' functions."""
@@ -433,10 +427,10 @@ class Agent:
             fx.Joined: lambda e: self.roster.came(e.member),
             fx.Gone: self._gone,
             fx.Complete: self._completed,
-            fx.Rejected: self._rejected,
-            fx.HandedOver: lambda e: None,
-            fx.Leads: lambda e: None,
-            fx.Watch: lambda e: None,
+            fx.Rejected: self._lead.rejected,
+            fx.HandedOver: self._lead.handed_over,
+            fx.Leads: self._lead.leads,
+            fx.Watch: self._lead.watch,
             fx.Explore: lambda e: self._autograd.passes.explore(e.context, e.walk, e.message),
             fx.Propagate: lambda e: self._autograd.passes.propagate(e.context, e.walk),
             fx.Accumulate: lambda e: self._autograd.passes.accumulate(e.message),
@@ -478,13 +472,7 @@ class Agent:
     def _gone(self, effect: fx.Gone) -> None:
         self._peers.drop(effect.member.id, effect.member.incarnation, effect.reason)
         self.values.routes.forget(effect.member.id)
-        if effect.member.id == 0:
-            self.closing.set()
         self.roster.went(effect)
-
-    def _rejected(self, effect: fx.Rejected) -> None:
-        self._refusal = self._refusal or effect.reason
-        self.complete.set()
 
     @property
     def _autograd(self) -> Recorder:

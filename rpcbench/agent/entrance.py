@@ -5,6 +5,7 @@ Strangers get no word, and no more of them at once than `_AT_ONCE`: the others w
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -15,25 +16,30 @@ from pathlib import Path
 from rpcbench.agent.pool import Job
 from rpcbench.transport import ends
 from rpcbench.transport.base import Stream
-from rpcbench.transport.ends import AddressFile, Listener, Opener
-from rpcbench.transport.handshake import Identity, Objection
+from rpcbench.transport.ends import Listener, Opener
+from rpcbench.transport.handshake import NEWCOMER, UNBORN, Identity, Object, Offer
+from rpcbench.transport.meeting import Meeting
+from rpcbench.wire.messages import Member
 from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import ProtocolError
+from rpcbench.words.errors import NotConnectedError, ProtocolError, TurnedAwayError
 
 _AT_ONCE = 64
+_log = logging.getLogger("rpcbench")
 Admit = Callable[[Stream, Identity], object]
 """Takes a stream to a peer that has proved who it is."""
 
 
 class Entrance:
-    """`identity` says, for the time of one handshake, who this member is; `objection` why a peer does not get in."""
+    """`identity` says, for the time of one handshake, who this member is; `objection` why a peer does not get in;
+    `offer` which incarnation it is to be, where it asks for one."""
 
     def __init__(
         self,
         config: WorldConfig,
         opener: Opener,
         identity: Callable[[], AbstractContextManager[Identity]],
-        objection: Objection,
+        objection: Object,
+        offer: Offer,
         admit: Admit,
     ) -> None:
         self.refused = 0  # connections closed in the handshake
@@ -41,34 +47,65 @@ class Entrance:
         self._opener = opener
         self._identity = identity
         self._objection = objection
+        self._offer = offer
         self._admit = admit
         self._lock = threading.Lock()
         self._free = threading.BoundedSemaphore(_AT_ONCE)
         self._listeners: list[Listener] = []
-        self._posted: AddressFile | None = None
+        self._closed = False
+        self._accept: Callable[[Listener], None] = lambda listener: None
+        self._meeting = Meeting(Path(config.directory))
+        self._address = ""
 
-    def bind(self) -> tuple[str, str]:
+    def bind(self, world: int) -> tuple[str, str]:
         """Take addresses, and return them: for members on this host, and for others ("" where there are none).
 
-        Who dials them waits for `open`. NotConnectedError where another process listens there.
+        `world`: the epoch of the one that this member founds, NEWCOMER for one that it asks to join. Who dials waits
+        for `open`. NotConnectedError where another process listens there; TurnedAwayError where one leads already.
         """
-        config, directory = self._config, Path(self._config.directory)
-        address = self._take(ends.own_address(directory, config.id, config.incarnation))
-        meeting = ends.leader_address(directory)
-        if config.id == 0 and meeting.startswith("file:"):
-            self._posted = AddressFile(Path(meeting.removeprefix("file:")), address)
-        remote = self._take(config.remote, config.bind) if config.remote else ""
-        return address, remote
+        config, founds = self._config, world != NEWCOMER
+        address = ends.own_address(Path(config.directory), config.id, config.incarnation)
+        self._address = self._take(address)
+        if founds and not self._meeting.found(world, self._address):
+            raise TurnedAwayError(f"another process already listens where this world meets, in {config.directory}")
+        remote = config.leader if founds and config.leader else config.remote
+        return self._address, self._take(remote, config.bind) if remote else ""
 
     def _take(self, address: str, bind: str = "") -> str:
         listener, taken = self._opener.listen(address, bind)
-        self._listeners.append(listener)
+        with self._lock:
+            late = self._closed
+            if not late:
+                self._listeners.append(listener)
+        if late:
+            listener.close()
+        else:
+            self._accept(listener)
         return taken
 
     def open(self, start: Callable[[Callable[[], None], str], None], spawn: Callable[[Job], None]) -> None:
         """Let peers in from now on. `start` makes a named thread, `spawn` runs a short job on one."""
-        for listener in self._listeners:
-            start(partial(self._accept_forever, listener, spawn), "accept")
+        self._accept = lambda listener: start(partial(self._accept_forever, listener, spawn), "accept")
+        for listener in list(self._listeners):
+            self._accept(listener)
+
+    # -- who leads is to be found
+    def lead(self, me: Identity, view: int) -> None:
+        """From this view on this member leads."""
+        self._meeting.lead(me.epoch, view, self._address)
+        if self._closed:
+            self._meeting.leave(self._address)  # it has gone again meanwhile
+        elif self._config.leader:
+            try:
+                self._take(self._config.leader, self._config.bind)
+            except NotConnectedError as error:
+                _log.warning("%s leads its world now; newcomers on other hosts will not find it: %s", me.name, error)
+
+    def hand_over(self, me: Identity, heir: Member, view: int) -> None:
+        """From this view on the heir leads: it needs the port where this member was found."""
+        if heir.host == me.host:
+            self._meeting.hand_over(me.epoch, view, heir.address)
+        self.close()
 
     def _accept_forever(self, listener: Listener, spawn: Callable[[Job], None]) -> None:
         while (sock := listener.accept()) is not None:
@@ -78,21 +115,24 @@ class Entrance:
     def _let_in(self, listener: Listener, sock: socket.socket) -> None:
         with self._identity() as me:
             try:
-                stream, identity = self._opener.let_in(listener, sock, me, self._objection)
+                stream, identity = self._opener.let_in(listener, sock, me, self._objection, self._offer)
             except (ProtocolError, OSError):
                 self.refused += 1
                 return
             finally:
                 self._free.release()
-            self._admit(stream, identity)
+            if identity.incarnation == UNBORN:
+                stream.release()  # it has only asked
+            else:
+                self._admit(stream, identity)
 
     def close(self) -> None:
         """Let nobody in any more, and leave no file behind. May be called again."""
         with self._lock:
             listeners, self._listeners = self._listeners, []
-            posted, self._posted = self._posted, None
-        if posted is not None:
-            posted.remove()
+            self._closed = True
+        if listeners:
+            self._meeting.leave(self._address)
         for listener in listeners:
             listener.close()
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.roster import Roster
 from rpcbench.protocol.life import Verdict
+from rpcbench.protocol.membership import Membership
 from rpcbench.transport.base import Link
-from rpcbench.transport.handshake import Identity
+from rpcbench.transport.handshake import Identity, Objection
 from rpcbench.wire import messages as m
 from rpcbench.wire.frames import Frame
 
@@ -31,6 +32,13 @@ class Pairs:
         told = self._roster.explain(peer.name, reason)
         self._machine.feed(lambda node: node.lost(peer.id, peer.incarnation, told))
 
+    def objection(self, newcomer: Identity) -> Objection | None:
+        """None where this member leads a world that goes on, and has nobody under that id."""
+        return self._machine.ask(lambda node: _objection(node.members, newcomer))
+
+    def incarnation_for(self, newcomer: Identity) -> int:
+        return self._machine.ask(lambda node: node.members.life_for(newcomer.id))
+
     def broken(self, peer: Identity, reason: str) -> None:
         self._machine.feed(lambda node: node.broken(peer.id, peer.incarnation, reason))
 
@@ -49,3 +57,12 @@ class Pairs:
             self.give_up(verdict.peer, verdict.reason)
         else:
             self._roster.doubted(verdict.kind, verdict.peer, verdict.reason)
+
+
+def _objection(members: Membership, newcomer: Identity) -> Objection | None:
+    if not members.leads:
+        return Objection(f"{members.me.name} does not lead this world", members.outlives_leaders)
+    if members.closing:
+        return Objection("this world is about to end", members.outlives_leaders)
+    taken = members.taken(newcomer.id)
+    return Objection(taken) if taken else None

@@ -12,6 +12,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -20,19 +21,18 @@ from rpcbench.agent.handshakes import Handshakes
 from rpcbench.agent.pool import Pool
 from rpcbench.agent.reunion import Reunion, Told
 from rpcbench.agent.ties import Tie, Ties
-from rpcbench.transport import ends, versions
+from rpcbench.transport import versions
 from rpcbench.transport.base import Connection, Stream
 from rpcbench.transport.ends import Opener
-from rpcbench.transport.handshake import NEWCOMER, Identity
+from rpcbench.transport.handshake import NEWCOMER, Identity, Objection
 from rpcbench.transport.host import host_id
+from rpcbench.transport.meeting import Meeting
 from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import Frame, Limits
 from rpcbench.words.changes import Flag
 from rpcbench.words.config import HANDSHAKE_SECONDS, WorldConfig
-from rpcbench.words.errors import IncompleteWorldError, NotConnectedError, ProtocolError
-
-_PAUSE = 0.05
+from rpcbench.words.errors import NotConnectedError, ProtocolError
 
 
 class Listens(Told, Protocol):
@@ -41,17 +41,23 @@ class Listens(Told, Protocol):
     def arrived(self, peer: Identity, frame: Frame) -> None:
         """A message has come."""
 
+    def objection(self, newcomer: Identity) -> Objection | None:
+        """Why a process of no world does not get in here."""
+
+    def incarnation_for(self, newcomer: Identity) -> int:
+        """Which one it is to be."""
+
 
 class Peers:
     def __init__(self, config: WorldConfig, pool: Pool, told: Listens) -> None:
-        epoch = 1 + secrets.randbits(60) if config.id == 0 else NEWCOMER
-        me = Identity(config.cluster, config.id, config.name, config.incarnation, host_id(), epoch)
+        me = Identity(config.cluster, config.id, config.name, config.incarnation, host_id())
         self._config = config
         self._handshakes = Handshakes(me)
         self._opener = Opener(config.secret)
         self._ties = Ties()
         self._reunion = Reunion(self._ties, told, self._dial, config.grace_seconds)
-        self.entrance = Entrance(config, self._opener, self._handshakes.one, self._ties.barred, self._admit)
+        offer = told.incarnation_for
+        self.entrance = Entrance(config, self._opener, self._handshakes.one, self._objection, offer, self._admit)
         self._pool = pool
         self._told = told
         self._limits = Limits()
@@ -116,21 +122,35 @@ class Peers:
                 self._dial(to, addresses, HANDSHAKE_SECONDS)
         return connection
 
-    def reach_leader(self, clock: Callable[[], float], deadline: float) -> None:
-        """Connect to member 0, which may not be there yet. RpcError once `clock` is past the deadline."""
-        local = ends.leader_address(Path(self._config.directory))
-        ways = (local, self._config.leader) if self._config.leader else (local,)
-        while True:
-            try:
-                self.connect(0, ways)
-                return
-            except NotConnectedError as error:
-                if clock() > deadline:
-                    told = f"{self.me.name} cannot reach worker 0 of its world: {error}"
-                    raise IncompleteWorldError(told) from error
-                self._stopped.wait(_PAUSE)  # nothing can tell us when member 0 begins to listen
+    def reach_leader(self) -> Identity:
+        """Connect to who leads. NotConnectedError where it is not there (yet), ProtocolError where it is another."""
+        leader = self._config.led_by
+        self.connect(leader, self._meeting_ways())
+        for tie in self._ties.all():
+            if tie.peer.id == leader:
+                return tie.peer
+        raise NotConnectedError("it hung up")
+
+    def _meeting_ways(self) -> list[str]:
+        meeting = Meeting(Path(self._config.directory))
+        ways = [self._config.leader] if self._config.leader else []
+        try:
+            return [meeting.find(), *ways]
+        except FileNotFoundError as error:
+            if ways:
+                return ways
+            raise NotConnectedError(f"nobody answers at {meeting.path}: {error.strerror}") from error
 
     # -- making
+    def found(self) -> None:
+        """This member founds a new world, that is no other."""
+        self._handshakes.me = replace(self.me, epoch=1 + secrets.randbits(60))
+
+    def _objection(self, peer: Identity) -> Objection | None:
+        if (reason := self._ties.barred(peer)) is not None:
+            return Objection(reason)
+        return self._told.objection(peer) if peer.epoch == NEWCOMER else None
+
     def _dial(self, to: int, addresses: Iterable[str], seconds: float) -> None:
         """NotConnectedError, caused by the OSError of the last address, where nobody answers at any."""
         if self._stopped.is_set():

@@ -101,9 +101,12 @@ class Roster:
         RpcError after `timeout` seconds, or where the world has ended; it names who came and, as far as it is known,
         who is missing.
         """
-        self._changes.wait_for(lambda: len(self.all()) >= count or 0 in self._gone, timeout)
+        self._changes.wait_for(lambda: len(self.all()) >= count or self._is_over(), timeout)
         if len(self.all()) < count:
             raise RpcError(f"{self._me} waited {timeout:g} s for {count} members, but {self.census()}")
+
+    def _is_over(self) -> bool:
+        return self._machine.ask(lambda node: node.members.ended or node.members.closing)
 
     def census(self) -> str:
         """Who came, and who is missing as far as that is known."""

@@ -1,9 +1,9 @@
 """All workers, or some, exchange an object each and wait for one another: `_all_gather`, `_barrier`.
 
-One of them leads: for all workers member 0, else the one whose name sorts first. It counts rounds, so that workers
-which have come later, and threads that gather at once, agree on who belongs together: a contribution goes into the
-oldest round that has none of that worker yet. A round of all is complete when everyone who is in the world by then has
-given something; a round of some fails when one of them goes.
+One of them leads: for all workers the one that leads the world, else the one whose name sorts first. It counts rounds,
+so that workers which have come later, and threads that gather at once, agree on who belongs together: a contribution
+goes into the oldest round that has none of that worker yet. A round of all is complete when everyone who is in the
+world by then has given something; a round of some fails when one of them goes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _Key = frozenset[str]
 class AllGatherStates:
     """One round: what was given so far, by name of the giver; `proceed_signal` is set when there will be no more."""
 
-    def __init__(self) -> None:
+    def __init__(self, leader: str = "") -> None:
+        self.leader = leader
         self.gathered_objects: dict[str, Any] = {}
         self.proceed_signal = Flag()
         self.error: Exception | None = None
@@ -50,12 +51,12 @@ class _Gathering:
         self._lock = threading.Lock()
         self._rounds: dict[_Key, int] = {}  # numbers that were given out
         self._led: dict[tuple[_Key, int], AllGatherStates] = {}  # not complete yet
-        self._followed: dict[tuple[_Key, int], AllGatherStates] = {}
+        self._followed: dict[tuple[str, _Key, int], AllGatherStates] = {}  # by the leader's name, too
         agent.on_member(self._changed)
         agent.on_end.append(self._over)
 
     def leader(self, key: _Key) -> str:
-        return min(key) if key else self._agent.member(0).name
+        return min(key) if key else self._agent.member(self._agent.machine.ask(lambda node: node.members.leader)).name
 
     # -- the leader
     def give(self, key: _Key, giver: str, value: Any) -> int:
@@ -65,10 +66,10 @@ class _Gathering:
             if number is None:
                 number = self._rounds.get(key, 0)
                 self._rounds[key] = number + 1
-                self._led[key, number] = AllGatherStates()
+                self._led[key, number] = AllGatherStates(self._agent.name)
             self._led[key, number].gathered_objects[giver] = value
             if giver == self._agent.name:
-                self._followed[key, number] = self._led[key, number]
+                self._followed[giver, key, number] = self._led[key, number]
         self._end_complete()
         return number
 
@@ -90,7 +91,7 @@ class _Gathering:
                     if who.name in place[0] and who.name not in states.gathered_objects
                 ]  # fmt: skip
                 ended = [self._led.pop(place) for place in hopeless]
-                ended += [states for place, states in self._followed.items() if self._was_led_by(place[0], who)]
+                ended += [states for states in self._followed.values() if states.leader == who.name]
             for states in ended:
                 states.end(error)
         self._end_complete()
@@ -102,18 +103,14 @@ class _Gathering:
         for states in waiting:
             states.end(ShutdownError(f"{self._agent.name} has shut down while others were waited for in _all_gather"))
 
-    @staticmethod
-    def _was_led_by(key: _Key, who: WorkerInfo) -> bool:
-        return who.name == min(key) if key else who.id == 0
-
     # -- followers
-    def round(self, key: _Key, number: int) -> AllGatherStates:
+    def round(self, leader: str, key: _Key, number: int) -> AllGatherStates:
         with self._lock:
-            return self._followed.setdefault((key, number), AllGatherStates())
+            return self._followed.setdefault((leader, key, number), AllGatherStates(leader))
 
-    def forget(self, key: _Key, number: int) -> None:
+    def forget(self, leader: str, key: _Key, number: int) -> None:
         with self._lock:
-            self._followed.pop((key, number), None)
+            self._followed.pop((leader, key, number), None)
             self._led.pop((key, number), None)
 
 
@@ -122,8 +119,8 @@ def _gather_to_leader(key: _Key, giver: str, value: Any) -> int:
     return current.current().part(_Gathering).give(key, giver, value)
 
 
-def _broadcast_to_followers(key: _Key, number: int, objects: dict[str, Any] | Exception) -> None:
-    current.current().part(_Gathering).round(key, number).end(objects)
+def _broadcast_to_followers(leader: str, key: _Key, number: int, objects: dict[str, Any] | Exception) -> None:
+    current.current().part(_Gathering).round(leader, key, number).end(objects)
 
 
 # -- API
@@ -144,7 +141,7 @@ def _all_gather(
         number = gathering.give(key, agent.name, obj)
     else:
         number = agent.call(leader, _gather_to_leader, (key, agent.name, obj), timeout=timeout).wait()
-    states = gathering.round(key, number)
+    states = gathering.round(leader, key, number)
     try:
         agent.member(leader)  # should it go now, the round is told; had it gone before, this raises
         with blocked():
@@ -156,7 +153,7 @@ def _all_gather(
         if leader == agent.name:
             _tell(agent, key, number, states, timeout)
     finally:
-        gathering.forget(key, number)
+        gathering.forget(leader, key, number)
     if states.error is not None:
         raise states.error
     return states.gathered_objects
@@ -167,7 +164,7 @@ def _tell(agent: Agent, key: _Key, number: int, states: AllGatherStates, timeout
     there = {info.name for info in agent.members()} - {agent.name}
     told = states.error or states.gathered_objects
     sent = {
-        name: agent.call(name, _broadcast_to_followers, (key, number, told), timeout=timeout)
+        name: agent.call(name, _broadcast_to_followers, (agent.name, key, number, told), timeout=timeout)
         for name in there & states.gathered_objects.keys()
     }
     errors: dict[str, Exception] = {}

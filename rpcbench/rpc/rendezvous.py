@@ -62,14 +62,21 @@ def meet(name: str, url: str, rank: int, world_size: int | None, rpc_timeout: fl
         threads=threads,
         leader=f"tls://{place.leader}" if place.leader else "",
         remote=_remote(place) if place.leader else "",
+        launched=False,
         bind=os.environ.get("RPCBENCH_BIND", ""),
     )
 
 
+def may_found(config: WorldConfig, url: str) -> bool:
+    """Whether this process founds the world if it finds none: rank 0, and in an open world at a file any rank.
+
+    As with torch, whose file is there for all, and whose port belongs to rank 0.
+    """
+    return config.id == 0 or (config.world_size is None and urlsplit(url).scheme == "file")
+
+
 def _remote(place: Place) -> str:
-    """Where workers on other hosts find this one."""
-    if place.rank == 0:
-        return f"tls://{place.leader}"
+    """Where workers on other hosts find this one, unless it founds the world."""
     bind = os.environ.get("RPCBENCH_BIND", "")
     if bind and bind not in ("0.0.0.0", "::"):
         return f"tls://{tcp.join(bind, 0)}"

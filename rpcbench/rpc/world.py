@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import functools
 import logging
 import secrets
 import socket
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed
@@ -18,16 +19,17 @@ from torch._C._distributed_c10d import Store
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import WorkerInfo
-from rpcbench.rpc import api, backend_registry
+from rpcbench.rpc import api, backend_registry, petition
 from rpcbench.rpc.backend_registry import BackendType
 from rpcbench.rpc.constants import DEFAULT_NUM_WORKER_THREADS
 from rpcbench.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
-from rpcbench.rpc.rendezvous import meet
+from rpcbench.rpc.rendezvous import may_found, meet
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.base import Link
-from rpcbench.words.config import JOIN_SECONDS
-from rpcbench.words.errors import IncompleteWorldError
+from rpcbench.words.config import JOIN_SECONDS, WorldConfig
+from rpcbench.words.errors import IncompleteWorldError, TurnedAwayError
 
+_Part = Callable[[Agent], object]
 _LONG_SECONDS = 10.0
 _log = logging.getLogger("rpcbench")
 _ONE_HOST = (
@@ -116,34 +118,58 @@ def join_world(
     """For backends: a started agent in the world of these options."""
     threads = getattr(rpc_backend_options, "num_worker_threads", DEFAULT_NUM_WORKER_THREADS)
     url, timeout = rpc_backend_options.init_method, rpc_backend_options.rpc_timeout
-    config = meet(name, url if store is None else _place_in(store, rank), rank, world_size, timeout, threads)
-    config = rpc_backend_options._completed(config)
+    place = url if store is None else _place_in(store, rank, world_size)
+    config = rpc_backend_options._completed(meet(name, place, rank, world_size, timeout, threads))
     try:
-        with contextlib.ExitStack() as until:
-            parts = (_tell_errors, _tell_losses, functools.partial(_tell_of_waiting, until))
-            return start_agent(config, link, max(JOIN_SECONDS, timeout), parts)
+        with _telling_of_waiting(name) as waits:
+            parts = (_tell_errors, _tell_losses, waits)
+            return _join(config, may_found(config, place), link, time.monotonic() + max(JOIN_SECONDS, timeout), parts)
     except IncompleteWorldError as error:
         if config.leader:
             raise
         raise IncompleteWorldError(f"{error}. {_ONE_HOST.format(socket.gethostname())}") from error
 
 
-def _place_in(store: Store, rank: int) -> str:
-    """A meeting place for one world that only users of this store know."""
+def _join(config: WorldConfig, founder: bool, link: Link | None, deadline: float, parts: Sequence[_Part]) -> Agent:
+    while True:
+        if config.world_size is None or not founder:
+            config = petition.ask(config, founder, deadline)
+        try:
+            return start_agent(config, link, deadline - time.monotonic(), parts)
+        except TurnedAwayError:  # an open world may have passed to another leader, or ended, since this process asked
+            if config.world_size is not None or time.monotonic() > deadline:
+                raise
+
+
+def _place_in(store: Store, rank: int, world_size: int | None) -> str:
+    """A meeting place that only users of this store know: of one closed world, or of all open ones."""
+    if world_size is None:
+        return f"file:///{store.compare_set('rpcbench/place', '', secrets.token_hex(16)).decode()}"
     key = f"rpcbench/place/{store.add(f'rpcbench/comings/{rank}', 1)}"
     if rank == 0:
         store.set(key, secrets.token_hex(16))
     return f"file:///{store.get(key).decode()}"
 
 
-def _tell_of_waiting(until: contextlib.ExitStack, agent: Agent) -> None:
-    """Who starts only some of the workers, or one with a wrong address, need not wait for the error to learn of it."""
-    tell = threading.Timer(
-        _LONG_SECONDS, lambda: _log.warning("%s waits for its world; %s", agent.name, agent.roster.census())
-    )
-    tell.daemon = True
-    until.callback(tell.cancel)
-    tell.start()
+@contextlib.contextmanager
+def _telling_of_waiting(name: str) -> Iterator[_Part]:
+    """Who starts only some of the workers, or one with a wrong address, need not wait for the error to learn of it.
+
+    What it yields is to know the agent, once there is one.
+    """
+    agents: list[Agent] = []
+
+    def tell() -> None:
+        census = agents[-1].roster.census() if agents else "only 0 came: not even member 0 answered"
+        _log.warning("%s waits for its world; %s", name, census)
+
+    timer = threading.Timer(_LONG_SECONDS, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda agent: agents.append(agent)
+    finally:
+        timer.cancel()
 
 
 def _tell_losses(agent: Agent) -> None:

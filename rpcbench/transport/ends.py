@@ -3,17 +3,14 @@
     unix:PATH         a unix socket
     tcp://HOST:PORT   plain TCP, for loopback
     tls://HOST:PORT   TCP with TLS, for all other interfaces
-    file:PATH         the address stands in that file, and the file in a directory of its owner alone
 
 An opening takes HANDSHAKE_SECONDS at most, however the peer behaves, and leaves nothing behind where it fails.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import secrets
 import socket
 import time
 from pathlib import Path
@@ -21,7 +18,7 @@ from typing import Protocol
 
 from rpcbench.transport import local, tcp, tls
 from rpcbench.transport.base import Stream
-from rpcbench.transport.handshake import Handshake, Identity, Objection, dial, listen
+from rpcbench.transport.handshake import Handshake, Identity, Object, Offer, dial, listen
 from rpcbench.words.config import HANDSHAKE_SECONDS
 from rpcbench.words.errors import AuthenticationError, NotConnectedError
 
@@ -53,48 +50,11 @@ def transport() -> str:
     return kind
 
 
-def leader_address(directory: Path) -> str:
-    """Where the members of a world on one host find member 0."""
-    return f"unix:{directory / '0.sock'}" if transport() == "unix" else f"file:{directory / '0.address'}"
-
-
 def own_address(directory: Path, member: int, incarnation: int) -> str:
     """Where a member of a world on one host listens."""
     if transport() == "tcp":
         return "tcp://127.0.0.1:0"
-    return f"unix:{directory / (f'{member}.{incarnation}.sock' if member else '0.sock')}"
-
-
-def look_up(address: str) -> str:
-    """The address itself, or what stands in the file that it names. FileNotFoundError where there is none (yet)."""
-    kind, _, rest = address.partition(":")
-    return Path(rest).read_text() if kind == "file" else address
-
-
-class AddressFile:
-    """A file in which one process tells the others its address, as long as it listens there."""
-
-    def __init__(self, path: Path, address: str) -> None:
-        self._path = path
-        draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-        draft.write_text(address)
-        try:
-            self._place(draft)
-        finally:
-            draft.unlink()
-
-    def _place(self, draft: Path) -> None:
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, self._path)
-            return
-        with contextlib.suppress(OSError):
-            Opener(b"").connect(look_up(f"file:{self._path}"), time.monotonic() + HANDSHAKE_SECONDS).release()
-            raise NotConnectedError(f"another process already listens at the address in {self._path}")
-        self._path.unlink(missing_ok=True)  # of a process that died
-        os.link(draft, self._path)
-
-    def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
+    return f"unix:{directory / f'{member}.{incarnation}.sock'}"
 
 
 # -- opening
@@ -124,7 +84,7 @@ class Opener:
     def dial(self, address: str, me: Identity, seconds: float = HANDSHAKE_SECONDS) -> tuple[Stream, Identity]:
         """Connect, and find out who listens. OSError where nobody does (yet)."""
         deadline = time.monotonic() + seconds
-        stream = self.connect(look_up(address), deadline)
+        stream = self.connect(address, deadline)
         try:
             return stream, _run(stream, dial(me, self._secret), deadline)
         except BaseException:
@@ -139,13 +99,18 @@ class Opener:
         return tcp.connect(place, deadline) if kind == "tcp" else tls.connect(place, self._credentials, deadline)
 
     def let_in(
-        self, listener: Listener, sock: socket.socket, me: Identity, objection: Objection = lambda peer: None
+        self,
+        listener: Listener,
+        sock: socket.socket,
+        me: Identity,
+        objection: Object = lambda peer: None,
+        offer: Offer = lambda peer: 0,
     ) -> tuple[Stream, Identity]:
         """The listener's side of an accepted connection: who is it? Closes the socket where nobody is let in."""
         deadline = time.monotonic() + HANDSHAKE_SECONDS
         try:
             stream = listener.open(sock, deadline)
-            return stream, _run(stream, listen(me, self._secret, objection), deadline)
+            return stream, _run(stream, listen(me, self._secret, objection, offer), deadline)
         except BaseException:
             sock.close()
             raise

@@ -8,9 +8,9 @@
 
 A proof is an HMAC-SHA256 of the role and both hellos under the secret, so it is worth nothing on another connection
 or in the other direction. Records have a fixed size; the listener shows its proof only after it has seen one; a
-stranger gets no word. The verdict of the listener is empty, or says why this process, which is no stranger, does not
-get in: it is left from an earlier world, say, or was given up. Processes whose versions do not fit both learn of it
-from the hellos. Sans-I/O: a generator yields bytes to send and the count to read.
+stranger gets no word. The verdict of the listener says why this process, which is no stranger, does not get in: it is
+left from an earlier world, say, or was given up; or it gives the incarnation that was asked for. Processes whose
+versions do not fit both learn of it from the hellos. Sans-I/O: a generator yields bytes to send and the count to read.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import hmac
 import secrets
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgpack
 
@@ -30,8 +31,11 @@ from rpcbench.words.errors import AuthenticationError, ProtocolError, RefusedErr
 MAGIC = b"rpcbench"
 RECORD = 512
 VERDICT = 256
+_REASON = 224
 NEWCOMER = 0
 """The epoch of who is in no world yet."""
+UNBORN = -1
+"""The incarnation of who only asks which one it is to be."""
 _NONCE = 32
 _PROOF = 32
 
@@ -40,9 +44,10 @@ _PROOF = 32
 class Identity:
     """Who stands at one end: a member of one cluster, in one incarnation, on one host.
 
-    `epoch` is drawn by member 0 when it founds the world: what is left of an earlier one has another. A process
-    numbers its handshakes: `serial` is that of this one. Who dials says with `base` that of its connections to this
-    peer all with a lower serial have ended, whatever they look like from here.
+    `epoch` is drawn by who founds the world: what is left of an earlier one has another. A process numbers its
+    handshakes: `serial` is that of this one. Who dials says with `base` that of its connections to this peer all with a
+    lower serial have ended, whatever they look like from here. `offer`: the incarnation that a dialler who asked for
+    one (UNBORN) is given, in the verdict.
     """
 
     cluster: str
@@ -54,13 +59,23 @@ class Identity:
     serial: int = 0
     base: int = 0
     versions: Versions = HERE
+    offer: int = 0
+
+
+class Objection(NamedTuple):
+    """Why a process that knows the secret is not let in. `again`: that may change soon."""
+
+    reason: str
+    again: bool = False
 
 
 Step = tuple[bytes, int]
 """(bytes to send, bytes to read after that)"""
 Handshake = Generator[Step, bytes, Identity]
-Objection = Callable[[Identity], str | None]
-"""Why a process that knows the secret is not let in; None: it is."""
+Object = Callable[[Identity], Objection | None]
+"""What there is against a process that knows the secret; None: it gets in."""
+Offer = Callable[[Identity], int]
+"""The incarnation that a process which asks for one is given."""
 
 
 def _hello(me: Identity) -> bytes:
@@ -119,12 +134,15 @@ def dial(me: Identity, secret: bytes) -> Handshake:
     answer = yield _proof(secret, b"dialler", mine, theirs), _PROOF + VERDICT
     verdict = answer[_PROOF:]
     _verify(answer[:_PROOF], _proof(secret, b"listener", mine, theirs, verdict))
-    if reason := verdict.rstrip(b"\0").decode(errors="replace"):
-        raise RefusedError(f"{peer.name} does not let this process in: {reason}")
-    return peer
+    reason, again, offer = _read_verdict(verdict)
+    if reason:
+        raise RefusedError(f"{peer.name} does not let this process in: {reason}", again)
+    return replace(peer, offer=offer)
 
 
-def listen(me: Identity, secret: bytes, objection: Objection = lambda peer: None) -> Handshake:
+def listen(
+    me: Identity, secret: bytes, objection: Object = lambda peer: None, offer: Offer = lambda peer: 0
+) -> Handshake:
     """The listener's side; returns who dialled. RefusedError where that is told not to come in."""
     theirs = yield b"", RECORD
     mine = _hello(me)
@@ -135,20 +153,36 @@ def listen(me: Identity, secret: bytes, objection: Objection = lambda peer: None
         raise
     proof = yield mine, _PROOF
     _verify(proof, _proof(secret, b"dialler", theirs, mine))
-    reason = _stray(me, peer) or objection(peer) or ""
-    verdict = reason.encode()[:VERDICT].ljust(VERDICT, b"\0")
+    against = _stray(me, peer) or objection(peer)
+    given = offer(peer) if against is None and peer.incarnation == UNBORN else 0
+    verdict = _verdict(against or Objection(""), given)
     yield _proof(secret, b"listener", theirs, mine, verdict) + verdict, 0
-    if reason:
-        raise RefusedError(f"{peer.name} was not let in: {reason}")
+    if against is not None:
+        raise RefusedError(f"{peer.name} was not let in: {against.reason}", against.again)
     return peer
 
 
-def _stray(me: Identity, peer: Identity) -> str | None:
+def _stray(me: Identity, peer: Identity) -> Objection | None:
     """Why a process of another world, or of none, has no business here."""
     if me.epoch == NEWCOMER:
-        return f"{me.name} is in no world yet"
+        return Objection(f"{me.name} is in no world yet", True)
     if peer.epoch not in (me.epoch, NEWCOMER):
-        return f"{peer.name} belongs to an earlier world at this address, which is over"
-    if peer.epoch == NEWCOMER and me.id != 0:
-        return "only worker 0 lets newcomers in"
+        return Objection(f"{peer.name} belongs to an earlier world at this address, which is over")
     return None
+
+
+def _verdict(objection: Objection, offer: int) -> bytes:
+    reason = objection.reason.encode()[:_REASON].decode(errors="ignore")
+    packed: bytes = msgpack.packb((reason, objection.again, offer))
+    return packed.ljust(VERDICT, b"\0")
+
+
+def _read_verdict(record: bytes) -> tuple[str, bool, int]:
+    try:
+        reading = msgpack.Unpacker(use_list=False)
+        reading.feed(record)
+        reason, again, offer = reading.unpack()
+    except Exception as error:
+        raise ProtocolError(f"the peer's verdict makes no sense: {error}") from error
+    _check_types((reason, again, offer), (str, bool, int))
+    return reason, again, offer

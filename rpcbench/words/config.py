@@ -14,6 +14,7 @@ DEFAULT_THREADS = 16
 HANDSHAKE_SECONDS = 5.0
 JOIN_SECONDS = 60.0
 FLUSH_SECONDS = 20.0
+LAST_WORDS_SECONDS = 1.0
 NOTEBOOK = "notebook"
 
 
@@ -24,8 +25,10 @@ class WorldConfig:
     `directory` is shared by the members on one host. `leader` and `remote` are for worlds on several hosts: where
     member 0 is found from the others, and where this member is (port 0: a free one); `bind` is the host to listen on,
     where that differs. `world_size` None means an open world, where members come and go; a number closes it at that
-    many. `device_maps`: name of a callee -> device here -> device there. `devices`: those this member uses; none: all.
-    `same_modes`: its calls take grad mode and autocast along.
+    many. `led_by`: the id of the member that leads when this one comes; its own where it founds the world. `launched`:
+    member 0 starts the others, and the world ends with it; else processes come by themselves. `device_maps`: name of a
+    callee -> device here -> device there. `devices`: those this member uses; none: all. `same_modes`: its calls take
+    grad mode and autocast along.
 
     Of a member on another host nothing is heard: after `suspect_seconds` that is told, after `lost_seconds` it is lost,
     after `stuck_seconds` even if its host still answers. A broken connection may stand again in `grace_seconds`.
@@ -38,6 +41,8 @@ class WorldConfig:
     secret: bytes = field(repr=False)
     incarnation: int = 0
     world_size: int | None = None
+    led_by: int = 0
+    launched: bool = True
     rpc_timeout: float = DEFAULT_TIMEOUT
     threads: int = DEFAULT_THREADS
     leader: str = ""

@@ -16,6 +16,7 @@
         ├── NotConnectedError         the peer cannot be reached (yet)
         ├── IncompleteWorldError      who belongs to a world did not come in time; the text names who did
         ├── ShutdownError             this side has stopped, or is stopping
+        ├── TurnedAwayError           who was asked to let this process into a world leads it no more: ask again
         └── ProtocolError             a peer broke the rules: nonsense bytes, an unknown message, a wrong size
             ├── AuthenticationError   a peer that does not know the secret
             ├── VersionMismatch       a peer whose Python or rpcbench cannot work with ours
@@ -156,7 +157,21 @@ class VersionMismatch(ProtocolError):
 
 
 class RefusedError(ProtocolError):
-    """Another member knows who this process is, and does not let it in. The text has its reason."""
+    """Another member knows who this process is, and does not let it in. The text has its reason.
+
+    `again`: another member may, or the same one a little later.
+    """
+
+    def __init__(self, text: str, again: bool = False) -> None:
+        super().__init__(text, again)
+        self.again = again
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class TurnedAwayError(RpcError):
+    """Who was asked to let this process into a world leads it no more; another does, or the world is over."""
 
 
 class PipelineError(ValueError):

@@ -16,7 +16,7 @@ from rpcbench.agent.roster import WorkerInfo
 from rpcbench.rpc import rpc_sync, wait_for
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.base import Link
-from rpcbench.transport.ends import leader_address
+from rpcbench.transport.meeting import Meeting
 from rpcbench.wire.messages import Message, Notice, View
 from rpcbench.words.errors import RpcError, WorkerLostError
 
@@ -82,7 +82,7 @@ def test_the_socket_of_the_next_world_is_left_alone(agents: list[Agent]) -> None
     agents[0]._peers.entrance.close()
     assert not path.exists()
     following = Agent(config(path.parent, 0), Handle)
-    following._peers.entrance.bind()
+    following._peers.entrance.bind(world=7)
     agents[0].stop()
     assert path.exists()
     following._peers.close()
@@ -90,8 +90,8 @@ def test_the_socket_of_the_next_world_is_left_alone(agents: list[Agent]) -> None
 
 
 def meeting_file(agent: Agent) -> Path:
-    """What the others look for when they look for member 0: a socket, or the file with its address."""
-    return Path(leader_address(Path(agent.config.directory)).partition(":")[2])
+    """Where the others look for the one who leads."""
+    return Meeting(Path(agent.config.directory)).path
 
 
 def test_a_closed_world_gives_up_its_address_before_its_members_may_go(tmp_path: Path) -> None:

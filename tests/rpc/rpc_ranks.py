@@ -241,15 +241,21 @@ def forgets_to_shut_down(rank: int, url: str) -> None:
 
 
 def comers_and_goers(rank: int, url: str) -> None:
-    """A world without a size: complete at once, and open as long as rank 0 stays."""
+    """A world without a size: complete at once, whoever comes first, and open."""
     join(rank, url, world_size=None)
     if rank == 0:
         _both.wait(20)
         while len(rpc._get_current_rpc_agent().members()) > 1:
             time.sleep(0.01)
     else:
+        await_rank(0)
         rpc.rpc_sync("rank0", meet_there)
     rpc.shutdown()
+
+
+def await_rank(rank: int) -> None:
+    while f"rank{rank}" not in [info.name for info in rpc._get_current_rpc_agent().members()]:
+        time.sleep(0.01)
 
 
 _both = threading.Barrier(3)
@@ -257,6 +263,159 @@ _both = threading.Barrier(3)
 
 def meet_there() -> None:
     _both.wait(20)
+
+
+# -- who leads an open world, and goes
+def lead_passes_on(rank: int, url: str) -> None:
+    """Rank 0 goes first, then 1, then 2, who comes again; rank 3 comes late, and goes last; then 0 comes again."""
+    late, over = Path(f"{url.removeprefix('file://')}-late"), Path(f"{url.removeprefix('file://')}-over")
+    if rank == 3:
+        await_file(late)
+    join(rank, url, world_size=None)
+    heard: list[tuple[str, str]] = []
+    rpc._get_current_rpc_agent().on_member(lambda kind, who, reason: heard.append((kind, who.name)))
+    if rank < 3:
+        for other in range(3):
+            await_rank(other)
+        rpc.rpc_sync("rank0", all_there)
+    {0: goes_first, 1: goes_second, 2: goes_and_comes_again, 3: goes_last}[rank](url, late, over)
+    assert not [name for kind, name in heard if kind == "lost"], heard
+
+
+def all_there() -> None:
+    _all_there.wait(20)
+
+
+_all_there = threading.Barrier(3)
+
+
+def goes_first(url: str, late: Path, over: Path) -> None:
+    world = rpc._get_current_rpc_agent()._peers.me.epoch
+    rpc.shutdown()
+    await_file(over)
+    join(0, url, world_size=None)
+    agent = rpc._get_current_rpc_agent()
+    assert [info.name for info in agent.members()] == ["rank0"] and agent._peers.me.epoch != world
+    assert rpc.rpc_sync("rank0", who) == "rank0"
+    rpc.shutdown()
+    late.unlink()
+    over.unlink()
+
+
+def goes_second(url: str, late: Path, over: Path) -> None:
+    await_gone(0)
+    kept = rpc.remote("rank2", torch.ones, (2,))
+    assert rpc.rpc_sync("rank2", rpc.rpc_sync, ("rank1", who)) == "rank1"
+    late.touch()
+    await_rank(3)
+    assert rpc.rpc_sync("rank3", fetch, (kept,)).tolist() == [1, 1]
+    rpc.shutdown()
+
+
+def goes_and_comes_again(url: str, late: Path, over: Path) -> None:
+    await_gone(0)
+    await_rank(3)
+    await_gone(1)
+    assert rpc.rpc_sync("rank3", who) == "rank3"
+    rpc.shutdown()
+    join(2, url, world_size=None)
+    agent = rpc._get_current_rpc_agent()
+    assert agent.incarnation == 1 and rpc.rpc_sync("rank3", has_seen_go, ("rank2",))
+    rpc.shutdown()
+
+
+def goes_last(url: str, late: Path, over: Path) -> None:
+    agent = rpc._get_current_rpc_agent()
+    gone = agent.part(_Gone)
+    gone.both.wait(20)
+    while [info.name for info in agent.members()] != ["rank3"]:
+        time.sleep(0.01)
+    assert rpc.rpc_sync("rank3", who) == "rank3"
+    rpc.shutdown()
+    over.touch()
+
+
+class _Gone:
+    """How often rank 2 has come and gone, as rank 3 sees it."""
+
+    def __init__(self, agent: Any) -> None:
+        self.names: list[str] = []
+        self.both = threading.Event()
+        agent.on_member(self._changed)
+
+    def _changed(self, kind: str, who: rpc.WorkerInfo, reason: str) -> None:
+        if kind == "left":
+            self.names.append(who.name)
+            if self.names.count("rank2") == 2:
+                self.both.set()
+
+
+def has_seen_go(name: str) -> bool:
+    gone = rpc._get_current_rpc_agent().part(_Gone)
+    deadline = time.monotonic() + 20
+    while name not in gone.names and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return name in gone.names
+
+
+def await_file(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def await_gone(rank: int) -> None:
+    while f"rank{rank}" in [info.name for info in rpc._get_current_rpc_agent().members()]:
+        time.sleep(0.01)
+
+
+def leader_of_an_open_world_dies(rank: int, url: str) -> None:
+    """An open world ends with a leader that said nothing; the others are told, and may found another."""
+    if rank:
+        await_file(Path(f"{url.removeprefix('file://')}"))
+    join(rank, url, world_size=None)
+    if rank == 0:
+        Path(f"{url.removeprefix('file://')}").touch()
+        threading.Event().wait()
+    await_rank(3 - rank)
+    rpc.rpc_sync("rank1", both_there)
+    if rank == 1:
+        pid = rpc.rpc_sync("rank0", os.getpid)
+        os.kill(pid, signal.SIGKILL)
+    await_gone(0)
+    with pytest.raises(WorkerLostError, match="rank0 is gone"):
+        rpc.rpc_sync("rank0", who)
+    with pytest.raises(WorkerLostError, match="its world ended with rank0, which led it"):
+        rpc.rpc_sync(f"rank{3 - rank}", who)
+    rpc.shutdown()
+    join(rank, url, world_size=None)
+    await_rank(3 - rank)
+    assert rpc.rpc_sync(f"rank{3 - rank}", who) == f"rank{3 - rank}"
+    rpc.rpc_sync("rank1", both_done)
+    rpc.shutdown()
+
+
+def both_there() -> None:
+    _both_there.wait(20)
+
+
+def both_done() -> None:
+    _both_done.wait(20)
+
+
+_both_there, _both_done = threading.Barrier(2), threading.Barrier(2)
+
+
+def come_and_go(rank: int, url: str) -> None:
+    """Each as quick as it can: the lead passes on, and worlds end and begin, at every moment of the others."""
+    for number in range(15):
+        join(rank, url, world_size=None)
+        infos = rpc._get_current_rpc_agent().members()
+        try:
+            to = infos[number % len(infos)]
+            assert rpc.rpc_sync(to, who) == to.name
+        except (WorkerLostError, UnknownWorkerError, RpcTimeoutError) as error:
+            assert not isinstance(error, RpcTimeoutError), error  # it has gone meanwhile, and that is known
+        rpc.shutdown()
 
 
 # -- what is left at the end

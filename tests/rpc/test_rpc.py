@@ -41,7 +41,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(path)
         for meeting in ("meeting", "meeting-store"):  # torch's own files, which a busy machine may leave
             Path(path, meeting).unlink(missing_ok=True)
-        assert {file.name for file in Path(path).rglob("*") if not file.is_dir()} <= {"secret"}
+        assert {file.name for file in Path(path).rglob("*") if not file.is_dir()} <= {"secret", "lock"}
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_rank_that_is_killed_is_named_and_nobody_waits_for_it(run: Run, runtim
 
 def test_who_waits_for_a_leader_that_is_killed_is_told(run: Run, runtime: Path) -> None:
     run("leader_dies", killed=0)
-    for left in runtime.rglob("*.sock"):
+    for left in (*runtime.rglob("*.sock"), *runtime.rglob("leader")):
         left.unlink()
 
 
@@ -94,6 +94,20 @@ def test_who_forgets_to_shut_down_is_waited_for_as_long_as_said(run: Run) -> Non
 
 def test_a_world_without_a_size_lets_come_and_go(run: Run) -> None:
     run("comers_and_goers")
+
+
+def test_the_lead_passes_on(run: Run) -> None:
+    run("lead_passes_on", ranks=4)
+
+
+def test_an_open_world_ends_with_a_leader_that_dies(run: Run, runtime: Path) -> None:
+    run("leader_of_an_open_world_dies", killed=0)
+    for left in runtime.rglob("0.0.sock"):
+        left.unlink()  # of the one that was killed
+
+
+def test_all_come_and_go(run: Run) -> None:
+    run("come_and_go", ranks=4)
 
 
 SCRIPT = """

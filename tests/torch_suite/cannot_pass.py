@@ -74,7 +74,4 @@ REASONS: dict[str, str] = {
     "not yet: hooks behind an accumulator": """
         DistAutogradTest.test_post_hooks
     """,
-    "not yet: the world of member 0 ends when it leaves": """
-        TensorPipeAgentRpcTest.test_dynamic_rpc_init_rpc
-    """,
 }

@@ -24,28 +24,18 @@ OPENER = ends.Opener(SECRET)
 HERE, THERE = Identity("c", 1, "worker1", 0), Identity("c", 0, "notebook", 0, epoch=5)
 
 
-@pytest.fixture(params=["unix", "tcp", "tls", "file"])
+@pytest.fixture(params=["unix", "tcp", "tls"])
 def wanted(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An address to listen at."""
-    return (
-        f"unix:{tmp_path}/0.sock"
-        if request.param == "unix"
-        else f"{request.param.replace('file', 'tcp')}://127.0.0.1:0"
-    )
+    return f"unix:{tmp_path}/0.sock" if request.param == "unix" else f"{request.param}://127.0.0.1:0"
 
 
 @pytest.fixture
 def listening(wanted: str, request: pytest.FixtureRequest, tmp_path: Path):
     """A listener, and the address by which to dial it."""
     listener, address = OPENER.listen(wanted)
-    posted = None
-    if "file" in request.node.name:
-        posted = ends.AddressFile(tmp_path / "0.address", address)
-        address = f"file:{tmp_path}/0.address"
     yield listener, address
     listener.close()
-    if posted is not None:
-        posted.remove()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -90,11 +80,8 @@ def test_closing_a_listener_ends_the_wait_for_peers(listening: tuple[ends.Listen
 def test_where_somebody_listens_nobody_else_does(listening: tuple[ends.Listener, str], tmp_path: Path) -> None:
     _, address = listening
     with pytest.raises(NotConnectedError, match="another process already listens"):
-        if address.startswith("file:"):
-            ends.AddressFile(tmp_path / "0.address", "tcp://127.0.0.1:1")
-        else:
-            OPENER.listen(address)
-    OPENER.connect(ends.look_up(address).replace("tls", "tcp"), time.monotonic() + 5).release()
+        OPENER.listen(address)
+    OPENER.connect(address.replace("tls", "tcp"), time.monotonic() + 5).release()
 
 
 def test_a_socket_file_that_a_dead_process_left_is_replaced(tmp_path: Path) -> None:
@@ -107,15 +94,6 @@ def test_a_socket_file_that_a_dead_process_left_is_replaced(tmp_path: Path) -> N
     assert path.stat().st_mode & 0o777 == 0o600
     listener.close()
     assert not path.exists()
-
-
-def test_the_address_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
-    dead = ends.AddressFile(tmp_path / "0.address", "tcp://127.0.0.1:1")
-    living = ends.AddressFile(tmp_path / "0.address", "tcp://127.0.0.1:2")
-    assert ends.look_up(f"file:{tmp_path}/0.address") == "tcp://127.0.0.1:2"
-    living.remove()
-    dead.remove()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_processes_of_the_same_user_are_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from streams import AnySocket
 
 from rpcbench.transport import ends, handshake, versions
 from rpcbench.transport.ends import Opener
-from rpcbench.transport.handshake import RECORD, VERDICT, Handshake, Identity, dial, listen
+from rpcbench.transport.handshake import RECORD, VERDICT, Handshake, Identity, Objection, dial, listen
 from rpcbench.transport.versions import HERE
 from rpcbench.words.errors import AuthenticationError, ProtocolError, RefusedError, VersionMismatch
 
@@ -191,7 +191,6 @@ MEMBER = replace(ALICE, epoch=BOB.epoch)
 OTHER = Identity("digits", 2, "worker2", 0, "here", epoch=BOB.epoch)
 REFUSED = {
     "of an earlier world": (replace(ALICE, epoch=5), BOB, "worker1 belongs to an earlier world"),
-    "a newcomer who asks the wrong one": (ALICE, OTHER, "only worker 0 lets newcomers in"),
     "met by one in no world": (MEMBER, replace(OTHER, epoch=handshake.NEWCOMER), "worker2 is in no world yet"),
 }
 
@@ -211,9 +210,25 @@ def test_members_of_one_world_meet() -> None:
 
 def test_a_listener_may_object_and_its_reason_is_told_in_any_length() -> None:
     long = "it was given up " * 100
-    dialler, listener = meet(dial(MEMBER, SECRET), listen(BOB, SECRET, lambda peer: f"{peer.name}: {long}"))
+    objection = Objection(f"worker1: {long}", again=True)
+    dialler, listener = meet(dial(MEMBER, SECRET), listen(BOB, SECRET, lambda peer: objection))
     assert isinstance(listener, RefusedError) and long in str(listener)
-    assert isinstance(dialler, RefusedError) and "worker1: it was given up" in str(dialler)
+    assert isinstance(dialler, RefusedError) and "worker1: it was given up" in str(dialler) and dialler.again
+
+
+def test_who_asks_which_incarnation_it_is_to_be_is_told() -> None:
+    unborn = replace(ALICE, incarnation=handshake.UNBORN)
+    offered: list[Identity] = []
+
+    def offer(peer: Identity) -> int:
+        offered.append(peer)
+        return 7
+
+    assert meet(dial(unborn, SECRET), listen(BOB, SECRET, offer=offer)) == (replace(BOB, offer=7), unborn)
+    assert meet(dial(ALICE, SECRET), listen(BOB, SECRET, offer=offer)) == (BOB, ALICE)
+    meet(dial(unborn, b"w" * 32), listen(BOB, SECRET, offer=offer))
+    meet(dial(unborn, SECRET), listen(BOB, SECRET, lambda peer: Objection("no"), offer))
+    assert offered == [unborn], "one who has an incarnation, a stranger and one that is refused use none up"
 
 
 def test_a_stranger_is_not_told_why() -> None:
@@ -223,7 +238,7 @@ def test_a_stranger_is_not_told_why() -> None:
         seen.append(step)
         return data
 
-    _, listener = meet(dial(MEMBER, b"w" * 32), listen(BOB, SECRET, lambda peer: "no"), watch)
+    _, listener = meet(dial(MEMBER, b"w" * 32), listen(BOB, SECRET, lambda peer: Objection("no")), watch)
     assert isinstance(listener, AuthenticationError) and "welcome" not in seen
 
 

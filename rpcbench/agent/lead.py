@@ -1,0 +1,103 @@
+"""How an agent gets into its world, and what it does where the lead passes from one member to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rpcbench.agent.machine import Machine
+from rpcbench.agent.peers import Peers
+from rpcbench.agent.pool import Job
+from rpcbench.agent.roster import Roster
+from rpcbench.protocol import effects as fx
+from rpcbench.transport.handshake import Identity
+from rpcbench.wire.messages import Member
+from rpcbench.words.changes import Flag
+from rpcbench.words.config import WorldConfig
+from rpcbench.words.errors import (
+    IncompleteWorldError,
+    NotConnectedError,
+    ProtocolError,
+    RpcError,
+    TurnedAwayError,
+)
+
+_PAUSE = 0.05
+
+
+class Lead:
+    """`complete` is set when the world is, or when this process is not let in."""
+
+    def __init__(
+        self, config: WorldConfig, machine: Machine, peers: Peers, roster: Roster, spawn: Callable[[Job], None]
+    ) -> None:
+        self.complete = Flag()
+        self._config = config
+        self._machine = machine
+        self._peers = peers
+        self._roster = roster
+        self._spawn = spawn
+        self._refusal: fx.Rejected | None = None
+
+    # -- getting in
+    def join(self, clock: Callable[[], float], deadline: float) -> None:
+        """Found or join the world; returns when it has all the members it waits for.
+
+        RpcError where this process is not let in, or `clock` passes the deadline; TurnedAwayError where another leads
+        an open world by now, or nobody does.
+        """
+        config, peers = self._config, self._peers
+        founds = config.led_by == config.id
+        if founds:
+            peers.found()
+        addresses = peers.entrance.bind(peers.me.epoch)
+        self._machine.ask(lambda node: node.members.found_at(peers.me.host, *addresses))
+        if founds:
+            self._machine.feed(lambda node: node.start(config.id, config.incarnation))
+            peers.listen()  # not before there is a world to let them into
+        else:
+            peers.listen()
+            leader = self._reach_leader(clock, deadline)
+            self._machine.feed(lambda node: node.start(leader.id, leader.incarnation))
+        if not self.complete.wait(max(0.0, deadline - clock())):
+            size, census = config.world_size, self._roster.census()
+            raise IncompleteWorldError(f"{config.name} waited for a world of {size} workers, but {census}")
+        if self._refusal is not None:
+            kind = TurnedAwayError if self._refusal.again else RpcError
+            what = "waits in vain" if founds else "may not join"
+            raise kind(f"{config.name} {what}: {self._refusal.reason}")
+
+    def _reach_leader(self, clock: Callable[[], float], deadline: float) -> Identity:
+        open_, name = self._config.world_size is None and not self._config.launched, self._config.name
+        while True:
+            try:
+                return self._peers.reach_leader()
+            except (NotConnectedError, ProtocolError) as error:
+                if open_:
+                    raise TurnedAwayError(f"{name} has lost who leads its world: {error}") from error
+                if isinstance(error, ProtocolError):
+                    raise
+                if clock() > deadline:
+                    told = f"{name} cannot reach worker {self._config.led_by} of its world: {error}"
+                    raise IncompleteWorldError(told) from error
+            self.complete.wait(_PAUSE)  # nothing can tell us when it begins to listen
+
+    def rejected(self, effect: fx.Rejected) -> None:
+        self._refusal = self._refusal or effect
+        self.complete.set()
+
+    # -- the lead passes on
+    def handed_over(self, effect: fx.HandedOver) -> None:
+        self._peers.entrance.hand_over(self._peers.me, effect.heir, effect.epoch)
+
+    def leads(self, effect: fx.Leads) -> None:
+        self._peers.entrance.lead(self._peers.me, effect.epoch)
+
+    def watch(self, effect: fx.Watch) -> None:
+        self._spawn(lambda: self._be_in_touch(effect.member))
+
+    def _be_in_touch(self, member: Member) -> None:
+        try:
+            self._peers.connect(member.id, member.ways(self._peers.me.host))
+        except RpcError as error:
+            reason = str(error)
+            self._machine.feed(lambda node: node.lost(member.id, member.incarnation, reason))

@@ -1,0 +1,86 @@
+"""Where processes on one host find the one that leads their world: a note in the directory that they share.
+
+Guarantees
+- Of several that want to found a world one does; a note of a process that listens no more hinders nobody.
+- Who hands over changes the note from its own address to that of its heir in one step: at no time does a newcomer find
+  nobody, and found a second world.
+- Notes of two who hand over one after the other may be written in any order: the later view counts.
+- Who leads takes the note away when it goes, and nobody else's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from filelock import FileLock
+
+from rpcbench.transport.ends import Opener
+from rpcbench.words.config import HANDSHAKE_SECONDS
+
+_TURN_SECONDS = 0.005
+"""How often a process tries whose turn is not yet: others need the note for less than that."""
+
+
+class _Note(NamedTuple):
+    world: int
+    view: int
+    address: str
+
+
+class Meeting:
+    """`directory` is one that no other user can enter."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "leader"
+        self._turn = FileLock(directory / "lock", mode=0o600, poll_interval=_TURN_SECONDS)
+
+    def find(self) -> str:
+        """The address of the one who leads. FileNotFoundError where nobody does (yet)."""
+        return self._read().address
+
+    def found(self, world: int, address: str) -> bool:
+        """Lead a new world from now on; False where a process that leads one listens already."""
+        with self._turn:
+            if self._is_led():
+                return False
+            self._write(_Note(world, 0, address))
+            return True
+
+    def hand_over(self, world: int, view: int, address: str) -> None:
+        """From this view of the world on another process leads it."""
+        with self._turn, contextlib.suppress(FileNotFoundError):
+            note = self._read()
+            if note.world == world and note.view < view:
+                self._write(_Note(world, view, address))
+
+    def lead(self, world: int, view: int, address: str) -> None:
+        """From this view on this process leads; one on another host, which has no note here, has handed over to it."""
+        with self._turn:
+            if not self._is_led():
+                self._write(_Note(world, view, address))
+
+    def leave(self, address: str) -> None:
+        """This process leads no more, and nobody does after it here."""
+        with self._turn, contextlib.suppress(FileNotFoundError):
+            if self._read().address == address:
+                self.path.unlink()
+
+    def _is_led(self) -> bool:
+        try:
+            Opener(b"").connect(self.find(), time.monotonic() + HANDSHAKE_SECONDS).release()
+        except OSError:
+            return False
+        return True
+
+    def _read(self) -> _Note:
+        world, view, address = self.path.read_text().split(" ", 2)
+        return _Note(int(world), int(view), address)
+
+    def _write(self, note: _Note) -> None:
+        draft = self.path.with_name(f"leader.{secrets.token_hex(4)}")
+        draft.write_text(" ".join(map(str, note)))
+        draft.replace(self.path)

@@ -1,0 +1,104 @@
+"""Where the one who leads is found: by many that come at once, while the lead passes on, and after a death."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rpcbench.transport.ends import Opener
+from rpcbench.transport.meeting import Meeting
+
+WORLD, OTHER = 77, 78
+
+
+@pytest.fixture
+def listening(tmp_path: Path) -> Iterator[list[str]]:
+    """Addresses at which somebody listens."""
+    with ExitStack() as undo:
+        addresses = []
+        for number in range(8):
+            listener, address = Opener(b"").listen(f"unix:{tmp_path}/{number}.0.sock")
+            undo.callback(listener.close)
+            addresses.append(address)
+        yield addresses
+
+
+@pytest.fixture
+def meeting(tmp_path: Path) -> Meeting:
+    return Meeting(tmp_path)
+
+
+def dead(tmp_path: Path) -> str:
+    """The address of a process that has died."""
+    path = tmp_path / "dead.sock"
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(path))
+    return f"unix:{path}"
+
+
+def test_nobody_leads_at_first(meeting: Meeting) -> None:
+    with pytest.raises(FileNotFoundError):
+        meeting.find()
+
+
+@pytest.mark.parametrize("left_over", [False, True])
+def test_of_many_that_come_at_once_one_founds(tmp_path: Path, listening: list[str], left_over: bool) -> None:
+    if left_over:
+        assert Meeting(tmp_path).found(OTHER, dead(tmp_path))
+    start = threading.Barrier(len(listening))
+
+    def come(address: str) -> bool:
+        start.wait(20)
+        return Meeting(tmp_path).found(WORLD, address)
+
+    with ThreadPoolExecutor(len(listening)) as comers:
+        founded = list(comers.map(come, listening))
+    assert sum(founded) == 1 and Meeting(tmp_path).find() == listening[founded.index(True)]
+
+
+def test_while_the_lead_passes_on_there_is_always_somebody(tmp_path: Path, listening: list[str]) -> None:
+    meeting, over = Meeting(tmp_path), threading.Event()
+    assert meeting.found(WORLD, listening[0])
+    found: set[str] = set()
+
+    def look() -> None:
+        while not over.is_set():
+            found.add(Meeting(tmp_path).find())
+
+    with ThreadPoolExecutor(1) as looking:
+        seen = looking.submit(look)
+        for view in range(1, 200):
+            meeting.hand_over(WORLD, view, listening[view % 8])
+            meeting.leave(listening[(view - 1) % 8])
+        over.set()
+        seen.result(20)
+    assert found <= set(listening) and meeting.find() == listening[199 % 8]
+
+
+def test_the_later_view_counts(meeting: Meeting, listening: list[str]) -> None:
+    first, second, third, *_ = listening
+    assert meeting.found(WORLD, first)
+    meeting.hand_over(WORLD, 9, third)  # the second's words, which overtook those of the first
+    meeting.hand_over(WORLD, 5, second)
+    meeting.hand_over(OTHER, 11, first)  # somebody of a world that is over
+    assert meeting.find() == third
+
+
+def test_who_leads_takes_nobody_elses_note_away(meeting: Meeting, listening: list[str]) -> None:
+    here, there, *_ = listening
+    meeting.lead(WORLD, 5, here)
+    assert meeting.find() == here
+    meeting.lead(WORLD, 7, there)
+    assert meeting.find() == here, "it listens"
+    meeting.leave(there)
+    assert meeting.find() == here
+    meeting.leave(here)
+    meeting.leave(here)
+    with pytest.raises(FileNotFoundError):
+        meeting.find()
