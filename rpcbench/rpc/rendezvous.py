@@ -76,7 +76,9 @@ def may_found(config: WorldConfig, url: str) -> bool:
 
 
 def _remote(place: Place) -> str:
-    """Where workers on other hosts find this one, unless it founds the world."""
+    """Where workers on other hosts find this one, unless it founds an open world."""
+    if place.rank == 0 and place.world_size is not None:
+        return f"tls://{place.leader}"
     bind = os.environ.get("RPCBENCH_BIND", "")
     if bind and bind not in ("0.0.0.0", "::"):
         return f"tls://{tcp.join(bind, 0)}"
