@@ -102,6 +102,39 @@ def test_a_worker_with_another_secret_is_refused(hosts: tuple[Host, Host], env: 
     finish([master])
 
 
+OPEN = """
+import sys, time
+import rpcbench.rpc as rpc
+
+def there():
+    return [info.name[-1] for info in rpc._get_current_rpc_agent().members()]
+
+rank = sys.argv[1]
+rpc.init_rpc("worker" + rank, rank=int(rank))
+for sign, other in sys.argv[2:]:  # +2: until 2 has come, who is called then; -2: until it has gone
+    while (other in there()) != (sign == "+"):
+        time.sleep(0.02)
+    if sign == "+":
+        print(rpc.rpc_sync("worker" + other, int, (other,)), flush=True)
+rpc.shutdown()
+"""
+
+
+@pytest.mark.process
+def test_the_lead_passes_on_between_hosts(hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path) -> None:
+    """0 and 1 on the master's host, the others not: 1 takes its port over; then 2 leads, as its host finds."""
+    here, there = hosts
+    path = script(tmp_path, "open", OPEN)
+    first = here.start(path, "0", "+1", "+2", env=env)
+    second = here.start(path, "1", "+0", "-0", "+3", env=env)
+    third = there.start(path, "2", "+0", "-1", "+4", env=env)
+    assert finish([first]) == [("1\n2\n", "")]
+    late = there.start(path, "3", "+1", "-1", env=env)
+    assert finish([second]) == [("0\n3\n", "")]
+    last = there.start(path, "4", "+2", "-2", env=env)
+    assert finish([third, late, last]) == [("0\n4\n", ""), ("1\n", ""), ("2\n", "")]
+
+
 # -- in this process
 def test_without_a_secret_nothing_is_bound_beyond_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RPCBENCH_SECRET_FILE", raising=False)
