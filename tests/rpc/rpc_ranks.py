@@ -320,14 +320,14 @@ def goes_and_comes_again(url: str, late: Path, over: Path) -> None:
     rpc.shutdown()
     join(2, url, world_size=None)
     agent = rpc._get_current_rpc_agent()
-    assert agent.incarnation == 1 and rpc.rpc_sync("rank3", has_seen_go, ("rank2",))
+    assert agent.incarnation == 1
+    rpc.rpc_sync("rank3", come_again)
     rpc.shutdown()
 
 
 def goes_last(url: str, late: Path, over: Path) -> None:
     agent = rpc._get_current_rpc_agent()
-    gone = agent.part(_Gone)
-    gone.both.wait(20)
+    assert _again.wait(20)
     while [info.name for info in agent.members()] != ["rank3"]:
         time.sleep(0.01)
     assert rpc.rpc_sync("rank3", who) == "rank3"
@@ -335,27 +335,11 @@ def goes_last(url: str, late: Path, over: Path) -> None:
     over.touch()
 
 
-class _Gone:
-    """How often rank 2 has come and gone, as rank 3 sees it."""
-
-    def __init__(self, agent: Any) -> None:
-        self.names: list[str] = []
-        self.both = threading.Event()
-        agent.on_member(self._changed)
-
-    def _changed(self, kind: str, who: rpc.WorkerInfo, reason: str) -> None:
-        if kind == "left":
-            self.names.append(who.name)
-            if self.names.count("rank2") == 2:
-                self.both.set()
+def come_again() -> None:
+    _again.set()
 
 
-def has_seen_go(name: str) -> bool:
-    gone = rpc._get_current_rpc_agent().part(_Gone)
-    deadline = time.monotonic() + 20
-    while name not in gone.names and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return name in gone.names
+_again = threading.Event()
 
 
 def await_file(path: Path) -> None:

@@ -132,7 +132,10 @@ def test_the_lead_passes_on_between_hosts(hosts: tuple[Host, Host], env: dict[st
     late = there.start(path, "3", "+1", "-1", env=env)
     assert finish([second]) == [("0\n3\n", "")]
     last = there.start(path, "4", "+2", "-2", env=env)
-    assert finish([third, late, last]) == [("0\n4\n", ""), ("1\n", ""), ("2\n", "")]
+    said = finish([third, late, last])
+    assert [out for out, _ in said] == ["0\n4\n", "1\n", "2\n"]
+    for rank, (_, told) in zip("24", said[::2], strict=True):
+        assert f"worker{rank} leads its world now; newcomers on other hosts will not find it: " in told
 
 
 # -- in this process
