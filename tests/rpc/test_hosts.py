@@ -217,13 +217,15 @@ else:
 rpc.shutdown(graceful=False)
 """
 WATCHED = """
-import ctypes, signal
+import ctypes, queue, signal
 import rpcbench.rpc as rpc
 signal.signal(signal.SIGUSR1, lambda *_: ctypes.PyDLL(None).sleep(8))  # and holds Python's lock meanwhile
 rpc.init_rpc("worker1", rank=1)
-agent = rpc._get_current_rpc_agent()
+agent, ends = rpc._get_current_rpc_agent(), queue.SimpleQueue()
+agent.on_member(lambda kind, who, reason: ends.put(kind) if kind in ("left", "lost") else None)
 print("in", flush=True)
-agent.closing.wait()
+if ends.get() == "lost":
+    agent.closing.wait()  # the world ends with a master that has not said goodbye; else this rank leads it now
 print("out", flush=True)
 rpc.shutdown(graceful=False)
 """
