@@ -94,7 +94,7 @@ class Entrance:
         """From this view on this member leads."""
         self._meeting.lead(me.epoch, view, self._address)
         if self._closed:
-            self._meeting.leave(self._address)  # it has gone again meanwhile
+            self._leave()  # it has gone again meanwhile
         elif self._config.leader:
             try:
                 self._take(self._config.leader, self._config.bind)
@@ -131,10 +131,16 @@ class Entrance:
         with self._lock:
             listeners, self._listeners = self._listeners, []
             self._closed = True
-        if listeners:
-            self._meeting.leave(self._address)
         for listener in listeners:
             listener.close()
+        if listeners:
+            self._leave()
+
+    def _leave(self) -> None:
+        try:
+            self._meeting.leave(self._address)
+        except OSError as error:  # such as no descriptor left: a note of one that listens no more hinders nobody
+            _log.warning("could not take away the note %s: %s", self._meeting.path, error)
 
     def forked(self) -> None:
         """In a forked child: the sockets are the parent's."""

@@ -76,9 +76,9 @@ def _mapped(descriptor: int | None, size: int) -> mmap.mmap | None:
 
 def _taken(sock: socket.socket, deadline: float) -> mmap.mmap | None:
     """The peer's memory; None where it has none for us, or it cannot be mapped here."""
-    word, descriptors = _heard(sock, deadline)
+    word, descriptors, cut = _heard(sock, deadline)
     try:
-        if word == _NOTHING or os.environ.get("RPCBENCH_SHARED_MEMORY") == "0":
+        if word == _NOTHING or cut or os.environ.get("RPCBENCH_SHARED_MEMORY") == "0":
             return None
         if len(descriptors) != 1:
             raise ProtocolError("the peer announced shared memory, and sent none")
@@ -105,12 +105,13 @@ def _say(sock: socket.socket, deadline: float, word: bytes, *descriptors: int) -
     socket.send_fds(sock, [word], descriptors)
 
 
-def _heard(sock: socket.socket, deadline: float) -> tuple[bytes, list[int]]:
+def _heard(sock: socket.socket, deadline: float) -> tuple[bytes, list[int], bool]:
+    """A word, what came with it, and whether that had no room: this process may open no more files."""
     _limit(sock, deadline)
-    word, descriptors, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    word, descriptors, flags, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
     if not word:
         raise ProtocolError("the peer hung up before it had told of its memory")
-    return word, descriptors
+    return word, descriptors, bool(flags & socket.MSG_CTRUNC)
 
 
 def _limit(sock: socket.socket, deadline: float) -> None:

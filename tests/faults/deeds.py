@@ -107,7 +107,9 @@ def take(size: int) -> int:
 def without_descriptors(name: str) -> str:
     """Call a worker for the first time while this process may open no file; what becomes of it."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), before[1]))
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
     try:
         rpc_sync(name, os.getpid, timeout=5)
     except Exception as error:

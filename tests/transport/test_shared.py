@@ -137,6 +137,21 @@ def test_memory_that_is_announced_must_come(sockets: tuple[socket.socket, socket
         shared.exchange(sockets[0], time.monotonic() + PATIENCE)
 
 
+def test_who_may_open_no_more_files_goes_without(sockets: tuple[socket.socket, socket.socket]) -> None:
+    with unsealed(FULL) as descriptor:
+        socket.send_fds(sockets[1], [b"m"], [descriptor])
+    sockets[1].send(b"n")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+    try:
+        store = shared.exchange(sockets[0], time.monotonic() + PATIENCE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert store.put([DATA]) is None and sockets[1].recv(2) == b"nn"
+
+
 def test_nobody_waits_for_ever(sockets: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(TimeoutError):
         shared.exchange(sockets[0], time.monotonic() + 0.05)
