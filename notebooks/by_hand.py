@@ -60,11 +60,13 @@ class World:
             node.rrefs = rules(number, 0)
         self.letters: list[Letter] = []
         self.history: list[Arrow | Note] = []
+        self.held: dict[int, Id] = {}  # who has a Python object for r, and its fork
         self.value = "not made yet"  # or: there, freed
         self.wrong = ""
         self._now = 0
+        self._meet()
         self.rref, fork = self.nodes[NOTEBOOK].rrefs.create_user(OWNER, "Tensor")
-        self.held: dict[int, Id] = {NOTEBOOK: fork}  # who has a Python object for r, and its fork
+        self.held[NOTEBOOK] = fork
         self._feed(NOTEBOOK, lambda node: node.call(OWNER, _create(self.rref, fork), 0.0, None))
 
     # -- what you can do
@@ -122,6 +124,14 @@ class World:
             yield lambda world, name=NAMES[member]: world.drop(name)
 
     # -- inside
+    def _meet(self) -> None:
+        """Before the story begins: the workers join, and all know each other."""
+        for member in range(len(NAMES)):
+            self._feed(member, lambda node: node.start())
+        self.settle()
+        self.history.clear()
+        self._now = 0
+
     def hand_over(self, letter: Letter) -> World:
         self.letters.remove(letter)
         self._now += 1
