@@ -15,7 +15,7 @@ from worlds import until
 
 import rpcbench
 
-BEFORE = '''
+BEFORE = """
 import functools
 
 def traced(function):
@@ -30,7 +30,7 @@ def area(x):
 @traced
 def volume(x):
     return 4 * x
-'''
+"""
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from worlds import until
 import rpcbench
 from rpcbench.agent import current
 from rpcbench.rpc import remote, rpc_async, rpc_sync
-from rpcbench.words.errors import RpcTimeoutError
+from rpcbench.words.errors import WorkerLostError
 from rpcbench.words.futures import Future
 
 pytestmark = pytest.mark.process
@@ -59,5 +59,5 @@ def test_without_child_accept_it_is_gone(cluster: rpcbench.Cluster, monkeypatch:
     fetched = share_and_drop()
     until(lambda: rpc_sync("worker1", there.owned) == 0, "the loss of the value")
     rpc_sync("worker2", there.release)
-    with pytest.raises(RpcTimeoutError):
+    with pytest.raises(WorkerLostError, match=r"the value of RRef .* is gone"):
         fetched.wait()

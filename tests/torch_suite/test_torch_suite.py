@@ -34,7 +34,7 @@ class Zygote:
         self.names: list[str] = json.loads(self._line())
 
     def run(self, name: str) -> tuple[str, str]:
-        """"pass", "fail" or "skip", and the end of what was written."""
+        """ "pass", "fail" or "skip", and the end of what was written."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{name}\n")
         self.process.stdin.flush()
