@@ -62,7 +62,7 @@ def last_words_are_heard(patch: pytest.MonkeyPatch) -> None:
     handle = Node.handle
 
     def hear(self: Node, source: int, *rest: Any) -> Any:
-        self._gone.pop(source, None)
+        self.gone.pop(source, None)
         return handle(self, source, *rest)
 
     patch.setattr(Node, "handle", hear)

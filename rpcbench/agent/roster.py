@@ -48,7 +48,6 @@ class Roster:
         self._machine = machine
         self._spawn = spawn
         self._found: dict[str | int, WorkerInfo] = {}  # until somebody comes or goes
-        self._gone: dict[int, tuple[str, str]] = {}  # id → name and reason
         self._watchers: list[MemberHandler] = []
         self._changes = Changes()
 
@@ -58,8 +57,6 @@ class Roster:
 
     def name(self, worker: int) -> str:
         """The name of a member, also of one that is gone."""
-        if worker in self._gone:
-            return self._gone[worker][0]
         return self._machine.ask(lambda node: node.name(worker))
 
     def find(self, to: int | str | WorkerInfo | Any) -> WorkerInfo:
@@ -71,23 +68,24 @@ class Roster:
         if not isinstance(key, int | str) or isinstance(key, bool):
             raise ValueError(f"a worker is given by name, id or WorkerInfo, not by {to!r}")
         kept = self._found  # that of before the look: a change makes another one
-        found = self._machine.ask(lambda node: node.members.find(key))
-        if found is None:
-            raise self._unknown(key)
+        found = self._machine.ask(lambda node: node.members.find(key) or node.departed(key))
+        if not isinstance(found, Member):
+            raise self._unfound(key, found)
         info = kept[key] = WorkerInfo._make((found.name, found.id))
         return info
 
-    def _unknown(self, key: int | str) -> RpcError:
-        for id_, (name, reason) in self._gone.items():
-            if key in (id_, name):
-                return never_ran(WorkerLostError(f"{name} is gone ({reason}); start it again or use another worker"))
+    def _unfound(self, key: int | str, gone: Gone | None) -> RpcError:
+        if gone is not None:
+            told = f"{gone.member.name} is gone ({gone.reason}); start it again or use another worker"
+            return never_ran(WorkerLostError(told))
         known = ", ".join(info.name for info in self.all())
         return UnknownWorkerError(f"{self._me} could not find destination {key!r}; this world has: {known}")
 
     def unreachable(self, worker: int, reason: str) -> WorkerLostError:
         """What to say of a member that a message could not be sent to."""
-        name, why = self._gone.get(worker, (self.name(worker), reason))
-        return never_ran(WorkerLostError(f"{name} cannot be reached: {why}"))
+        gone = self._machine.ask(lambda node: node.departed(worker))
+        why = gone.reason if gone else reason
+        return never_ran(WorkerLostError(f"{self.name(worker)} cannot be reached: {why}"))
 
     def explained(self, report: Report) -> Report:
         """What another member has noticed, with the reason as far as it is known here."""
@@ -126,11 +124,9 @@ class Roster:
         self._watchers.append(handler)
 
     def came(self, member: Member) -> None:
-        self._gone.pop(member.id, None)
         self._tell("joined", member, "")
 
     def went(self, gone: Gone) -> None:
-        self._gone[gone.member.id] = (gone.member.name, gone.reason)
         self._tell("lost" if gone.lost else "left", gone.member, gone.reason)
 
     def doubted(self, kind: str, member: int, reason: str) -> None:

@@ -48,7 +48,7 @@ class Node:
         self.leaks: list[Held] = []  # what members held on to when they left a world that was over
         self.rrefs.alive, self.rrefs.life_of = self._alive, self._life_of
         self.delivery = Delivery(me.incarnation, lossy)
-        self._gone: dict[int, Gone] = {}
+        self.gone: dict[int, Gone] = {}
         self._early: dict[int, list[tuple[int, m.Message, float]]] = {}
         self._handlers: dict[type[Any], Callable[[int, Any, float], Outcome]] = {
             m.Call: self._on_request,
@@ -105,7 +105,7 @@ class Node:
 
         Until a View names it, only what changes the view is heard: nobody would tell us of its end.
         """
-        (life, meant), pair, gone = lives(seq), self.delivery.pairs.get(source), self._gone.get(source)
+        (life, meant), pair, gone = lives(seq), self.delivery.pairs.get(source), self.gone.get(source)
         if self.members.ended or meant != self.delivery.life or (pair is not None and not newer(life, pair.life)):
             return None
         if pair is None and self.members.leaving:
@@ -315,7 +315,7 @@ class Node:
             return []  # one that has a successor already
         if self.members.closing and member is not None:
             self.delivery.drop(worker)  # nobody is told of a loss any more; but what it held is not waited for
-            self._gone[worker] = Gone(member, True, reason)
+            self.gone[worker] = Gone(member, True, reason)
             self.leaks += self.rrefs.held_by(worker)
             effects, outbox, _ = self.rrefs.lost(worker, incarnation)
             return self._after(effects, [(to, message) for to, message in outbox if to != worker])
@@ -335,7 +335,7 @@ class Node:
         early = self._early.pop(worker, ())
         if later := [words for words in early if newer(lives(words[0])[0], incarnation)]:
             self._early[worker] = later
-        gone = self._gone.get(worker)
+        gone = self.gone.get(worker)
         if gone is not None and not newer(incarnation, gone.member.incarnation):
             return []
         return self._left(Gone(m.Member(worker, self.name(worker), incarnation, ""), True, reason))
@@ -369,9 +369,15 @@ class Node:
 
     # -- looking
     def name(self, worker: int) -> str:
-        gone = self._gone.get(worker)
+        gone = self.gone.get(worker)
         member = gone.member if gone else self.members.members.get(worker)
         return member.name if member else f"worker {worker}"
+
+    def departed(self, key: int | str) -> Gone | None:
+        """How the latest member under an id or a name went."""
+        if isinstance(key, int):
+            return self.gone.get(key)
+        return next((gone for gone in self.gone.values() if gone.member.name == key), None)
 
     def listen(self, note: Note | None) -> None:
         """Tell of every change from now on (None: of none)."""
@@ -407,7 +413,7 @@ class Node:
 
     def _came(self, member: m.Member) -> Effects:
         """A new process, perhaps under the id of one that is gone; it may have spoken to us before we knew of it."""
-        self._gone.pop(member.id, None)
+        self.gone.pop(member.id, None)
         pair = self.delivery.pairs.get(member.id)
         if pair is None or pair.life != member.incarnation:
             self.delivery.meet(member.id, member.incarnation)
@@ -439,7 +445,7 @@ class Node:
         pair = self.delivery.pairs.get(worker)
         if pair is not None and pair.life == gone.member.incarnation:
             self.delivery.drop(worker)
-        self._gone[worker] = gone
+        self.gone[worker] = gone
         calls, held = self.calls.lost(worker, gone.member.name, gone.reason)
         effects, outbox, waiting = self.rrefs.lost(worker, gone.member.incarnation)
         effects = calls + effects
@@ -470,7 +476,7 @@ class Node:
         for to, message in outbox:
             pair = self.delivery.pairs.get(to) or self._pair(to)
             if pair is None:
-                gone = self._gone[to]
+                gone = self.gone[to]
                 error = WorkerLostError(f"{gone.member.name} cannot be reached: {gone.reason}")
                 effects += self._after(*self._taken_back(to, message, error, gone=True))
             else:
@@ -479,7 +485,7 @@ class Node:
 
     def _pair(self, to: int) -> Pair | None:
         """The pair for a first message to a process; None where it has gone."""
-        if to not in self.members.members and to in self._gone:
+        if to not in self.members.members and to in self.gone:
             return None
         return self.delivery.meet(to, self._life_of(to))
 

@@ -64,7 +64,7 @@ class Sharer(Member):
     def act(self) -> None:
         pick = self.world.random
         to = pick.choice(range(len(self.world.members)))
-        if to not in self.node.members.members and to not in self.node._gone:
+        if to not in self.node.members.members and to not in self.node.gone:
             return  # an agent knows no such worker yet
         idle = [handle for handle in self.handles if not handle.busy]
         theirs = [handle for handle in idle if handle.owner != self.id and not self._failed(handle)]

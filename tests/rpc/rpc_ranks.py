@@ -370,6 +370,10 @@ def leader_of_an_open_world_dies(rank: int, url: str) -> None:
         rpc.rpc_sync("rank0", who)
     with pytest.raises(WorkerLostError, match="its world ended with rank0, which led it"):
         rpc.rpc_sync(f"rank{3 - rank}", who)
+    told = Path(f"{url.removeprefix('file://')}").parent
+    (told / f"told{rank}").touch()
+    await_file(told / f"told{3 - rank}")  # who shuts down says goodbye, and has left then
+    (told / f"told{3 - rank}").unlink()
     rpc.shutdown()
     join(rank, url, world_size=None)
     await_rank(3 - rank)

@@ -51,8 +51,11 @@ def run(launcher: ProcessLauncher, runtime: Path) -> Run:
     def run_all(function: str, ranks: int = 3, killed: int | None = None) -> None:
         configs = [WorldConfig(f"{function}{i}", i, function, str(runtime), b"") for i in range(ranks)]
         handles = [launcher.start(config) for config in reversed(configs)]
-        ends = {handle.name: handle.wait(SECONDS) for handle in handles}
-        words = "\n".join(handle.last_words() for handle in handles)
+        try:
+            ends = {handle.name: handle.wait(SECONDS) for handle in handles}
+        finally:
+            words = "\n".join(handle.last_words() for handle in handles)
+            print(words)
         assert ends == {config.name: -9 if config.id == killed else 0 for config in configs}, words
         for left in runtime.rglob(f"{killed}.*.sock"):
             left.unlink()
