@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 import msgpack
@@ -91,6 +92,7 @@ class Agent:
         self._myself = MemoryConnection(lambda frame: self._pairs.arrived(self._peers.me, frame), self._pool.spawn)
         self.values = Values(self, self.machine, make, self._link.clock, self._waits)
         self.waiting = Waiting(self.incarnation << COUNTER_BITS, self._pool.spawn, self._cancel, self._waits)
+        self._pool.due = self.waiting.due
         self._channels = Channels(self._pool.spawn)
         self._sources = Sources(self.id, self.roster, self._channels, self.notify)
         self._effects = self._effect_table()
@@ -197,7 +199,7 @@ class Agent:
         target, label, seconds = self.member(to).id, label or label_of(function), seconds_of(timeout, self.rpc_timeout)
         with self._whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
-            number, future = self.waiting.new()
+            number, future = self.waiting.new(partial(self._peers.lead, target))
             self._begin(target, m.Call(number, label, seconds, forks, scope, body), seconds)
         return future
 
@@ -233,7 +235,7 @@ class Agent:
                 if recorder is not None and context is not None
                 else None
             )
-            number, future = self.waiting.new()
+            number, future = self.waiting.new(partial(self._peers.lead, owner))
             future.handle = handle  # type: ignore[attr-defined]  # the fork must live until the value is here
             self._begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
         return future

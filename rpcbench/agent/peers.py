@@ -92,6 +92,12 @@ class Peers:
         for tie in self._ties.all():
             tie.connection.tidy()
 
+    def lead(self, to: int, bell: threading.Lock) -> None:
+        """By a user's thread that waits for an answer of a member, until the bell has rung: it may read it itself."""
+        connection = self._ties.find(to)
+        if connection is not None:
+            connection.lead(bell)
+
     def await_room(self, to: int) -> None:
         """Wait while a member is far behind in reading what it was sent."""
         connection = self.find(to)
@@ -187,11 +193,13 @@ class Peers:
         if not self._ties.add(tie):
             stream.release()
             raise NotConnectedError(self._ties.barred(peer) or "this agent has stopped")
-        self._pool.read(
-            tie.connection.read,
+        reading = self._pool.read(
+            tie.connection,
             lambda frame: self._told.arrived(peer, frame),
             lambda ending: self._over(tie, ending),
         )
+        if tie.connection.readable is not None:
+            tie.connection.lead = reading.lead
         self._reunion.stands(peer)
         versions.warn(self.me.versions, peer.versions, peer.name)
 

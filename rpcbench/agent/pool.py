@@ -16,9 +16,9 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from rpcbench.agent.reading import Monitor, Reading
+from rpcbench.agent.reading import Monitor, Reading, Source
 from rpcbench.transport.stream import Ending
 from rpcbench.wire.frames import Frame
 
@@ -100,6 +100,7 @@ class Pool:
         self._closed = False
         self.monitor = Monitor(self.spawn)
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
+        self.due: Callable[[], bool] = lambda: True  # whether answers are to come
 
     @property
     def busy(self) -> int:
@@ -122,19 +123,20 @@ class Pool:
 
     def read(
         self,
-        read: Callable[[], Sequence[Frame] | Ending],
+        source: Source,
         receive: Callable[[Frame], None],
         over: Callable[[Ending], None],
-    ) -> None:
+    ) -> Reading:
         """Read a connection from now on to its end; see `Reading`."""
 
         def ended(ending: Ending) -> None:
             self.monitor.readings.discard(reading)
             over(ending)
 
-        reading = Reading(self, read, receive, ended)
+        reading = Reading(self, source, receive, ended)
         self.monitor.readings.add(reading)
         self.spawn(reading.read_on)
+        return reading
 
     def worker(self) -> Worker:
         """This thread, which is one of the pool's."""

@@ -4,7 +4,10 @@ Who holds the token of a connection reads it. Around a call the token lies on th
 reads on: the same thread once the call has ended; a spare one as soon as the call waits for something of ours, or has
 run for `LONG` seconds. So two never read, and no message waits for a call for longer than that.
 
-The monitor looks every `LONG` seconds while calls come in, and ends when none has come for a while.
+A user's thread that waits for an answer reads it itself, if it finds the token: that saves a change of threads. After
+it, and where such a thread has not found it, the token is put on the table once no more answers are due.
+
+The monitor gives a token that has lain for `LONG` seconds to a spare thread; it ends when nothing has moved for long.
 """
 
 from __future__ import annotations
@@ -15,14 +18,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.transport.stream import Ending
 from rpcbench.wire.frames import Frame
 from rpcbench.words.errors import ProtocolError
 
 _Job = Callable[[], object]
 LONG = 0.002
+_PATIENCE = 0.1
+"""Seconds after which a user's thread reads no more, whatever comes: Ctrl-C is held back meanwhile."""
 _QUIET = 50
-"""Looks without a call after which the monitor ends."""
+"""Looks without a change after which the monitor ends."""
 
 
 class Reader(Protocol):
@@ -46,6 +52,10 @@ class Readers(Protocol):
     def worker(self) -> Reader:
         """This thread."""
 
+    @property
+    def due(self) -> Callable[[], bool]:
+        """Whether answers are to come."""
+
     def begin(self, call: _Job) -> bool:
         """Whether there is room for a call now; else it is run later."""
 
@@ -56,24 +66,36 @@ class Readers(Protocol):
         """Run a job on another thread."""
 
 
+class Source(Protocol):
+    """A connection."""
+
+    def read(self) -> Sequence[Frame] | Ending:
+        """The next messages, perhaps none yet; or how it has ended."""
+
+    @property
+    def readable(self) -> Callable[[float], bool] | None:
+        """Tells whether there is something to read, or will be in so many seconds; None where nobody can."""
+
+
 class Reading:
-    """`read` gives the next messages, or how it all ended; `receive` takes each; `over` hears of the end, once."""
+    """`receive` takes each message of `source`, `over` hears of its end, once."""
 
     def __init__(
         self,
         pool: Readers,
-        read: Callable[[], Sequence[Frame] | Ending],
+        source: Source,
         receive: Callable[[Frame], None],
         over: Callable[[Ending], None],
     ) -> None:
         self._pool = pool
-        self._read, self._receive, self._over = read, receive, over
+        self._source, self._receive, self._over = source, receive, over
+        self._missed = False  # a thread that waits for an answer did not find the token
         self._token = threading.Lock()
         self._token.acquire()
         # All below belongs to the holder of the token.
         self._frames: collections.deque[Frame] = collections.deque()
         self.calls: collections.deque[_Job] = collections.deque()
-        self.turn = 0  # odd while a call runs on the reader
+        self.turn = 0  # odd while the token lies on the table
 
     def read_on(self) -> None:
         """By a worker that holds the token: until another one takes it, or the connection ends."""
@@ -100,8 +122,12 @@ class Reading:
                     return None
             elif frames:
                 self._receive(frames.popleft())
+            elif self._missed and not self._pool.due():
+                self._missed = False
+                self._rest()
+                return None
             else:
-                got = self._read()
+                got = self._source.read()
                 if isinstance(got, Ending):
                     return got
                 frames.extend(got)
@@ -111,9 +137,7 @@ class Reading:
         if not self._pool.begin(call):
             return True
         reader.reads, reader.lends = None, self
-        self.turn += 1
-        self._token.release()
-        self._pool.monitor.wake()
+        self._rest()
         reader.run_call(call)
         kept = self._token.acquire(blocking=False)
         reader.lends = None
@@ -123,15 +147,57 @@ class Reading:
         self._pool.end()
         return kept
 
+    def _rest(self) -> None:
+        """Put the token on the table."""
+        self.turn += 1
+        self._token.release()
+        self._pool.monitor.wake()
+
+    def lead(self, bell: threading.Lock) -> None:
+        """By a user's thread that waits: read, if nobody does, until the bell has rung or nothing comes any more."""
+        with uninterrupted:  # a token that is lost would never be found
+            if not self._token.acquire(blocking=False):
+                self._missed = True
+                return
+            self.turn += 1
+            ending: Ending | None = Ending("what it sent could not be handled", False)
+            try:
+                ending = self._follow(bell)
+            except ProtocolError as error:
+                ending = Ending(f"it sent nonsense ({error})", False)
+            finally:
+                self._leave(ending)
+
+    def _follow(self, bell: threading.Lock) -> Ending | None:
+        """How the connection has ended, if it has."""
+        until, readable = time.monotonic() + _PATIENCE, self._source.readable
+        while readable is not None and bell.locked() and time.monotonic() < until and readable(LONG):
+            got = self._source.read()
+            if isinstance(got, Ending):
+                return got
+            self._frames.extend(got)
+            while self._frames:
+                self._receive(self._frames.popleft())
+        return None
+
+    def _leave(self, ending: Ending | None) -> None:
+        """By a user's thread that has read."""
+        if ending is not None:
+            self._pool.spawn(lambda: self._over(ending))
+        elif self._frames or self._pool.due():
+            self._pool.spawn(self.read_on)
+        else:
+            self._rest()
+
     def hand_over(self) -> None:
-        """Let another thread read on if a call runs on the reader."""
+        """Let another thread read on if the token lies on the table."""
         if self._token.acquire(blocking=False):
             self.turn += 1
             self._pool.spawn(self.read_on)
 
 
 class Monitor:
-    """Has connections handed over whose reader runs a call for long."""
+    """Has connections handed over whose token lies on the table for long."""
 
     def __init__(self, spawn: Callable[[_Job], None]) -> None:
         self.readings: set[Reading] = set()
@@ -141,7 +207,7 @@ class Monitor:
         self._awake = False
 
     def wake(self) -> None:
-        """A call has begun."""
+        """A token was put on the table."""
         if self._awake:
             return
         with self._lock:
@@ -161,7 +227,7 @@ class Monitor:
             seen = turns
         self._awake = False
         if any(turn % 2 for turn in self._turns().values()):
-            self.wake()  # that call has begun before it could see that nobody watches
+            self.wake()  # that one was put there by somebody who could not see yet that nobody watches
 
     def _turns(self) -> dict[Reading, int]:
         return {reading: reading.turn for reading in tuple(self.readings)}

@@ -29,10 +29,10 @@ class Waiting:
         self._idle = Changes()
         self._futures: dict[int, Future[Any]] = {}
 
-    def new(self) -> tuple[int, Future[Any]]:
-        """A new call's number and future."""
+    def new(self, lead: Callable[[threading.Lock], object] | None = None) -> tuple[int, Future[Any]]:
+        """A new call's number and future. `lead`: see there."""
         number = self._numbers.next()
-        future: Future[Any] = Future(on_cancel=lambda: self._cancel(number), on_long=self._on_long)
+        future: Future[Any] = Future(on_cancel=lambda: self._cancel(number), on_long=self._on_long, lead=lead)
         self._futures[number] = future
         return number, future
 
@@ -45,6 +45,10 @@ class Waiting:
             self._idle.tell()
         if future is not None:
             future.deliver(answer, self._later, lazy)
+
+    def due(self) -> bool:
+        """Whether any call waits."""
+        return bool(self._futures)
 
     def fail(self, number: int, error: Exception) -> None:
         def answer() -> None:

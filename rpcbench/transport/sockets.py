@@ -26,6 +26,8 @@ class SocketStream:
         self._sock = sock
         self.store = Store()
         self.read_into = sock.recv_into  # no step between: every byte comes this way
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
 
     def write(self, views: list[memoryview], may_wait: bool) -> None:
         """All of `views`, in order. BlockingIOError, with what is left in `views`, where it would have to wait."""
@@ -41,6 +43,10 @@ class SocketStream:
                 sent -= len(views.pop(0))
             if sent:
                 views[0] = views[0][sent:]
+
+    def readable(self, seconds: float) -> bool:
+        """Whether a read would not wait, now or in that time. By the thread that reads; not every stream can tell."""
+        return bool(self._readable.poll(seconds * 1000))
 
     def _await_room(self) -> None:
         limit = self._sock.gettimeout()

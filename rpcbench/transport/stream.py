@@ -72,6 +72,8 @@ class StreamConnection:
         self._numbers = itertools.count(1)
         self.heard = 0  # bytes that have come
         self.silence = stream.silence
+        self.readable: Callable[[float], bool] | None = getattr(stream, "readable", None)
+        self.lead: Callable[[threading.Lock], object] = lambda bell: None  # set by who has it read, see `agent.reading`
 
     # -- writing
     def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:

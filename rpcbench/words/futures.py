@@ -92,6 +92,7 @@ class Future(_Base[T]):
 
     Made by `rpc_async` and friends, which resolve it through `deliver`. `cancel()` calls `on_cancel`; a thread that
     waits long calls `on_long` with the seconds it has waited, now and then. `sources` are futures that it follows from.
+    `lead` may help the answer along, by a thread that is about to wait, until the lock that it is given is free.
     """
 
     def __init__(
@@ -101,8 +102,10 @@ class Future(_Base[T]):
         on_long: Callable[[float], object] | None = None,
         sources: Iterable[torch.futures.Future[Any]] = (),
         devices: list[Any] | None = None,
+        lead: Callable[[threading.Lock], object] | None = None,
     ) -> None:
         super().__init__(devices=devices)
+        self._lead = lead
         self._lock = threading.Lock()
         self._waiters: list[_Waiter] = []
         self._answer: Answer | None = None
@@ -210,6 +213,8 @@ class Future(_Base[T]):
         waiting = getattr(threading.current_thread(), "waiting", None)
         try:
             if waiting is None:
+                if self._lead is not None:
+                    self._lead(waiter.bell)
                 self._listen(waiter)
             else:
                 with waiting():

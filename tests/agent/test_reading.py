@@ -143,7 +143,7 @@ def test_two_never_read_and_every_message_is_taken_in_order() -> None:
     """Hand-overs at all moments: before a call has begun, while it runs, as it ends, and long after."""
     source = _Source(3000)
     pool = Pool("test", 64, lambda: None)
-    pool.read(source.read, source.receive(pool), source.over)
+    pool.read(source, source.receive(pool), source.over)
     draw = random.Random(7)
     (each,) = pool.monitor.readings
     while not source.ended.wait(draw.random() * 0.0005):
@@ -155,6 +155,8 @@ def test_two_never_read_and_every_message_is_taken_in_order() -> None:
 
 class _Source:
     """A connection whose messages are numbers; it notes every two threads that are in it at once."""
+
+    readable = None
 
     def __init__(self, count: int) -> None:
         self._left = iter(range(count))
