@@ -51,6 +51,7 @@ from rpcbench.words.futures import Future, blocked
 from rpcbench.words.ids import COUNTER_BITS, Id
 
 P = TypeVar("P")
+_CALL = ("function", "args", "kwargs")
 NOT_INITIALIZED = (
     "RPC has not been initialized. Call rpcbench.rpc.init_rpc first, or start workers: "
     "rpcbench.Cluster(2), in a notebook %cluster start 2."
@@ -196,7 +197,7 @@ class Agent:
 
         `label` is what errors and pictures call the function.
         """
-        target, label, seconds = self.member(to).id, label or label_of(function), seconds_of(timeout, self.rpc_timeout)
+        target, label, seconds = self.roster.find(to).id, label or label_of(function), self._seconds(timeout)
         with self._whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
             number, future = self.waiting.new(partial(self._peers.lead, target))
@@ -213,7 +214,7 @@ class Agent:
         label: str = "",
     ) -> Handle:
         """Run a function on a worker and leave what it returns there; a handle on that value, at once."""
-        target, label, seconds = self.member(to).id, label or label_of(function), seconds_of(timeout, self.rpc_timeout)
+        target, label, seconds = self.roster.find(to).id, label or label_of(function), self._seconds(timeout)
         with self._whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
             number, future = self.waiting.new()
@@ -226,7 +227,7 @@ class Agent:
 
     def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Future[Any]:
         """A future of a copy of the value, from its owner. WorkerLostError where the owner is gone."""
-        owner, seconds = self._living_owner(handle), seconds_of(timeout, self.rpc_timeout)
+        owner, seconds = self._living_owner(handle), self._seconds(timeout)
         context = self.values.context()
         recorder = self.values.recorder
         with self._whole(owner):
@@ -256,12 +257,17 @@ class Agent:
             self._peers.await_room(to)
         return uninterrupted
 
+    def _seconds(self, timeout: float) -> float | None:
+        return seconds_of(timeout, self.rpc_timeout)
+
     def _pack(
         self, to: int, label: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
     ) -> tuple[Body, tuple[m.Fork, ...], m.Scope | None]:
         self._sources.use(to, function)
-        call = (self.values.outgoing(function), tuple(args), kwargs or {})
-        return self.values.pack(to, call, label, self.values.context(), False, ("function", "args", "kwargs"))
+        values, context, recorder = self.values, None, self.values.recorder
+        if recorder is not None:
+            function, context = recorder.outgoing(function), recorder.current()
+        return values.pack(to, (function, tuple(args), kwargs or {}), label, context, False, _CALL)
 
     def _begin(self, to: int, message: m.Call | m.Create | m.Fetch, seconds: float | None) -> None:
         if not self.running:
@@ -398,9 +404,8 @@ class Agent:
             self._pool.spawn(lambda: self._send(fx.Send(to, seq, message), True, self._transmit))  # the link has had it
 
     def _deliver(self, source: int, seq: int, message: m.Message) -> None:
-        if isinstance(message, m.Report):
-            report = message  # whoever knows why may have to wait for the exit status
-            self._pool.spawn(lambda: self._handle(source, seq, self.roster.explained(report)))
+        if type(message) is m.Report:  # whoever knows why may have to wait for the exit status
+            self._pool.spawn(lambda: self._handle(source, seq, self.roster.explained(message)))
             return
         self._handle(source, seq, message)
 

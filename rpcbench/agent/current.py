@@ -24,7 +24,9 @@ _lock = threading.Lock()
 
 def current() -> Agent:
     """The agent to speak through. RuntimeError "RPC has not been initialized…" where there is none."""
-    agent = find()
+    agent = _innermost.get()
+    if agent is None or not agent.running:
+        agent = find()
     if agent is None:
         raise RuntimeError(NOT_INITIALIZED)
     return agent
@@ -35,8 +37,7 @@ def find() -> Agent | None:
     agent = _innermost.get()
     if agent is not None and agent.running:
         return agent
-    with _lock:
-        return _started[-1] if _started else None
+    return next(iter(_started[-1:]), None)  # one step, whoever starts or ends meanwhile
 
 
 def start(agent: Agent, timeout: float) -> None:

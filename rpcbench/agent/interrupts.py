@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+from _thread import get_ident
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -30,7 +31,7 @@ class _Uninterrupted:
         self._since = 0.0
 
     def __enter__(self) -> None:
-        if not on_main_thread():
+        if get_ident() != _main:
             return
         if self._depth == 0:
             before = _signal.getsignal(signal.SIGINT)
@@ -41,7 +42,7 @@ class _Uninterrupted:
         self._depth += 1
 
     def __exit__(self, *_: object) -> None:
-        if self._depth == 0 or not on_main_thread():
+        if self._depth == 0 or get_ident() != _main:
             return
         self._depth -= 1
         if self._depth == 0:
@@ -66,7 +67,7 @@ def _handle(handler: Callable[[int, FrameType | None], Any] | int, number: int, 
 
 def on_main_thread() -> bool:
     """Whether Ctrl-C can interrupt this thread."""
-    return threading.get_ident() == _main
+    return get_ident() == _main
 
 
 def _look() -> None:

@@ -26,8 +26,9 @@ class Machine:
         with uninterrupted:
             with self._lock:
                 effects = event(self._node)
+            perform = self._perform
             for effect in effects:
-                self._perform(effect, may_wait)
+                perform(effect, may_wait)
 
     def ask(self, question: Callable[[Node], T]) -> T:
         """Look something up, or change what has no effects."""

@@ -13,6 +13,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -55,6 +56,7 @@ class Peers:
         self._handshakes = Handshakes(me)
         self._opener = Opener(config.secret)
         self._ties = Ties()
+        self.find: Callable[[int], StreamConnection | None] = self._ties.find  # what carries messages to a member
         self._reunion = Reunion(self._ties, told, self._dial, config.grace_seconds)
         offer = told.incarnation_for
         self.entrance = Entrance(config, self._opener, self._handshakes.one, self._objection, offer, self._admit)
@@ -70,10 +72,6 @@ class Peers:
         return self._handshakes.me
 
     # -- using
-    def find(self, to: int) -> Connection | None:
-        """The connection to a member, if there is one."""
-        return self._ties.find(to)
-
     def far(self) -> dict[int, list[StreamConnection]]:
         """Connections to members on other hosts."""
         found: dict[int, list[StreamConnection]] = {}
@@ -195,7 +193,7 @@ class Peers:
             raise NotConnectedError(self._ties.barred(peer) or "this agent has stopped")
         reading = self._pool.read(
             tie.connection,
-            lambda frame: self._told.arrived(peer, frame),
+            partial(self._told.arrived, peer),
             lambda ending: self._over(tie, ending),
         )
         if tie.connection.readable is not None:

@@ -6,9 +6,8 @@ SystemExit, becomes the caller's error; the worker lives on.
 
 from __future__ import annotations
 
-import contextlib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -75,15 +74,6 @@ def cancelled() -> bool:
     return running is not None and not running.agent.wanted(running.source, running.call)
 
 
-@contextlib.contextmanager
-def _set_running(running: _Running) -> Iterator[None]:
-    token = _running.set(running)
-    try:
-        yield
-    finally:
-        _running.reset(token)
-
-
 class Later:
     """What a function returns whose result is not there yet. RuntimeError where it returned no Future."""
 
@@ -101,13 +91,15 @@ def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
     if isinstance(message, Fetch):
         _fetch(agent, source, message)
         return
-    with _set_running(_Running(agent, source, message.call)):
-        try:
-            result = _run(agent, source, message)
-        except BaseException as error:  # noqa: BLE001  (the caller gets it, whatever it is)
-            _fail(agent, source, message, error)
-            return
-    if isinstance(result, Later):
+    token = _running.set(_Running(agent, source, message.call))
+    try:
+        result = _run(agent, source, message)
+    except BaseException as error:  # noqa: BLE001  (the caller gets it, whatever it is)
+        _fail(agent, source, message, error)
+        return
+    finally:
+        _running.reset(token)
+    if type(result) is Later:
         agent.asynchronous.add((source, message.call))
         result.future.add_done_callback(lambda done: _answer_later(agent, source, message, done))
         return
@@ -116,10 +108,12 @@ def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
 
 def _run(agent: Server, source: int, message: Call | Create) -> Any:
     function, args, kwargs = agent.values.unpack(source, message.body, message.forks, message.scope, False)
-    context = message.scope.context if message.scope else None
-    with agent.values.inside(context):
+    if message.scope is None and agent.values.around is None:
         result = function(*args, **kwargs)
-    if isinstance(result, Later) or getattr(function, ASYNC_MARK, None) is None:
+    else:
+        with agent.values.inside(message.scope.context if message.scope else None):
+            result = function(*args, **kwargs)
+    if type(result) is Later or getattr(function, ASYNC_MARK, None) is None:
         return result
     return Later(result)
 

@@ -72,15 +72,15 @@ class Values:
         SerializationError with the path to the part that cannot travel, which begins with `path`.
         """
         outgoing = Outgoing(self._home)
-        encoded = self.codec.encode(value, outgoing, path, self.routes.to(to, answer))
+        body, tensors = self.codec.encode(value, outgoing, path, self.routes.to(to, answer))
         scope = None
         if self.recorder is not None:
             if context is not None:
-                scope = self.recorder.sending(context, encoded.tensors, to, call)
-            elif encoded.tensors and path != "result":
-                self.recorder.unrecorded(encoded.tensors, call)
+                scope = self.recorder.sending(context, tensors, to, call)
+            elif tensors and path != "result":
+                self.recorder.unrecorded(tensors, call)
         forks = self._share(outgoing.handles, to) if outgoing.handles else ()
-        return encoded.body, forks, scope
+        return body, forks, scope
 
     def _share(self, handles: list[Handle], to: int) -> tuple[Fork, ...]:
         now = self._clock()
@@ -104,6 +104,8 @@ class Values:
 
     def unpack(self, source: int, body: Body, forks: tuple[Fork, ...], scope: Scope | None, answer: bool) -> Any:
         """The value of an answer, or of a call, with handles for its RRefs and its tensors attached to the graph."""
+        if not forks and scope is None:
+            return self.codec.decode(body)
         incoming = Incoming(self._home, forks, self.handle)
 
         def adopt(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -118,10 +120,6 @@ class Values:
                 unopened = incoming.unopened()
                 self._machine.feed(lambda node: node.opened(forks))
                 self._machine.feed(lambda node: node.dropped(unopened))
-
-    def outgoing(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What a call takes along in place of a function."""
-        return function if self.recorder is None else self.recorder.outgoing(function)
 
     def context(self) -> int | None:
         """The autograd context of this thread."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -32,7 +34,7 @@ class Waiting:
     def new(self, lead: Callable[[threading.Lock], object] | None = None) -> tuple[int, Future[Any]]:
         """A new call's number and future. `lead`: see there."""
         number = self._numbers.next()
-        future: Future[Any] = Future(on_cancel=lambda: self._cancel(number), on_long=self._on_long, lead=lead)
+        future: Future[Any] = Future(on_cancel=partial(self._cancel, number), on_long=self._on_long, lead=lead)
         self._futures[number] = future
         return number, future
 

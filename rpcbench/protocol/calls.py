@@ -57,7 +57,8 @@ class Calls:
     # -- caller
     def start(self, call: int, to: int, label: str, now: float, timeout: float | None) -> None:
         self.outgoing[call] = Outgoing(to, label, now, timeout)
-        self._tell("CallStarted", call)
+        if self.note is not None:
+            self._tell("CallStarted", call)
 
     def answered(self, source: int, answer: Result | Failure) -> Effects:
         return [Resolve(answer.call, source, answer)] if self._finish(answer.call) else []
@@ -168,7 +169,7 @@ class Calls:
 
     def _finish(self, call: int) -> Outgoing | None:
         waiting = self.outgoing.pop(call, None)
-        if waiting is not None:
+        if waiting is not None and self.note is not None:
             self._tell("CallEnded", call)
         return waiting
 

@@ -29,7 +29,8 @@ from rpcbench.wire import messages as m
 
 COUNT_BITS, LIFE_BITS = 40, 12
 _COUNT, _LIFE = (1 << COUNT_BITS) - 1, (1 << LIFE_BITS) - 1
-_OWED = 256
+OWED = 256
+"""After so many messages their sender should hear that they have come."""
 _EARLY = 1024
 """The most numbers beyond the first gap that one acknowledgement names."""
 _AGAIN = frozenset(1 + ticks for ticks in accumulate(round(2 * 1.5**turn) for turn in range(8)))
@@ -214,11 +215,6 @@ class Delivery:
             for pair in self.pairs.values()
             if pair.missing() or len(pair.window) or pair.owed or pair.late
         }
-
-
-def due(pair: Pair) -> bool:
-    """So much has come that its sender should hear of it."""
-    return pair.owed >= _OWED
 
 
 def lives(seq: int) -> tuple[int, int]:

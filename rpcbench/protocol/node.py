@@ -12,7 +12,7 @@ from typing import Any
 
 from rpcbench.protocol.calls import Calls, Request
 from rpcbench.protocol.contexts import Contexts
-from rpcbench.protocol.delivery import COUNT_BITS, Delivery, Pair, due, lives, newer, once
+from rpcbench.protocol.delivery import COUNT_BITS, OWED, Delivery, Pair, lives, newer, once
 from rpcbench.protocol.effects import Complete, Effects, Gone, Heard, Joined, Run, Send, Wake
 from rpcbench.protocol.instead import instead_of
 from rpcbench.protocol.membership import REQUESTS, Membership
@@ -31,6 +31,7 @@ from rpcbench.words.events import Note, Tables
 from rpcbench.words.ids import Id
 
 Outcome = tuple[Effects, Outbox]
+_FOLLOWED: frozenset[type[Any]] = frozenset((Gone, Joined, Complete))
 _ON_MEMBERS = frozenset((*REQUESTS, m.Refused, m.View))
 
 
@@ -88,16 +89,17 @@ class Node:
         if type(message) is m.Seen:
             return [*self.delivery.acknowledged(pair, message)]
         effects = self._new(source, message, now) if self.delivery.first_time(pair, seq) else []
-        if due(pair):
+        if pair.owed >= OWED:
             effects.append(pair.seen())
-        return self._stirred(effects)
+        return self._stirred(effects) if self.delivery.stirred else effects
 
     def _new(self, source: int, message: m.Message, now: float) -> Effects:
-        handler = self._handlers.get(type(message))
+        kind = type(message)
+        handler = self._handlers.get(kind)
         if handler is None:
-            raise ProtocolError(f"no rule for a {type(message).__name__}")
-        if type(message) in _ON_MEMBERS and not self.members.may_say(source, message):
-            raise ProtocolError(f"worker {source} may not send a {type(message).__name__} to worker {self.me}")
+            raise ProtocolError(f"no rule for a {kind.__name__}")
+        if kind in _ON_MEMBERS and not self.members.may_say(source, message):
+            raise ProtocolError(f"worker {source} may not send a {kind.__name__} to worker {self.me}")
         return self._after(*handler(source, message, now))
 
     def _met(self, source: int, seq: int, message: m.Message, now: float) -> Pair | None:
@@ -241,7 +243,7 @@ class Node:
         """Whether the process that RRefs were shared with for this message is the one that it goes to."""
         if isinstance(message, m.Create) and message.fork not in self.rrefs.users:
             return False
-        return isinstance(message, m.Fetch) or all(self.rrefs.shared(fork) for fork in message.forks)
+        return isinstance(message, m.Fetch) or not message.forks or all(map(self.rrefs.shared, message.forks))
 
     def expired(self, call: int) -> Effects:
         """The deadline of a call has passed."""
@@ -398,6 +400,8 @@ class Node:
 
         That the world is complete is told here last: who waits for that may end the process at once.
         """
+        if _FOLLOWED.isdisjoint(map(type, effects)):
+            return effects + self._number(outbox) if outbox else effects
         follow: Effects = []
         last: Effects = []
         for effect in effects:
@@ -481,7 +485,7 @@ class Node:
                 effects += self._after(*self._taken_back(to, message, error, gone=True))
             else:
                 effects.append(self.delivery.number(pair, message))
-        return self._stirred(effects)
+        return self._stirred(effects) if self.delivery.stirred else effects
 
     def _pair(self, to: int) -> Pair | None:
         """The pair for a first message to a process; None where it has gone."""

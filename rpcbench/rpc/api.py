@@ -7,6 +7,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import BuiltinFunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from rpcbench.agent import current
@@ -57,6 +58,7 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 Function = Callable[..., Any] | str
+_Call = tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]
 logger = logging.getLogger(__name__)
 
 _ignore_rref_leak = True
@@ -117,10 +119,13 @@ def remote(
     >>> rpc.rpc_sync("worker2", lambda rref: rref.to_here().sum(), (rref,))
     tensor(10)
     """
-    function, arguments, keywords = _prepare(func, args or (), kwargs or {})
+    call = _prepare(func, args or (), kwargs or {})
     agent = current.current()
-    with profiled(agent, RPCExecMode.REMOTE, func, to) as until:
-        rref = agent.create(to, function, arguments, keywords, timeout)
+    event = profiled(agent, RPCExecMode.REMOTE, func, to)
+    if event is None:
+        return cast("RRef[Any]", agent.create(to, *call, timeout))
+    with event as until:
+        rref = agent.create(to, *call, timeout)
         if rref._creation is not None:
             rref._creation = until(rref._creation)
     return cast("RRef[Any]", rref)
@@ -134,25 +139,31 @@ def _invoke_rpc(
     kwargs: dict[str, Any] | None,
     timeout: float,
 ) -> Future[Any]:
-    function, arguments, keywords = _prepare(func, args or (), kwargs or {})
+    call = _prepare(func, args or (), kwargs or {})
     agent = current.current()
-    with profiled(agent, mode, func, to) as until:
-        try:
-            future = agent.call(to, function, arguments, keywords, timeout)
-        except WorkerLostError as error:  # that it is gone is known already: no different from hearing of it later
-            future = Future()
-            future.set_exception(error)
-        return until(future)
+    event = profiled(agent, mode, func, to)
+    if event is None:
+        return _call(agent, to, call, timeout)
+    with event as until:
+        return until(_call(agent, to, call, timeout))
 
 
-def _prepare(
-    func: Function, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
+def _call(agent: Agent, to: int | str | WorkerInfo, call: _Call, timeout: float) -> Future[Any]:
+    try:
+        return agent.call(to, *call, timeout)
+    except WorkerLostError as error:  # that it is gone is known already: no different from hearing of it later
+        future: Future[Any] = Future()
+        future.set_exception(error)
+        return future
+
+
+def _prepare(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> _Call:
     """What is really called over there. TypeError for what cannot be."""
     function = Named(func) if isinstance(func, str) else func
     if not callable(function):
         raise TypeError("function should be callable.")
-    overloads.check(function, args, kwargs)
+    if type(function) is BuiltinFunctionType:
+        overloads.check(function, args, kwargs)
     if _default_pickler is not _internal_rpc_pickler:
         return _run_pickled, _default_pickler.serialize(PythonUDF(function, tuple(args), kwargs)), {}
     return function, args, kwargs

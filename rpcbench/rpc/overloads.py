@@ -31,11 +31,16 @@ class _ParseOnly(TorchFunctionMode):
 
 
 _PARSE_ONLY = _ParseOnly()
+_fit: set[tuple[Callable[..., Any], int]] = set()
+"""Operators that so many tensors, and nothing else, have been seen to fit: what tensors they are does not matter."""
 
 
 def check(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """NoOverloadError where `function` is an operator of torch that does not take these arguments."""
     if type(function) is not BuiltinFunctionType:
+        return
+    tensors = not kwargs and all(type(arg) is torch.Tensor for arg in args)
+    if tensors and (function, len(args)) in _fit:
         return
     home = _HOMES.get(function.__module__)
     if home is None or getattr(home, function.__name__, None) is not function:
@@ -50,6 +55,8 @@ def check(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
         ) from None
     except Exception:  # noqa: BLE001  (one of the few that do not ask modes; what it does is for the callee to say)
         return
+    if tensors:
+        _fit.add((function, len(args)))
 
 
 def _signatures(function: Callable[..., Any]) -> str:

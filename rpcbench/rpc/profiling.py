@@ -50,17 +50,10 @@ def _ended(record: Any, future: Future[Any]) -> Future[Any]:
     return whole
 
 
-def _itself(future: Future[Any]) -> Future[Any]:
-    return future
-
-
-_NO_EVENT = contextlib.nullcontext(_itself)
-
-
-def profiled(agent: Agent, mode: RPCExecMode, func: Any, to: Any) -> contextlib.AbstractContextManager[Until]:
-    """Around the start of a call; see `Until`."""
+def profiled(agent: Agent, mode: RPCExecMode, func: Any, to: Any) -> contextlib.AbstractContextManager[Until] | None:
+    """Around the start of a call, see `Until`; None where nobody watches."""
     if not _enabled() or not _get_should_profile():
-        return _NO_EVENT
+        return None
     builtin = None if isinstance(func, str) else _find_builtin(func)  # type: ignore[no-untyped-call]
     name = func if isinstance(func, str) else builtin or label_of(func)
     return _event(_build_rpc_profiling_key(mode, name, agent.name, agent.member(to).name))

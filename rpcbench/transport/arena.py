@@ -17,6 +17,7 @@ import mmap
 import queue
 import threading
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +112,7 @@ class Loans:
         self.memory = memory
         self._loans: dict[int, Loan] = {}
         self._over: queue.SimpleQueue[Loan] = queue.SimpleQueue()
+        self.none_over: Callable[[], bool] = self._over.empty  # whether `over` would tell of none
 
     def lend(self, start: int, size: int) -> memoryview:
         """The bytes from `start` on. ValueError for what is no part of the mapping, or in use already."""

@@ -113,6 +113,5 @@ class Link:
     def closed(self) -> None:
         """The agent has stopped."""
 
-    def clock(self) -> float:
-        """Monotonic seconds, for deadlines; a subclass may stop it."""
-        return time.monotonic()
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+    """Seconds, for deadlines; a subclass may stop them."""

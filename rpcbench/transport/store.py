@@ -12,7 +12,7 @@ Guarantees
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class Store(Memory):
     def __init__(self, ours: Arena | None = None, theirs: Loans | None = None) -> None:
         self._ours = ours
         self._theirs = theirs
+        self.owes_nothing: Callable[[], bool] = theirs.none_over if theirs is not None else lambda: True
         self._reused = Reused()
 
     # -- sending

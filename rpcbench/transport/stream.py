@@ -17,7 +17,7 @@ from __future__ import annotations
 import collections
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from rpcbench.transport.base import Stream
@@ -33,6 +33,7 @@ from rpcbench.wire.frames import (
     encode,
     encode_lent,
     encode_returned,
+    encode_small,
     raw,
 )
 from rpcbench.words.errors import NotConnectedError, ProtocolError
@@ -78,13 +79,14 @@ class StreamConnection:
     # -- writing
     def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:
         first, chunks = self._encoded(control, body)
-        owed = self._owed()
-        if may_wait:
+        owed = None if self._store.owes_nothing() else self._owed()
+        if may_wait and self._queued > _HELD_BACK:
             self.await_room()
         with self._state:
             if self.ended:
                 raise NotConnectedError("the connection has ended")
-            self._held += owed
+            if owed is not None:
+                self._held += owed
             alone = not (self._small or self._writing or hold)
             parts: Parts = []
             if alone:
@@ -100,15 +102,17 @@ class StreamConnection:
             if self._writing or (hold and len(self._held) < _MOST_HELD):
                 return
             self._writing = True
-        self._write([memoryview(part) for part in parts], may_wait)
+        self._write(parts, may_wait)
 
     def _encoded(self, control: bytes, body: Body) -> tuple[Parts, Iterator[Parts] | None]:
+        if not body.buffers:
+            return [encode_small(control, body, self._limits)], None
         check(control, body, self._limits)
-        places = self._store.put(raw(body)) if body.buffers else None
+        places = self._store.put(raw(body))
         if places is not None:
             return [encode_lent(control, body, places)], None
         first, chunks = encode(next(self._numbers) & 0xFFFFFFFF, control, body)
-        return first, chunks if body.buffers and len(first) == 1 else None
+        return first, chunks if len(first) == 1 else None
 
     def _owed(self) -> Parts:
         places = self._store.owed()
@@ -136,11 +140,11 @@ class StreamConnection:
             if self.ended or self._writing:
                 return
             self._writing = True
-        self._write([memoryview(BEAT)], False)
+        self._write([BEAT], False)
 
     def await_room(self) -> None:
         """Wait while the peer is far behind, as `send` with `may_wait` does. Ctrl-C ends the wait and nothing else."""
-        if self._has_room():
+        if self._queued <= _HELD_BACK:
             return
         step_aside()
         with self._state:
@@ -157,34 +161,46 @@ class StreamConnection:
     def _has_room(self) -> bool:
         return self.ended or self._queued <= _HELD_BACK
 
-    def _write(self, views: list[memoryview], may_wait: bool) -> None:
-        """Write `views`, then all that is queued. Only for the thread that set `_writing`, and the helper it names."""
+    def _write(self, parts: Sequence[bytes | memoryview], may_wait: bool) -> None:
+        """Write `parts`, then all that is queued. Only for the thread that set `_writing`, and the helper it names."""
+        views: list[memoryview] = []
         try:
-            self._push(views, may_wait)
-            while parts := self._next():
+            while True:
                 views = [memoryview(part) for part in parts]
-                self._push(views, may_wait)
+                self._stream.write(views, False)
+                parts = self._next()
+                if not parts:
+                    return
         except BlockingIOError:
-            self._helper(lambda: self._write(views, True))
+            self._write_on(views, may_wait)
         except OSError:
             self._end()
             self._stop_writing()
 
-    def _push(self, views: list[memoryview], may_wait: bool) -> None:
+    def _write_on(self, views: list[memoryview], may_wait: bool) -> None:
+        """The line is full."""
+        if not may_wait:
+            self._helper(lambda: self._write_on(views, True))
+            return
+        step_aside()
         try:
-            self._stream.write(views, False)
-        except BlockingIOError:
-            if not may_wait:
-                raise
-            step_aside()
             self._stream.write(views, True)
+        except OSError:
+            self._end()
+            self._stop_writing()
+        else:
+            self._write([], True)
 
     def _next(self) -> Parts:
         """What to write next: all small messages, else a chunk of a large one, in turn. Nothing: writing ends."""
         with self._state:
-            parts = self._few_small() if self._small else self._held or self._chunk()
-            if parts is self._held:
+            parts = self._held
+            if self._small:
+                parts = self._few_small()
+            elif parts:
                 self._held = []
+            elif self._large:
+                parts = self._chunk()
             if not parts:
                 self._writing = False
             if self._patient:
@@ -235,7 +251,7 @@ class StreamConnection:
             farewell = free and not self.ended
             self._writing |= farewell
         if farewell:
-            self._write([memoryview(END)], False)
+            self._write([END], False)
         self._end()
 
     def cut(self) -> None:

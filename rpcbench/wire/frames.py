@@ -82,6 +82,15 @@ def check(control: bytes, body: Body, limits: Limits) -> None:
         raise MessageTooLarge(f"a message carries at most {limits.buffers} large tensors, this one {count}")
 
 
+def encode_small(control: bytes, body: Body, limits: Limits) -> bytes:
+    """The frame of a message without buffers. MessageTooLarge for what may not be sent."""
+    payload, tensors = body.payload, body.tensors
+    head = HEAD.pack(_MESSAGE, 0, 0, 0, len(control), len(payload), len(tensors))
+    if len(control) > limits.control or len(payload) + len(tensors) > limits.body:
+        check(control, body, limits)
+    return b"".join((head, control, payload, tensors))
+
+
 def encode(stream: int, control: bytes, body: Body) -> tuple[Parts, Iterator[Parts]]:
     """The announcing frame, and the chunks that follow it (none for a small message)."""
     buffers = raw(body)

@@ -8,7 +8,7 @@ number and type of all fields, so machines may trust what they get.
 from __future__ import annotations
 
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -382,6 +382,7 @@ def _layout(kind: type[Any]) -> tuple[_Field, ...]:
     return tuple(_field(hints[name]) for name in kind._fields if name != "body")
 
 
+_pack = msgpack.Packer(unicode_errors=_TEXT).pack  # plain data: nothing interrupts it, so one does for all threads
 _LAYOUTS: dict[type[Any], tuple[_Field, ...]] = {}
 for _record in (Id, Fork, Scope, Awaited, Device, Mapped, Devices, Member, Loss, Past, *KINDS):
     _LAYOUTS[_record] = _layout(_record)
@@ -392,14 +393,14 @@ def pack(seq: int, message: Any) -> tuple[bytes, Body]:
     """A message as control bytes and body (empty where the kind has none)."""
     kind = type(message)
     fields, body = (message[:-1], message.body) if kind in _HAS_BODY else (message, EMPTY)
-    return msgpack.packb((_CODES[kind], seq, *fields), unicode_errors=_TEXT), body
+    return _pack((_CODES[kind], seq, *fields)), body
 
 
 def unpack(control: bytes | memoryview, body: Body) -> tuple[int, Any]:
     """Number and message. ProtocolError for anything that `pack` cannot have made."""
     try:
-        found = msgpack.unpackb(control, use_list=False, strict_map_key=True, unicode_errors=_TEXT)
-        code, seq, *fields = cast(Any, found)
+        found: Any = msgpack.unpackb(control, use_list=False, strict_map_key=True, unicode_errors=_TEXT)
+        code, seq, *fields = found
         kind = KINDS[code]
         if type(seq) is not int or seq < 0 or code < 0:
             raise ProtocolError(f"message number {seq!r} is not a count")
@@ -415,18 +416,22 @@ def _rebuild(kind: type[Any], fields: Any) -> list[Any]:
     layout = _LAYOUTS[kind]
     if len(fields) != len(layout):
         raise ProtocolError(f"{kind.__name__} has {len(layout)} fields, not {len(fields)}")
-    return [
-        value if type(value) in field.as_is else _check(kind, field, value)
-        for field, value in zip(layout, fields, strict=True)
-    ]
+    values = []
+    for field, value in zip(layout, fields, strict=True):
+        if type(value) in field.as_is or (value == () and field.many):
+            values.append(value)
+        else:
+            values.append(_check(kind, field, value))
+    return values
 
 
 def _check(kind: type[Any], field: _Field, value: Any) -> Any:
-    if not isinstance(value, field.plain):
+    plain: tuple[Any, ...] = field.plain
+    if not isinstance(value, plain):
         raise ProtocolError(f"a field of {kind.__name__} holds a {type(value).__name__}")
     if field.record is None or value is None or (field.many and not value):
         return value
-    record, value = field.record, cast(Any, value)
+    record = field.record
     if not field.many:
         return record(*_rebuild(record, value))
     return tuple(_item(kind, record, item) for item in value)

@@ -16,6 +16,7 @@ import copyreg
 import functools
 import io
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, Protocol
@@ -33,6 +34,9 @@ from rpcbench.wire.identity import importable, load_packages_of
 from rpcbench.wire.storages import INLINE
 from rpcbench.words.errors import ProtocolError, RpcError, SerializationError
 
+_PROTOCOL = 5
+_ATOMS = frozenset({bool, float, int, type(None)})
+"""Types whose instances have nothing to look into."""
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     **cloudpickle.Pickler.dispatch_table.maps[0],
     functools._lru_cache_wrapper: reduce_cached,
@@ -97,6 +101,8 @@ class Codec:
         Tensors of up to 16 KB are copied; larger ones must not change until the body is sent.
         Raises SerializationError if a part of the value cannot travel.
         """
+        if type(value) in _ATOMS:
+            return Encoded(Body(pickle.dumps(value, _PROTOCOL), b"", []), [])
         try:
             return self._encode(value, externals, route)
         except Exception as error:
@@ -135,7 +141,8 @@ class Codec:
             received = adopt(received)
         buffers = body.buffers[used:]
         unpickler = _Unpickler(io.BytesIO(body.payload), buffers=_owned(buffers) if buffers else None)
-        unpickler.tables = _Tables(self._code, received, externals)
+        unpickler.tables = None
+        unpickler.parts = self._code, received, externals
         try:
             return unpickler.load()
         except (pickle.UnpicklingError, EOFError) as error:
@@ -169,7 +176,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     ) -> None:
         self.tensors: list[torch.Tensor] = []
         self.buffers: list[memoryview] = []
-        super().__init__(stream, protocol=5, buffer_callback=functools.partial(_keep, self.buffers))
+        super().__init__(stream, protocol=_PROTOCOL, buffer_callback=functools.partial(_keep, self.buffers))
         self._code = code
         self._captured = captured
         self._externals = externals
@@ -221,13 +228,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 class _Unpickler(pickle.Unpickler):
     """Answers the names in `holes` by the tables of one message."""
 
-    tables: _Tables
+    parts: tuple[CodeCache, list[torch.Tensor], Externals | None]
+    tables: _Tables | None
 
     def find_class(self, module: str, name: str) -> Any:
         if module == holes.__name__:
+            self.tables = self.tables or _Tables(*self.parts)
             return self.tables.hole(name)
         try:
-            load_packages_of(module)
+            if module not in sys.modules:
+                load_packages_of(module)
             return super().find_class(module, name)
         except (AttributeError, ModuleNotFoundError) as error:
             raise MissingCodeError.about(error) from error

@@ -104,7 +104,7 @@ class Future(_Base[T]):
         devices: list[Any] | None = None,
         lead: Callable[[threading.Lock], object] | None = None,
     ) -> None:
-        super().__init__(devices=devices)
+        torch._C.Future.__init__(self, [torch.device(device) for device in devices] if devices else [])
         self._lead = lead
         self._lock = threading.Lock()
         self._waiters: list[_Waiter] = []
@@ -112,10 +112,12 @@ class Future(_Base[T]):
         self._taken = False
         self._followed = False  # something happens as soon as it is done
         self._left = False  # the answer is left to the first one who asks
+        self._lazy = False  # so is torch's side of this future, which is
+        self._whole = False  # complete
         self._outcome: tuple[Any, BaseException | None] | None = None
         self._on_cancel = on_cancel
         self._devices = devices
-        self._sources = [weakref.ref(source) for source in sources if isinstance(source, Future)]
+        self._sources = [weakref.ref(source) for source in sources if isinstance(source, Future)] if sources else []
         self._on_long = on_long
 
     # -- resolving
@@ -129,7 +131,8 @@ class Future(_Base[T]):
             if self._answer is not None or self._outcome is not None:
                 return False
             self._answer = answer
-            awaited = self._ring()
+            self._lazy = lazy
+            awaited = bool(self._waiters) and self._ring()
             self._left = lazy and not awaited and not self._followed
         if not awaited and not self._left:
             later(self._open)
@@ -164,8 +167,14 @@ class Future(_Base[T]):
         with self._lock:
             self._outcome = outcome
             self._answer = None
-            self._ring()
-        value, error = outcome
+            if self._waiters:
+                self._ring()
+            complete = self._whole = self._followed or not self._lazy
+        if complete:
+            self._complete(*outcome)
+
+    def _complete(self, value: Any, error: BaseException | None) -> None:
+        """Torch's side of it."""
         if error is None:
             super().set_result(value)
             return
@@ -191,8 +200,10 @@ class Future(_Base[T]):
     def wait(self) -> T:
         """The value, or its error raised; blocks until it is there. Ctrl-C ends the wait, not the call."""
         while self._outcome is None:
-            self._open()
-            self._sleep()
+            if self._answer is not None:
+                self._open()
+            if self._outcome is None:
+                self._sleep()
         return self._value()
 
     def wait_or_cancel(self) -> T:
@@ -273,6 +284,10 @@ class Future(_Base[T]):
         """From now on it is opened as soon as the answer is there: for what waits for torch's side of it."""
         with self._lock:
             self._followed = True
+            outcome = None if self._whole else self._outcome
+            self._whole |= outcome is not None
+        if outcome is not None:
+            self._complete(*outcome)
         self._take()
 
     def _take(self) -> None:
