@@ -68,7 +68,7 @@ class Roster:
         if not isinstance(key, int | str) or isinstance(key, bool):
             raise ValueError(f"a worker is given by name, id or WorkerInfo, not by {to!r}")
         kept = self._found  # that of before the look: a change makes another one
-        found = self._machine.ask(lambda node: node.members.find(key) or node.departed(key))
+        found = self._machine.ask(lambda node: node.members.find(key) or node.gone.find(key))
         if not isinstance(found, Member):
             raise self._unfound(key, found)
         info = kept[key] = WorkerInfo._make((found.name, found.id))
@@ -83,7 +83,7 @@ class Roster:
 
     def unreachable(self, worker: int, reason: str) -> WorkerLostError:
         """What to say of a member that a message could not be sent to."""
-        gone = self._machine.ask(lambda node: node.departed(worker))
+        gone = self._machine.ask(lambda node: node.gone.find(worker))
         why = gone.reason if gone else reason
         return never_ran(WorkerLostError(f"{self.name(worker)} cannot be reached: {why}"))
 

@@ -172,7 +172,7 @@ def failure(agent: Server, call: int, error: BaseException) -> Failure:
     """An exception as a message: itself where it can travel, and always its story."""
     story = "".join(traceback.format_exception(error))
     try:
-        body = agent.values.codec.encode(error).body if isinstance(error, Exception) else EMPTY
+        body = agent.values.codec.encode(error)[0] if isinstance(error, Exception) else EMPTY
     except Exception:  # noqa: BLE001  (it cannot travel; its story does)
         body = EMPTY
     name = type(error).__name__

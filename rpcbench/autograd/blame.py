@@ -15,7 +15,7 @@ def failure_of(error: BaseException, context: int, walk: Id, worker: int, codec:
     """An error that was raised here, as a message: itself where it can travel, and always its story."""
     text = f"Error on Node {worker}: {error}\n" + "".join(traceback.format_exception(error))
     try:
-        body = codec.encode(error).body if isinstance(error, Exception) else EMPTY
+        body = codec.encode(error)[0] if isinstance(error, Exception) else EMPTY
     except Exception:  # noqa: BLE001  (it cannot travel; its story does)
         body = EMPTY
     return WalkFailed(context, walk, worker, type(error).__name__, text, body)

@@ -165,7 +165,7 @@ class Passes:
 
     def _body(self, context: int, fired: Fired) -> Body:
         gradients = [gradient if gradient is None else gradient.detach() for gradient in fired.grads]
-        return self._codec.encode(gradients, label="gradients", route=self._recorded(context).backs[fired.key]).body
+        return self._codec.encode(gradients, label="gradients", route=self._recorded(context).backs[fired.key])[0]
 
     def _local(self, context: int, walk: Id) -> LocalPass:
         """This worker's part: all sends that take part, and the roots of the pass where it began here."""

@@ -13,6 +13,7 @@ from typing import Any
 from rpcbench.protocol.calls import Calls, Request
 from rpcbench.protocol.contexts import Contexts
 from rpcbench.protocol.delivery import COUNT_BITS, OWED, Delivery, Pair, lives, newer, once
+from rpcbench.protocol.departed import Departed
 from rpcbench.protocol.effects import Complete, Effects, Gone, Heard, Joined, Run, Send, Wake
 from rpcbench.protocol.instead import instead_of
 from rpcbench.protocol.membership import REQUESTS, Membership
@@ -49,7 +50,7 @@ class Node:
         self.leaks: list[Held] = []  # what members held on to when they left a world that was over
         self.rrefs.alive, self.rrefs.life_of = self._alive, self._life_of
         self.delivery = Delivery(me.incarnation, lossy)
-        self.gone: dict[int, Gone] = {}
+        self.gone = Departed()
         self._early: dict[int, list[tuple[int, m.Message, float]]] = {}
         self._handlers: dict[type[Any], Callable[[int, Any, float], Outcome]] = {
             m.Call: self._on_request,
@@ -122,7 +123,9 @@ class Node:
         return None
 
     def _on_request(self, source: int, message: Request, now: float) -> Outcome:
-        pending, effects, outbox = self._adopt(() if isinstance(message, m.Fetch) else message.forks)
+        if isinstance(message, m.Fetch) or not message.forks:
+            return self.calls.arrived(source, message, set(), now), []
+        pending, effects, outbox = self._adopt(message.forks)
         return effects + self.calls.arrived(source, message, pending, now), outbox
 
     def _on_create(self, source: int, message: m.Create, now: float) -> Outcome:
@@ -131,6 +134,8 @@ class Node:
         return effects, created + outbox
 
     def _on_result(self, source: int, message: m.Result, now: float) -> Outcome:
+        if not message.forks:
+            return self.calls.answered(source, message), []
         _, effects, outbox = self._adopt(message.forks)
         resolved = self.calls.answered(source, message)
         if resolved:
@@ -374,12 +379,6 @@ class Node:
         gone = self.gone.get(worker)
         member = gone.member if gone else self.members.members.get(worker)
         return member.name if member else f"worker {worker}"
-
-    def departed(self, key: int | str) -> Gone | None:
-        """How the latest member under an id or a name went."""
-        if isinstance(key, int):
-            return self.gone.get(key)
-        return next((gone for gone in self.gone.values() if gone.member.name == key), None)
 
     def listen(self, note: Note | None) -> None:
         """Tell of every change from now on (None: of none)."""

@@ -25,7 +25,15 @@ def importable(value: Any, made: Any = None) -> bool:
     module = sys.modules.get(value.__module__)
     if module is None or module is sys.modules.get("__main__"):
         return False
-    return _attribute(module, value.__qualname__) is (value if made is None else made)
+    return loaded(value, made)
+
+
+def loaded(value: Any, made: Any = None) -> bool:
+    """Whether a module, of whatever name, has it."""
+    found: Any = sys.modules.get(value.__module__)
+    name = value.__qualname__
+    found = _attribute(found, name) if "." in name else getattr(found, name, None)
+    return found is (value if made is None else made)
 
 
 def in_main(name: str) -> Any:

@@ -19,7 +19,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import cloudpickle
 import torch
@@ -30,11 +30,13 @@ from rpcbench.wire.body import Body
 from rpcbench.wire.captured import CapturedData
 from rpcbench.wire.code import CodeCache, MissingCodeError, reduce_cached
 from rpcbench.wire.devices import CPU_ONLY, Route
-from rpcbench.wire.identity import importable, load_packages_of
+from rpcbench.wire.identity import importable, load_packages_of, loaded
 from rpcbench.wire.storages import INLINE
 from rpcbench.words.errors import ProtocolError, RpcError, SerializationError
 
 _PROTOCOL = 5
+_SPAWNED = "__mp_main__"
+"""What processes started by multiprocessing call their `__main__`, and all have."""
 _ATOMS = frozenset({bool, float, int, type(None)})
 """Types whose instances have nothing to look into."""
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
@@ -74,11 +76,8 @@ class Externals(Protocol):
         """The external of that number; ProtocolError if the message brings none."""
 
 
-class Encoded(NamedTuple):
-    """A body, and the sender's own tensors in the order of its table."""
-
-    body: Body
-    tensors: list[torch.Tensor]
+Encoded = tuple[Body, list[torch.Tensor]]
+"""A body, and the sender's own tensors in the order of its table."""
 
 
 class Codec:
@@ -102,7 +101,7 @@ class Codec:
         Raises SerializationError if a part of the value cannot travel.
         """
         if type(value) in _ATOMS:
-            return Encoded(Body(pickle.dumps(value, _PROTOCOL), b"", []), [])
+            return Body(pickle.dumps(value, _PROTOCOL), b"", []), []
         try:
             return self._encode(value, externals, route)
         except Exception as error:
@@ -114,9 +113,11 @@ class Codec:
     def _encode(self, value: object, externals: Externals | None, route: Route) -> Encoded:
         stream = io.BytesIO()
         pickler = _Pickler(stream, self._code, self._captured, externals, route)
-        pickler.dump(value)
-        table, buffers = tensors.encode(pickler.tensors, route) if pickler.tensors else (b"", [])
-        return Encoded(Body(stream.getvalue(), table, buffers + pickler.buffers), pickler.tensors)
+        pickle.Pickler.dump(pickler, value)  # cloudpickle's own would hide a RecursionError
+        if not pickler.tensors:
+            return Body(stream.getvalue(), b"", pickler.buffers), []
+        table, buffers = tensors.encode(pickler.tensors, route)
+        return Body(stream.getvalue(), table, buffers + pickler.buffers), pickler.tensors
 
     def _problem(self, value: object, externals: Externals | None, route: Route) -> Exception | None:
         try:
@@ -182,9 +183,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._externals = externals
         self._route = route
 
-    def dump(self, value: object) -> None:
-        pickle.Pickler.dump(self, value)  # cloudpickle's own would hide a RecursionError
-
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
         reducer = _REDUCERS.get(kind)
@@ -217,6 +215,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return holes.tensor, (index,)
 
     def _by_value(self, value: Any) -> Any:
+        if value.__module__ == _SPAWNED and loaded(value):
+            return NotImplemented
         if type(value) is FunctionType:
             self._captured.look(value)
         reduced = super().reducer_override(value)

@@ -267,7 +267,8 @@ class Future(_Base[T]):
         value, error = self._outcome
         if error is not None:
             raise _fresh(error)
-        return cast(T, value)
+        found: T = value
+        return found
 
     def done(self) -> bool:
         self._take()

@@ -28,7 +28,7 @@ CROSSED = {"fake:0": "fake:1", "fake:1": "fake:0"}
 def crossed(sent: Any) -> Any:
     codec = Codec()
     route = Route({ZERO: ONE, ONE: ZERO}, "No way.")
-    return codec.decode(codec.encode(sent, route=route).body)
+    return codec.decode(codec.encode(sent, route=route)[0])
 
 
 def seen(tensor: torch.Tensor) -> list[Any]:

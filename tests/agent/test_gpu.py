@@ -27,7 +27,7 @@ DENSE = torch.tensor([[0.0, 2, 0, 0], [3, 0, 0, 4]])
 
 def travelled(sent: Any, here: torch.device = ZERO, there: torch.device = ZERO) -> Any:
     codec = Codec()
-    return codec.decode(codec.encode(sent, route=Route({here: there}, "No way.")).body)
+    return codec.decode(codec.encode(sent, route=Route({here: there}, "No way."))[0])
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class Process:
     def send(self, name: str) -> Body:
         """The value of an expression."""
         with self.inside():
-            return self.codec.encode(eval(name, vars(self.main))).body
+            return self.codec.encode(eval(name, vars(self.main)))[0]
 
     def take(self, body: Body, name: str = "_") -> Any:
         """The value of a body, bound to a name here."""
@@ -325,7 +325,7 @@ def test_two_codecs_of_one_process_leave_the_original_alone() -> None:
 
     method = Local.get
     other = Codec()
-    arrived = other.decode(Codec().encode(Local()).body)
+    arrived = other.decode(Codec().encode(Local())[0])
     assert arrived.get() == 1 and type(arrived) is not Local
     assert Local.get is method
 
@@ -336,7 +336,7 @@ def test_classes_nobody_uses_are_let_go() -> None:
     class Local:
         pass
 
-    copy = weakref.ref(type(codec.decode(Codec().encode(Local()).body)))
+    copy = weakref.ref(type(codec.decode(Codec().encode(Local())[0])))
     original = weakref.ref(Local)
     codec.encode(Local)
     del Local
@@ -347,8 +347,8 @@ def test_classes_nobody_uses_are_let_go() -> None:
 def test_tensors_in_closures_go_through_the_table() -> None:
     weight = torch.ones(3)
     encoded = Codec().encode(lambda x: x * weight)
-    assert [id(t) for t in encoded.tensors] == [id(weight)]
-    assert Codec().decode(encoded.body)(2).tolist() == [2, 2, 2]
+    assert [id(t) for t in encoded[1]] == [id(weight)]
+    assert Codec().decode(encoded[0])(2).tolist() == [2, 2, 2]
 
 
 def test_a_cached_function_goes_by_value_or_name() -> None:
@@ -361,7 +361,7 @@ def test_a_cached_function_goes_by_value_or_name() -> None:
     )
     fib = Process().take(here.send("fib"))
     assert fib(30) == 832040 and fib.cache_info().maxsize == 3
-    assert Codec().decode(Codec().encode(importable_and_cached).body) is importable_and_cached
+    assert Codec().decode(Codec().encode(importable_and_cached)[0]) is importable_and_cached
 
 
 @functools.lru_cache
@@ -371,7 +371,7 @@ def importable_and_cached() -> None:
 
 def test_importable_code_goes_by_name() -> None:
     for value in (fingerprint, Codec, Codec.encode, errors.RpcError, torch.nn.Linear, collections.deque, abc.ABC):
-        body = Codec().encode(value).body
+        body = Codec().encode(value)[0]
         assert Codec().decode(body) is value
         assert len(body.payload) < 150
 
@@ -381,7 +381,7 @@ def test_the_original_of_a_wrapped_function_goes_by_value(monkeypatch: pytest.Mo
     exec("def f(): return 1", vars(module))
     monkeypatch.setitem(sys.modules, "wrapped", module)
     original, module.f = module.f, lambda: 2
-    assert Codec().decode(Codec().encode(original).body)() == 1
+    assert Codec().decode(Codec().encode(original)[0])() == 1
 
 
 BASE = "def f(x, y=1, *, z=2):\n    return x in {1, 'a', 'b'}, [x for _ in ()]"
@@ -469,7 +469,7 @@ class Job:
     def run(self): return {factor} * self.n
 def work(job): return job.run(), isinstance(job, Job), __name__
 if __name__ == "__main__":
-    body = Codec().encode((work, (Job(4),))).body
+    body = Codec().encode((work, (Job(4),)))[0]
     pathlib.Path(sys.argv[1]).write_bytes(body.payload)
 """
 RECEIVER = """

@@ -57,7 +57,7 @@ def sample() -> Body:
         warnings.simplefilter("ignore")
         parts = [torch.eye(3).to_sparse(), torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.qint8)]
     value = [base, base[3:9], torch.ones(2, 2).t(), *parts, np.zeros(INLINE), ValueError("x"), {"key": (1, None)}]
-    payload, table, buffers = Codec().encode(value).body
+    payload, table, buffers = Codec().encode(value)[0]
     return Body(payload, table, [bytes(buffer) for buffer in buffers])
 
 

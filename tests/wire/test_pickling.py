@@ -75,7 +75,7 @@ def send(value: Any, **options: Any) -> Any:
 
 def received(encoded: Encoded) -> Body:
     """The body as a peer has it: large buffers in writable memory of its own."""
-    payload, table, buffers = encoded.body
+    payload, table, buffers = encoded[0]
     return Body(payload, table, [bytearray(buffer) for buffer in buffers])
 
 
@@ -119,7 +119,7 @@ def test_a_method_of_a_class_goes_by_name() -> None:
 def test_one_tensor_twice_is_one_tensor() -> None:
     tensor = torch.zeros(3)
     encoded = Codec().encode(([tensor, tensor], {"again": tensor}))
-    assert len(encoded.tensors) == 1 and encoded.tensors[0] is tensor
+    assert len(encoded[1]) == 1 and encoded[1][0] is tensor
     (one, two), rest = Codec().decode(received(encoded))
     assert one is two is rest["again"]
 
@@ -130,7 +130,7 @@ def test_the_senders_tensors_are_handed_out_in_table_order() -> None:
     tagged = torch.ones(1).as_subclass(Tagged)
     sparse = torch.eye(2).to_sparse()
     encoded = Codec().encode([inside, {"p": parameter}, tagged, sparse, inside])
-    assert [id(t) for t in encoded.tensors] == [id(t) for t in (inside, parameter, tagged, sparse)]
+    assert [id(t) for t in encoded[1]] == [id(t) for t in (inside, parameter, tagged, sparse)]
 
 
 def test_adopt_replaces_tensors_before_anything_refers_to_them() -> None:
@@ -184,9 +184,9 @@ def test_a_module_arrives_whole() -> None:
 def test_arrays_arrive_writable_and_large_ones_are_not_copied(count: int) -> None:
     array = np.zeros(count)
     encoded = Codec().encode({"array": array, "tensor": torch.ones(count)})
-    assert len(encoded.body.buffers) == (2 if count == INLINE else 0)
+    assert len(encoded[0].buffers) == (2 if count == INLINE else 0)
     array[1] = 7
-    arrived = Codec().decode(encoded.body)  # the sender's own views, as within one process
+    arrived = Codec().decode(encoded[0])  # the sender's own views, as within one process
     arrived["array"][0] = 1
     assert array[0] == 0 and arrived["array"][1] == (7 if count == INLINE else 0)
     assert arrived["tensor"].sum() == count
@@ -241,13 +241,13 @@ def test_externals_travel_by_number() -> None:
     table = Table()
     encoded = Codec().encode(([one, two], {"again": one}, lambda: two), table)
     assert table.given == [one, two]
-    (a, b), again, function = Codec().decode(encoded.body, table)
+    (a, b), again, function = Codec().decode(encoded[0], table)
     assert (a, b, again["again"], function()) == ("reference 0", "reference 1", "reference 0", "reference 1")
 
 
 def test_nothing_is_kept_until_the_next_collection() -> None:
     """A value with RRefs in it must release them as soon as its last user lets go."""
-    body = Codec().encode([Reference(), torch.ones(1), np.zeros(INLINE), lambda: 1], Table()).body
+    body = Codec().encode([Reference(), torch.ones(1), np.zeros(INLINE), lambda: 1], Table())[0]
     gc.disable()
     try:
         kept = [weakref.ref(part) for part in Codec().decode(body, Fresh())[:3]]
@@ -267,30 +267,30 @@ class Fresh(Table):
 
 def test_what_the_message_does_not_bring_is_refused() -> None:
     codec = Codec()
-    tensors = codec.encode([torch.ones(1), torch.ones(1)]).body
-    fewer = codec.encode([torch.ones(1)]).body
+    tensors = codec.encode([torch.ones(1), torch.ones(1)])[0]
+    fewer = codec.encode([torch.ones(1)])[0]
     with pytest.raises(ProtocolError, match="mentions tensor 1, but brings 1"):
         codec.decode(tensors._replace(tensors=fewer.tensors))
     with pytest.raises(ProtocolError, match="mentions tensor 0, but brings 0"):
         codec.decode(tensors._replace(tensors=b""))
     with pytest.raises(ProtocolError, match="external 0"):
-        codec.decode(codec.encode(Reference(), Table()).body)
+        codec.decode(codec.encode(Reference(), Table())[0])
     with pytest.raises(ProtocolError, match="mentions tensor -1"):
         codec.decode(Body(tensors.payload.replace(b"K\x00\x85", b"J\xff\xff\xff\xff\x85"), tensors.tensors, []))
     with pytest.raises(ProtocolError, match="broken payload"):
-        codec.decode(codec.encode(np.zeros(INLINE)).body._replace(buffers=[]))
+        codec.decode(codec.encode(np.zeros(INLINE))[0]._replace(buffers=[]))
 
 
 @pytest.mark.parametrize("length", range(0, 60, 3))
 def test_cut_payloads_are_refused(length: int) -> None:
-    body = Codec().encode(("some text", [1, 2, 3], {"key": 1.5, "other": b"bytes" * 5})).body
+    body = Codec().encode(("some text", [1, 2, 3], {"key": 1.5, "other": b"bytes" * 5}))[0]
     assert length < len(body.payload)
     with pytest.raises(ProtocolError, match="broken payload"):
         Codec().decode(body._replace(payload=body.payload[:length]))
 
 
 def test_outside_a_message_holes_have_no_answer() -> None:
-    body = Codec().encode(torch.ones(1)).body
+    body = Codec().encode(torch.ones(1))[0]
     with pytest.raises(SerializationError, match="part of an rpcbench message"):
         pickle.loads(body.payload)
     with pytest.raises(ProtocolError, match="'_outside'"):
@@ -441,7 +441,7 @@ def test_a_function_missing_here_is_an_error_that_says_so(monkeypatch: pytest.Mo
     module = types.ModuleType("only_there")
     exec("def work(): return 1", vars(module))
     monkeypatch.setitem(sys.modules, "only_there", module)
-    body = Codec().encode((module.work, (), {})).body
+    body = Codec().encode((module.work, (), {}))[0]
     assert Codec().decode(body)[0] is module.work
     del module.work
     for missing in (r"Can't get attribute 'work'", r"No module named 'only_there'"):
@@ -453,7 +453,7 @@ def test_a_function_missing_here_is_an_error_that_says_so(monkeypatch: pytest.Mo
 
 
 def test_errors_of_the_values_own_classes_pass_unchanged() -> None:
-    body = Codec().encode(Brittle()).body
+    body = Codec().encode(Brittle())[0]
     with pytest.raises(AttributeError, match=r"^just so$") as caught:
         Codec().decode(body)
     assert not isinstance(caught.value, RpcError)
@@ -477,7 +477,7 @@ def test_a_codec_serves_many_threads() -> None:
     def work(n: int) -> None:
         for i in range(50):
             sent = [Local(n), torch.full((4,), float(i)), lambda: n]
-            arrived, tensor, function = codec.decode(codec.encode(sent).body)
+            arrived, tensor, function = codec.decode(codec.encode(sent)[0])
             if type(arrived) is not Local or arrived.n != n or tensor[0] != i or function() != n:
                 failures.append((n, i))
 

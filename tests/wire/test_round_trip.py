@@ -110,7 +110,7 @@ TENSORS: dict[str, Callable[[], torch.Tensor]] = {
 
 def send(value: Any) -> Any:
     encoded = Codec().encode(value)
-    payload, table, buffers = encoded.body
+    payload, table, buffers = encoded[0]
     return Codec().decode(Body(payload, table, [bytearray(buffer) for buffer in buffers]))
 
 

@@ -42,7 +42,7 @@ class Net(torch.nn.Module):
 
 
 def send(value: Any) -> Any:
-    return Codec().decode(Codec().encode(value).body)
+    return Codec().decode(Codec().encode(value)[0])
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_what_arrived_can_be_sent_on_and_is_loaded_once(function: Any) -> None:
 
 def test_a_function_of_a_module_goes_by_name(module: types.ModuleType) -> None:
     module.scaled = torch.jit.script(module.scaled)
-    body = Codec().encode(module.scaled).body
+    body = Codec().encode(module.scaled)[0]
     assert Codec().decode(body) is module.scaled
     del module.scaled
     with pytest.raises(MissingCodeError, match=r"'scaled'.*RPC pickler does not serialize"):
@@ -123,7 +123,7 @@ def test_bound_methods_of_script_modules_travel_with_their_module() -> None:
 
 
 def test_the_files_of_large_modules_are_not_copied_into_the_payload() -> None:
-    body = Codec().encode(torch.jit.script(torch.nn.Linear(100, 100))).body
+    body = Codec().encode(torch.jit.script(torch.nn.Linear(100, 100)))[0]
     assert len(body.payload) < 1000 and sum(buffer.nbytes for buffer in body.buffers) > 40_000
 
 
