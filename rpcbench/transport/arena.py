@@ -12,7 +12,6 @@ Guarantees
 from __future__ import annotations
 
 import bisect
-import contextlib
 import mmap
 import queue
 import threading
@@ -127,11 +126,13 @@ class Loans:
     def over(self) -> list[int]:
         """Where pieces begin that are used no more; each is told once."""
         starts = []
-        with contextlib.suppress(queue.Empty):
-            while True:
+        while not self._over.empty():
+            try:
                 start = self._over.get_nowait().start
-                del self._loans[start]
-                starts.append(start)
+            except queue.Empty:  # another thread has it
+                break
+            del self._loans[start]
+            starts.append(start)
         return starts
 
     def forget_rest(self) -> None:

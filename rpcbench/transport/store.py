@@ -36,7 +36,7 @@ class Store(Memory):
 
     # -- sending
     def put(self, buffers: Sequence[memoryview]) -> list[int] | None:
-        """Copy buffers to where the peer finds them: the places. None where they have to go another way."""
+        """Copy buffers, of bytes, to where the peer finds them: the places. None where they have to go another way."""
         ours = self._ours
         if ours is None or sum(buffer.nbytes for buffer in buffers) < SHARED:
             return None

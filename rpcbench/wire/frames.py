@@ -32,6 +32,7 @@ _MESSAGE, _CHUNK, _BEAT, _END, _LENT, _RETURNED = 1, 2, 3, 4, 5, 6
 BEAT, END = (HEAD.pack(kind, 0, 0, 0, 0, 0, 0) for kind in (_BEAT, _END))
 _NUMBER = struct.Struct("<Q")
 _SCRATCH = 1 << 16
+_FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Memory:
 
 def check(control: bytes, body: Body, limits: Limits) -> None:
     """MessageTooLarge for what may not be sent."""
-    size = len(body.payload) + sum(buffer.nbytes for buffer in raw(body))
+    size = len(body.payload) + sum(memoryview(buffer).nbytes for buffer in body.buffers)
     if len(control) > limits.control or size + len(body.tensors) > limits.body:
         raise MessageTooLarge(
             f"message of {size} bytes (control {len(control)}) is over the limit of "
@@ -119,7 +120,7 @@ def raw(body: Body) -> list[memoryview]:
 def _announcement(
     kind: int, chunked: bool, stream: int, control: bytes, body: Body, places: Sequence[int] = ()
 ) -> bytes:
-    lengths = [buffer.nbytes for buffer in raw(body)]
+    lengths = [memoryview(buffer).nbytes for buffer in body.buffers]
     head = HEAD.pack(kind, chunked, len(lengths), stream, len(control), len(body.payload), len(body.tensors))
     numbers = struct.pack(f"<{len(lengths) + len(places)}Q", *lengths, *places)
     return b"".join((head, numbers, control, body.payload, body.tensors))
@@ -187,17 +188,25 @@ class Decoder:
         return frames
 
     def _whole(self, count: int, frames: list[Frame]) -> int:
-        """The quick way for messages without buffers that are here as a whole; how many bytes they took."""
+        """The quick way for messages that are here as a whole; how many bytes they took."""
         scratch, limits, begin = self._scratch, self._limits, 0
         while begin + HEAD.size <= count:
             kind, _, buffers, _, control, payload, tensors = HEAD.unpack_from(scratch, begin)
             first = begin + HEAD.size
+            numbers: tuple[int, ...] = ()
+            if kind == _LENT and 0 < buffers <= _FEW and first + 16 * buffers <= count:
+                numbers = struct.unpack_from(f"<{2 * buffers}Q", scratch, first)
+                first += 16 * buffers
+            elif kind != _MESSAGE or buffers:
+                break
             second = first + control
             third = second + payload
             end = third + tensors
-            if kind != _MESSAGE or buffers or end > count or control > limits.control or end - second > limits.body:
+            size = end - second + sum(numbers[:buffers])
+            if end > count or control > limits.control or size > limits.body or buffers > limits.buffers:
                 break
-            body = Body(bytes(scratch[second:third]), bytes(scratch[third:end]) if tensors else b"", [])
+            lent = [*map(self._memory.borrow, numbers[buffers:], numbers[:buffers])] if numbers else []
+            body = Body(bytes(scratch[second:third]), bytes(scratch[third:end]) if tensors else b"", lent)
             frames.append(Frame(bytes(scratch[first:second]), body))
             begin = end
         return begin

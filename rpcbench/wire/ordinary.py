@@ -1,4 +1,4 @@
-"""The quick way through tensor tables, for small tensors that are nothing special: the same bytes in fewer steps.
+"""The quick way through tensor tables, for tensors that are nothing special: the same bytes in fewer steps.
 
 Both directions answer None where anything needs the general way (`tensors`), which also says what is wrong.
 """
@@ -6,10 +6,11 @@ Both directions answer None where anything needs the general way (`tensors`), wh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgpack
+import numpy as np
 import torch
 
 from rpcbench.wire.storages import INLINE
@@ -20,44 +21,65 @@ DTYPES = {
     if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.qint", "torch.quint"))
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+Buffer = memoryview | bytearray | bytes
+_pack = msgpack.Packer().pack  # plain data: nothing interrupts it, so one does for all threads
 _MOST = 64
 """Beyond so many tensors (or dimensions) the general way is no slower."""
 
 
-def encode(tensors: Sequence[torch.Tensor]) -> bytes | None:
-    """The table of tensors that each fill a storage of their own, on the CPU, and want no gradients."""
-    items: list[bytes] = []
+def encode(tensors: Sequence[torch.Tensor]) -> tuple[bytes, list[memoryview]] | None:
+    """The table and buffers of tensors that each fill a storage of their own, on the CPU, and want no gradients."""
+    items: list[bytes | int] = []
+    buffers: list[memoryview] = []
     entries: list[tuple[str, torch.Size, int]] = []
     addresses: set[int] = set()
     try:
         for tensor in tensors:
             size, storage = tensor.nbytes, tensor.untyped_storage()
-            if not 0 < size < INLINE or storage.nbytes() != size or not tensor.is_contiguous() or tensor.requires_grad:
+            if not size or storage.nbytes() != size or not tensor.is_contiguous() or tensor.requires_grad:
                 return None
             if type(tensor) is not torch.Tensor:
                 return None
             addresses.add(storage.data_ptr())
             entries.append((NAMES[tensor.dtype], tensor.shape, len(items)))
-            items.append(tensor.numpy().tobytes())  # numpy knows neither devices, layouts nor lazy bits, and says so
+            array = tensor.numpy()  # numpy knows neither devices, layouts nor lazy bits, and says so
+            if size < INLINE:
+                items.append(array.tobytes())
+            else:
+                items.append(size)
+                buffers.append(array.reshape(-1).view(np.uint8).data.toreadonly())
     except (KeyError, TypeError, RuntimeError):
         return None
-    return msgpack.packb((items, entries)) if len(addresses) == len(items) <= _MOST else None
+    return (_pack((items, entries)), buffers) if len(addresses) == len(items) <= _MOST else None
 
 
-def decode(storages: Any, entries: Any) -> list[torch.Tensor] | None:
-    """The tensors of such a table; nothing has been checked yet."""
+def decode(storages: Any, entries: Any, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor], int] | None:
+    """The tensors of such a table, and how many of the buffers it used; nothing has been checked yet."""
     if type(storages) is not list or type(entries) is not list or len(storages) != len(entries):
         return None
     found: list[torch.Tensor] = []
+    left = iter(buffers)
+    used = 0
     for number, entry in enumerate(entries):
         if type(entry) is not list or len(entry) != 3 or entry[2] != number:
             return None
         data, dtype, shape = storages[number], DTYPES.get(entry[0]), entry[1]
-        if type(data) is not bytes or not data or dtype is None or not _fills(shape, dtype.itemsize, len(data)):
+        memory: Buffer | None = bytearray(data) if type(data) is bytes else _next(left, data)
+        if not memory or dtype is None or not _fills(shape, dtype.itemsize, len(memory)):
             return None
-        tensor = torch.frombuffer(bytearray(data), dtype=dtype)
+        used += type(data) is int
+        tensor = torch.frombuffer(memory, dtype=dtype)
         found.append(tensor if len(shape) == 1 else tensor.resize_(shape))
-    return found
+    return found, used
+
+
+def _next(buffers: Iterator[Buffer], length: Any) -> memoryview | bytearray | None:
+    """The next buffer, if it has that length and may become a tensor as it is."""
+    buffer = next(buffers, None)
+    if type(length) is not int or type(buffer) not in (memoryview, bytearray):
+        return None
+    view = memoryview(buffer)  # type: ignore[arg-type]
+    return None if view.readonly or view.itemsize != 1 or view.nbytes != length else view
 
 
 def _fills(shape: Any, itemsize: int, size: int) -> bool:

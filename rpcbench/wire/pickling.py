@@ -31,6 +31,7 @@ from rpcbench.wire.captured import CapturedData
 from rpcbench.wire.code import CodeCache, MissingCodeError, reduce_cached
 from rpcbench.wire.devices import CPU_ONLY, Route
 from rpcbench.wire.identity import importable, load_packages_of, loaded
+from rpcbench.wire.ordinary import Buffer
 from rpcbench.wire.storages import INLINE
 from rpcbench.words.errors import ProtocolError, RpcError, SerializationError
 
@@ -189,9 +190,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if reducer is not None:
             return reducer(value)
         if kind is torch.Tensor:
-            return self._tensor(value, kind)
+            if value.is_quantized or value.is_nested or vars(value):
+                return self._tensor(value, kind)
+            self.tensors.append(value)
+            return holes.tensor, (len(self.tensors) - 1,)
         if kind is FunctionType or issubclass(kind, type):
-            return NotImplemented if importable(value) else self._by_value(value)
+            return NotImplemented if value is holes.tensor or importable(value) else self._by_value(value)
         if issubclass(kind, torch.Tensor):
             return self._tensor(value, kind)
         if self._externals is not None:
@@ -280,7 +284,7 @@ class _Tables:
         return self._externals.take(index)
 
 
-def _owned(buffers: Sequence[tensors.Buffer]) -> Iterator[tensors.Buffer]:
+def _owned(buffers: Sequence[Buffer]) -> Iterator[Buffer]:
     """Each buffer as memory of its own: a read-only one is the sender's."""
     return (bytearray(buffer) if memoryview(buffer).readonly else buffer for buffer in buffers)
 

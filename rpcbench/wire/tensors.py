@@ -21,10 +21,9 @@ import torch
 
 from rpcbench.wire import devices, kinds, layouts, ordinary
 from rpcbench.wire.devices import CPU, CPU_ONLY, Route
+from rpcbench.wire.ordinary import Buffer
 from rpcbench.wire.storages import Entry, Storages, last_index, note
 from rpcbench.words.errors import ProtocolError, SerializationError
-
-Buffer = memoryview | bytearray | bytes
 
 _NOTES = frozenset(
     {
@@ -41,8 +40,8 @@ def encode(tensors: Sequence[torch.Tensor], route: Route = CPU_ONLY) -> tuple[by
 
     Raises SerializationError for a tensor that has no memory, or whose device has no way on this route.
     """
-    if not route.targets and (table := ordinary.encode(tensors)) is not None:
-        return table, []
+    if not route.targets and (quickly := ordinary.encode(tensors)) is not None:
+        return quickly
     return _encode(tensors, Storages(route))
 
 
@@ -102,8 +101,8 @@ def decode(table: bytes, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor],
     """
     try:
         storages, entries = msgpack.unpackb(table)
-        if (quickly := ordinary.decode(storages, entries)) is not None:
-            return quickly, 0
+        if (quickly := ordinary.decode(storages, entries, buffers)) is not None:
+            return quickly
         reader = _Reader(storages, buffers)
         return [reader.tensor(entry) for entry in entries], reader.used
     except (ProtocolError, SerializationError):

@@ -31,7 +31,6 @@ SPECIAL: dict[str, list[torch.Tensor]] = {
     "negative": [torch.ones(2, dtype=torch.complex64).conj().imag],
     "meta": [torch.ones(3, device="meta")],
     "sparse": [torch.eye(3).to_sparse()],
-    "large": [torch.ones(INLINE, dtype=torch.uint8)],
 }
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -40,16 +39,19 @@ with warnings.catch_warnings():
 
 @st.composite
 def plain(draw: st.DrawFn) -> torch.Tensor:
-    shape = draw(st.lists(st.integers(1, 5), max_size=3))
+    shape = draw(st.one_of(st.lists(st.integers(1, 5), max_size=3), st.just([INLINE // 4, 3])))
     return torch.ones(shape).to(ordinary.DTYPES[draw(st.sampled_from(DTYPES[:-1]))])
 
 
 @given(st.lists(plain(), max_size=4))
 def test_both_ways_write_the_same_bytes(sent: list[torch.Tensor]) -> None:
-    table = ordinary.encode(sent)
-    assert table == tensors._encode(sent, Storages(CPU_ONLY))[0]
-    received = ordinary.decode(*msgpack.unpackb(table))
-    assert received is not None
+    quickly = ordinary.encode(sent)
+    assert quickly == tensors._encode(sent, Storages(CPU_ONLY)) and quickly is not None
+    table, buffers = quickly
+    assert all(buffer.readonly for buffer in buffers), "the sender's own memory"
+    found = ordinary.decode(*msgpack.unpackb(table), [bytearray(buffer) for buffer in buffers])
+    assert found is not None and found[1] == len(buffers)
+    received, _ = found
     for before, after in zip(sent, received, strict=True):
         assert before.dtype == after.dtype and torch.equal(before, after) and not after._is_view()
         assert after.fill_(0) is after and before.all(), "it has memory of its own, which it may write"
@@ -84,8 +86,15 @@ def nearly_right(draw: st.DrawFn) -> tuple[list[Any], list[Any]]:
 def test_both_ways_read_the_same(table: tuple[list[Any], list[Any]]) -> None:
     packed = msgpack.packb(table)
     quick = _read(packed)
-    with patch.object(ordinary, "decode", lambda storages, entries: None):
+    with patch.object(ordinary, "decode", lambda storages, entries, buffers: None):
         assert quick == _read(packed)
+
+
+@pytest.mark.parametrize("buffers", [[], [bytes(INLINE)], [bytearray(INLINE - 4)], [bytearray(INLINE + 4)]])
+def test_a_buffer_that_is_not_as_announced_is_left_to_the_general_way(buffers: list[Any]) -> None:
+    table, _ = tensors.encode([torch.zeros(INLINE // 4)])
+    assert ordinary.decode(*msgpack.unpackb(table), [bytearray(INLINE)]) is not None
+    assert ordinary.decode(*msgpack.unpackb(table), buffers) is None
 
 
 def _read(table: bytes) -> Any:
@@ -102,5 +111,7 @@ def test_a_table_of_every_dtype_and_shape_is_read_quickly(dtype: str, shape: tup
     """bfloat16 too, which numpy does not know: only the sender needs that."""
     sent = torch.ones(shape).to(ordinary.DTYPES[dtype])
     storages, entries = msgpack.unpackb(tensors.encode([sent])[0])
-    (received,) = ordinary.decode(storages, entries) or [None]
-    assert received is not None and torch.equal(received, sent) and received.shape == shape
+    found = ordinary.decode(storages, entries, [])
+    assert found is not None
+    (received,) = found[0]
+    assert torch.equal(received, sent) and received.shape == shape
