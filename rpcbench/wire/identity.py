@@ -36,6 +36,12 @@ def loaded(value: Any, made: Any = None) -> bool:
     return found is (value if made is None else made)
 
 
+def has_name(builtin: Any) -> bool:
+    """Whether a function of C's is found in its module under its name, whatever it is a method of besides."""
+    module = sys.modules.get(builtin.__module__)
+    return module is not None and getattr(module, builtin.__name__, None) is builtin
+
+
 def in_main(name: str) -> Any:
     """What this process's `__main__` has under a qualified name; None if nothing."""
     return _attribute(sys.modules.get("__main__"), name)

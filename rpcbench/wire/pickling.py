@@ -18,7 +18,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from types import FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Protocol
 
 import cloudpickle
@@ -30,7 +30,7 @@ from rpcbench.wire.body import Body
 from rpcbench.wire.captured import CapturedData
 from rpcbench.wire.code import CodeCache, MissingCodeError, reduce_cached
 from rpcbench.wire.devices import CPU_ONLY, Route
-from rpcbench.wire.identity import importable, load_packages_of, loaded
+from rpcbench.wire.identity import has_name, importable, load_packages_of, loaded
 from rpcbench.wire.ordinary import Buffer
 from rpcbench.wire.storages import INLINE
 from rpcbench.words.errors import ProtocolError, RpcError, SerializationError
@@ -196,6 +196,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return holes.tensor, (len(self.tensors) - 1,)
         if kind is FunctionType or issubclass(kind, type):
             return NotImplemented if value is holes.tensor or importable(value) else self._by_value(value)
+        if kind is BuiltinFunctionType and has_name(value):
+            return value.__name__
         if issubclass(kind, torch.Tensor):
             return self._tensor(value, kind)
         if self._externals is not None:
