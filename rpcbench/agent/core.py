@@ -31,7 +31,7 @@ from rpcbench.agent.machine import Machine
 from rpcbench.agent.pairs import Pairs
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.placement import stated
-from rpcbench.agent.pool import Job, Pool
+from rpcbench.agent.pool import Job, Pool, Worker
 from rpcbench.agent.roster import MemberHandler, Roster, WorkerInfo
 from rpcbench.agent.sources import Sources
 from rpcbench.agent.values import MakeHandle, Values
@@ -47,7 +47,7 @@ from rpcbench.words.changes import Flag
 from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig
 from rpcbench.words.errors import NotConnectedError, RpcError, ShutdownError, WorkerLostError
 from rpcbench.words.events import Tables
-from rpcbench.words.futures import Future, blocked
+from rpcbench.words.futures import Future, Waits, blocked
 from rpcbench.words.ids import COUNTER_BITS, Id
 
 P = TypeVar("P")
@@ -200,7 +200,7 @@ class Agent:
         target, label, seconds = self.roster.find(to).id, label or label_of(function), self._seconds(timeout)
         with self._whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
-            number, future = self.waiting.new(partial(self._peers.lead, target))
+            number, future = self.waiting.new(partial(self._peers.read_while, target))
             self._begin(target, m.Call(number, label, seconds, forks, scope, body), seconds)
         return future
 
@@ -236,7 +236,7 @@ class Agent:
                 if recorder is not None and context is not None
                 else None
             )
-            number, future = self.waiting.new(partial(self._peers.lead, owner))
+            number, future = self.waiting.new(partial(self._peers.read_while, owner))
             future.handle = handle  # type: ignore[attr-defined]  # the fork must live until the value is here
             self._begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
         return future
@@ -250,6 +250,11 @@ class Agent:
                 "started again since: make the value anew"
             )
         return owner.id
+
+    def read_while(self, waiting: Waits, to: int) -> None:
+        """Of a thread that waits for words of a member: unless it has other work to leave, it may read them itself."""
+        if not isinstance(threading.current_thread(), Worker):
+            self._peers.read_while(to, waiting)
 
     def _whole(self, to: int) -> AbstractContextManager[None]:
         """Around a call that Ctrl-C may not cut in two; so on the main thread all waiting comes before."""

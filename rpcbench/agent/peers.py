@@ -34,6 +34,7 @@ from rpcbench.wire.frames import Frame, Limits
 from rpcbench.words.changes import Flag
 from rpcbench.words.config import HANDSHAKE_SECONDS, WorldConfig
 from rpcbench.words.errors import NotConnectedError, ProtocolError
+from rpcbench.words.futures import Waits
 
 
 class Listens(Told, Protocol):
@@ -90,11 +91,11 @@ class Peers:
         for tie in self._ties.all():
             tie.connection.tidy()
 
-    def lead(self, to: int, bell: threading.Lock) -> None:
-        """By a user's thread that waits for an answer of a member, until the bell has rung: it may read it itself."""
+    def read_while(self, to: int, waiting: Waits) -> None:
+        """By a user's thread that waits for words of a member: it may read them itself."""
         connection = self._ties.find(to)
         if connection is not None:
-            connection.lead(bell)
+            connection.read_while(waiting)
 
     def await_room(self, to: int) -> None:
         """Wait while a member is far behind in reading what it was sent."""
@@ -196,8 +197,8 @@ class Peers:
             partial(self._told.arrived, peer),
             lambda ending: self._over(tie, ending),
         )
-        if tie.connection.readable is not None:
-            tie.connection.lead = reading.lead
+        if tie.connection.watch is not None:
+            tie.connection.read_while = reading.read_while
         self._reunion.stands(peer)
         versions.warn(self.me.versions, peer.versions, peer.name)
 

@@ -4,10 +4,12 @@ Who holds the token of a connection reads it. Around a call the token lies on th
 reads on: the same thread once the call has ended; a spare one as soon as the call waits for something of ours, or has
 run for `LONG` seconds. So two never read, and no message waits for a call for longer than that.
 
-A user's thread that waits for an answer reads it itself, if it finds the token: that saves a change of threads. After
-it, and where such a thread has not found it, the token is put on the table once no more answers are due.
+A user's thread that waits for an answer reads it itself, if it finds the token: that saves a change of threads. Where
+it does not, the reader puts the token beside itself once no more answers are due, and stands by: such threads may take
+it and return it, and nobody is woken; what comes while nobody has it wakes the one who stands by.
 
-The monitor gives a token that has lain for `LONG` seconds to a spare thread; it ends when nothing has moved for long.
+Nobody stands by while a call runs on the reader. So the monitor gives a token that has lain for `LONG` seconds to a
+spare thread; it ends when nothing has moved for long.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ import collections
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import partial
+from typing import NoReturn, Protocol
 
 from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.transport.stream import Ending
+from rpcbench.transport.watch import Watch
 from rpcbench.wire.frames import Frame
 from rpcbench.words.errors import ProtocolError
+from rpcbench.words.futures import Waits
 
 _Job = Callable[[], object]
 LONG = 0.002
@@ -72,9 +77,12 @@ class Source(Protocol):
     def read(self) -> Sequence[Frame] | Ending:
         """The next messages, perhaps none yet; or how it has ended."""
 
+    def cut(self) -> None:
+        """End it; reads tell of the end from now on."""
+
     @property
-    def readable(self) -> Callable[[float], bool] | None:
-        """Tells whether there is something to read, or will be in so many seconds; None where nobody can."""
+    def watch(self) -> Watch | None:
+        """Tells of something to read; None where nobody can."""
 
 
 class Reading:
@@ -90,6 +98,8 @@ class Reading:
         self._pool = pool
         self._source, self._receive, self._over = source, receive, over
         self._missed = False  # a thread that waits for an answer did not find the token
+        self._guarded = False  # a thread stands by for the token, which is on the table or with a user's thread
+        self._ending: Ending | None = None  # that a user's thread has met
         self._token = threading.Lock()
         self._token.acquire()
         # All below belongs to the holder of the token.
@@ -123,9 +133,8 @@ class Reading:
             elif frames:
                 self._receive(frames.popleft())
             elif self._missed and not self._pool.due():
-                self._missed = False
-                self._rest()
-                return None
+                if (ending := self._stand_by()) is not None:
+                    return ending
             else:
                 got = self._source.read()
                 if isinstance(got, Ending):
@@ -139,39 +148,87 @@ class Reading:
         reader.reads, reader.lends = None, self
         self._rest()
         reader.run_call(call)
-        kept = self._token.acquire(blocking=False)
+        kept = self._take()
         reader.lends = None
         if kept:
-            self.turn += 1
             reader.reads = self
         self._pool.end()
         return kept
 
+    # -- the token on the table
     def _rest(self) -> None:
-        """Put the token on the table."""
+        """Put it there; the monitor sees to it."""
         self.turn += 1
         self._token.release()
         self._pool.monitor.wake()
 
-    def lead(self, bell: threading.Lock) -> None:
-        """By a user's thread that waits: read, if nobody does, until the bell has rung or nothing comes any more."""
+    def _take(self) -> bool:
+        """Take it back, unless somebody else has it, or stands by for it."""
+        if not self._token.acquire(blocking=False):
+            return False
+        if self._guarded:
+            self._return()
+            return False
+        self.turn += 1
+        return True
+
+    def hand_over(self) -> None:
+        """Let another thread read on if the token lies on the table."""
+        if self._take():
+            self._pool.spawn(self.read_on)
+
+    # -- the token beside one who stands by for it
+    def _stand_by(self) -> Ending | None:
+        """Let threads that wait for an answer read, until something comes that none of them takes: how the connection
+        has ended, if one of them has met its end."""
+        watch = self._source.watch
+        assert watch is not None, "whoever has missed the token knew one"
+        self._missed, self._guarded = False, True
+        self._return()
+        while True:
+            watch.wait()
+            if self._token.acquire(blocking=False):
+                break
+        self._guarded = False
+        return self._ending
+
+    def _return(self) -> None:
+        """Put the token beside the one who stands by. In this order: who is woken must find it."""
+        watch = self._source.watch
+        assert watch is not None
+        self._token.release()
+        watch.arm()
+
+    # -- users' threads
+    def read_while(self, waiting: Waits) -> None:
+        """By a user's thread that waits: read, if nobody does, until it waits no more or nothing comes any more."""
         with uninterrupted:  # a token that is lost would never be found
             if not self._token.acquire(blocking=False):
                 self._missed = True
                 return
-            self.turn += 1
-            ending: Ending | None = Ending("what it sent could not be handled", False)
+            ending = self._ending
             try:
-                ending = self._follow(bell)
+                if ending is None:
+                    ending = self._follow(waiting)
             except ProtocolError as error:
                 ending = Ending(f"it sent nonsense ({error})", False)
+            except BaseException as error:
+                ending = Ending("what it sent could not be handled", False)
+                if not isinstance(error, Exception):
+                    raise
+                self._pool.spawn(partial(_raise, error))  # no fault of the call that waits here
             finally:
                 self._leave(ending)
 
-    def _follow(self, bell: threading.Lock) -> Ending | None:
+    def _follow(self, waiting: Waits) -> Ending | None:
         """How the connection has ended, if it has."""
-        until, readable = time.monotonic() + _PATIENCE, self._source.readable
-        while readable is not None and bell.locked() and time.monotonic() < until and readable(LONG):
+        watch, until = self._source.watch, time.monotonic() + _PATIENCE
+        assert watch is not None
+        if self._guarded:
+            watch.disarm()
+        else:
+            self.turn += 1
+        while waiting() and time.monotonic() < until and watch.readable(LONG):
             got = self._source.read()
             if isinstance(got, Ending):
                 return got
@@ -182,18 +239,21 @@ class Reading:
 
     def _leave(self, ending: Ending | None) -> None:
         """By a user's thread that has read."""
-        if ending is not None:
+        if self._guarded:
+            if ending is not None:
+                self._ending = ending
+                self._source.cut()  # wakes the one who stands by, and sees to the rest
+            self._return()
+        elif ending is not None:
             self._pool.spawn(lambda: self._over(ending))
-        elif self._frames or self._pool.due():
+        elif self._pool.due():
             self._pool.spawn(self.read_on)
         else:
             self._rest()
 
-    def hand_over(self) -> None:
-        """Let another thread read on if the token lies on the table."""
-        if self._token.acquire(blocking=False):
-            self.turn += 1
-            self._pool.spawn(self.read_on)
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 class Monitor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType
@@ -13,7 +12,7 @@ import torch
 from rpcbench.agent.deadlines import Deadlines
 from rpcbench.words.changes import Changes
 from rpcbench.words.config import UNSET_TIMEOUT
-from rpcbench.words.futures import Answer, Future, Later
+from rpcbench.words.futures import Answer, Future, HelpAlong, Later
 from rpcbench.words.ids import Counter
 
 
@@ -31,10 +30,11 @@ class Waiting:
         self._idle = Changes()
         self._futures: dict[int, Future[Any]] = {}
 
-    def new(self, lead: Callable[[threading.Lock], object] | None = None) -> tuple[int, Future[Any]]:
-        """A new call's number and future. `lead`: see there."""
+    def new(self, help_along: HelpAlong | None = None) -> tuple[int, Future[Any]]:
+        """A new call's number and future. `help_along`: see there."""
         number = self._numbers.next()
-        future: Future[Any] = Future(on_cancel=partial(self._cancel, number), on_long=self._on_long, lead=lead)
+        cancel = partial(self._cancel, number)
+        future: Future[Any] = Future(on_cancel=cancel, on_long=self._on_long, help_along=help_along)
         self._futures[number] = future
         return number, future
 

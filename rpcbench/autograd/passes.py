@@ -24,7 +24,7 @@ from rpcbench.protocol.records import ROOT
 from rpcbench.wire.body import Body
 from rpcbench.wire.messages import Gradients, WalkFailed
 from rpcbench.words.futures import blocked
-from rpcbench.words.ids import Counter, Id
+from rpcbench.words.ids import Counter, Id, worker_of
 
 Job = Callable[[], object]
 
@@ -63,7 +63,8 @@ class Passes:
         try:
             recvs = list(found.recvs)
             self._machine.feed(lambda node: node.outcome(node.contexts.walks.begin(context, walk, recvs, retain, fast)))
-            self._work(begun)
+            peers = {worker_of(recv) for recv in recvs}
+            self._work(begun, *(peers if len(peers) == 1 else ()))
         except BaseException as error:
             self._fail(context, walk, error)  # Ctrl-C, say: the others need not go on
             raise
@@ -73,8 +74,12 @@ class Passes:
             worker = self._machine.ask(lambda node: node.name(failure.worker))
             raise raised(failure, worker, self._codec)
 
-    def _work(self, begun: _Begun) -> None:
+    def _work(self, begun: _Begun, *peers: int) -> None:
+        """Until the pass is over. `peers`: the one that words are to come from, if they all come from one."""
         while True:
+            if begun.jobs.empty():
+                for peer in peers:
+                    self._agent.read_while(begun.jobs.empty, peer)
             try:
                 job = begun.jobs.get_nowait()
             except queue.Empty:

@@ -12,6 +12,7 @@ import socket
 import sys
 
 from rpcbench.transport.store import Store
+from rpcbench.transport.watch import watch
 
 _MOST_PARTS = 512
 _ACKNOWLEDGED = 56 if sys.platform == "linux" else 0
@@ -26,8 +27,7 @@ class SocketStream:
         self._sock = sock
         self.store = Store()
         self.read_into = sock.recv_into  # no step between: every byte comes this way
-        self._readable = select.poll()
-        self._readable.register(sock, select.POLLIN)
+        self.watch = watch(sock)
 
     def write(self, views: list[memoryview], may_wait: bool) -> None:
         """All of `views`, in order. BlockingIOError, with what is left in `views`, where it would have to wait."""
@@ -43,10 +43,6 @@ class SocketStream:
                 sent -= len(views.pop(0))
             if sent:
                 views[0] = views[0][sent:]
-
-    def readable(self, seconds: float) -> bool:
-        """Whether a read would not wait, now or in that time. By the thread that reads; not every stream can tell."""
-        return bool(self._readable.poll(seconds * 1000))
 
     def _await_room(self) -> None:
         limit = self._sock.gettimeout()
@@ -82,4 +78,6 @@ class SocketStream:
 
     def release(self) -> None:
         """Give the descriptor back, once nobody reads or writes."""
+        if self.watch is not None:
+            self.watch.close()
         self._sock.close()

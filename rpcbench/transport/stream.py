@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from rpcbench.transport.base import Stream
+from rpcbench.transport.watch import Watch
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import (
     BEAT,
@@ -37,7 +38,7 @@ from rpcbench.wire.frames import (
     raw,
 )
 from rpcbench.words.errors import NotConnectedError, ProtocolError
-from rpcbench.words.futures import step_aside
+from rpcbench.words.futures import HelpAlong, step_aside
 
 _HELD_BACK = 64 << 20
 _MOST_PARTS = 512
@@ -73,8 +74,8 @@ class StreamConnection:
         self._numbers = itertools.count(1)
         self.heard = 0  # bytes that have come
         self.silence = stream.silence
-        self.readable: Callable[[float], bool] | None = getattr(stream, "readable", None)
-        self.lead: Callable[[threading.Lock], object] = lambda bell: None  # set by who has it read, see `agent.reading`
+        self.watch: Watch | None = getattr(stream, "watch", None)  # not every stream can tell what it has
+        self.read_while: HelpAlong = lambda waiting: None  # set by who has it read, see `agent.reading`
 
     # -- writing
     def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:

@@ -52,6 +52,10 @@ def step_aside() -> None:
 
 Answer = Callable[[], Any]
 """Makes the value of a future, or raises its error: run once, by a thread that may run user code."""
+Waits = Callable[[], bool]
+"""Whether a thread still waits."""
+HelpAlong = Callable[[Waits], object]
+"""Takes part in what brings an answer, for as long as its caller waits for that."""
 Later = Callable[[Callable[[], None]], object]
 """Runs a function soon, on another thread."""
 
@@ -92,7 +96,7 @@ class Future(_Base[T]):
 
     Made by `rpc_async` and friends, which resolve it through `deliver`. `cancel()` calls `on_cancel`; a thread that
     waits long calls `on_long` with the seconds it has waited, now and then. `sources` are futures that it follows from.
-    `lead` may help the answer along, by a thread that is about to wait, until the lock that it is given is free.
+    `help_along` is for a thread that is about to wait: what it does may bring the answer.
     """
 
     def __init__(
@@ -102,10 +106,10 @@ class Future(_Base[T]):
         on_long: Callable[[float], object] | None = None,
         sources: Iterable[torch.futures.Future[Any]] = (),
         devices: list[Any] | None = None,
-        lead: Callable[[threading.Lock], object] | None = None,
+        help_along: HelpAlong | None = None,
     ) -> None:
         torch._C.Future.__init__(self, [torch.device(device) for device in devices] if devices else [])
-        self._lead = lead
+        self._help_along = help_along
         self._lock = threading.Lock()
         self._waiters: list[_Waiter] = []
         self._answer: Answer | None = None
@@ -224,8 +228,8 @@ class Future(_Base[T]):
         waiting = getattr(threading.current_thread(), "waiting", None)
         try:
             if waiting is None:
-                if self._lead is not None:
-                    self._lead(waiter.bell)
+                if self._help_along is not None:
+                    self._help_along(waiter.bell.locked)
                 self._listen(waiter)
             else:
                 with waiting():

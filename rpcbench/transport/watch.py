@@ -1,0 +1,43 @@
+"""Tells when a socket has something to read: to the thread that is about to read it, or to one that stands by.
+
+Who stands by is woken only while the watch is armed. To disarm it costs one step and wakes nobody, so others may read
+in between without a change of threads. One event wakes once: then the watch is to be armed again.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+
+
+class Watch:
+    def __init__(self, sock: socket.socket) -> None:
+        self._fd = sock.fileno()
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+        self._armed = select.epoll()
+        self._armed.register(self._fd, select.EPOLLONESHOT)
+
+    def readable(self, seconds: float) -> bool:
+        """Whether a read would not wait, now or in that time."""
+        return bool(self._poll.poll(seconds * 1000))
+
+    def arm(self) -> None:
+        """Wake who stands by as soon as there is something to read, or the end."""
+        self._armed.modify(self._fd, select.EPOLLIN | select.EPOLLONESHOT)
+
+    def disarm(self) -> None:
+        self._armed.modify(self._fd, select.EPOLLONESHOT)  # an end still wakes, once
+
+    def wait(self) -> None:
+        """Stand by. It may have been for nothing."""
+        self._armed.poll()
+
+    def close(self) -> None:
+        """Once nobody stands by, and before the socket is closed."""
+        self._armed.close()
+
+
+def watch(sock: socket.socket) -> Watch | None:
+    """None where this system has no way to."""
+    return Watch(sock) if hasattr(select, "epoll") else None

@@ -1,0 +1,209 @@
+"""Who waits for an answer reads it itself; a thread of the pool stands by for all that comes besides."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from worlds import PATIENCE, until, world
+
+from rpcbench import autograd
+from rpcbench.agent import current
+from rpcbench.agent.core import Agent
+from rpcbench.agent.pool import Pool
+from rpcbench.agent.reading import Reading
+from rpcbench.rpc import rpc_async, rpc_sync
+from rpcbench.transport.base import Link
+from rpcbench.transport.stream import Ending
+from rpcbench.transport.watch import Watch
+from rpcbench.wire.frames import Frame
+from rpcbench.words.errors import RpcError, WorkerLostError
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 2) as made:
+        yield made
+
+
+def echo(value: Any) -> Any:
+    return value
+
+
+def back_and_forth(turns: int) -> int:
+    """Calls its caller, which waits for this very call."""
+    for number in range(turns):
+        assert rpc_sync(0, echo, (number,)) == number
+    return turns
+
+
+class _Noted(Link):
+    """Which threads have read messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers: list[threading.Thread] = []
+
+    def incoming(self, source: int, seq: int, message: Any) -> None:
+        self.readers.append(threading.current_thread())
+        super().incoming(source, seq, message)
+
+
+def _reading(agent: Agent) -> Reading:
+    (reading,) = agent._pool.monitor.readings
+    return reading
+
+
+def _settled(agent: Agent) -> Reading:
+    """As a caller finds it that calls again and again."""
+    reading = _reading(agent)
+
+    def stands_by() -> bool:
+        rpc_sync("worker1", echo, (0,))
+        return reading._guarded
+
+    until(stands_by, "a thread that stands by")
+    return reading
+
+
+def test_a_caller_reads_its_own_answers(agents: list[Agent]) -> None:
+    reading, noted = _settled(agents[0]), _Noted()
+    agents[0].use(noted)
+
+    def reads_all() -> bool:
+        """Unless an acknowledgement came between, which whoever stands by has read."""
+        noted.readers.clear()
+        assert [rpc_sync("worker1", echo, (number,)) for number in range(10)] == list(range(10))
+        return noted.readers == [threading.main_thread()] * 10
+
+    until(reads_all, "ten answers that their caller has read")
+    assert reading._guarded
+    until(lambda: not agents[0]._pool.monitor._awake, "a monitor that has nothing to watch")
+
+
+def test_who_stands_by_reads_what_comes_unasked(agents: list[Agent]) -> None:
+    reading, noted = _settled(agents[0]), _Noted()
+    agents[0].use(noted)
+    with current.using(agents[1]):
+        assert [rpc_sync(0, echo, (number,)) for number in range(20)] == list(range(20))
+    assert len(noted.readers) >= 20 and not reading._guarded
+    assert rpc_sync("worker1", echo, (1,)) == 1
+
+
+def test_a_caller_answers_calls_back_while_it_reads(agents: list[Agent]) -> None:
+    _settled(agents[0])
+    assert [rpc_sync("worker1", back_and_forth, (number,)) for number in range(8)] == list(range(8))
+
+
+def test_many_threads_call_both_ways_at_once(agents: list[Agent]) -> None:
+    failed: list[BaseException] = []
+
+    def calls(agent: Agent, other: int, turns: int) -> None:
+        try:
+            with current.using(agent):
+                for number in range(turns):
+                    assert rpc_sync(other, echo, (number,)) == number
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=calls, args=(agents[n % 2], 1 - n % 2, 150)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE * 3)
+    assert not failed and not any(thread.is_alive() for thread in threads)
+
+
+def test_an_end_that_a_caller_meets_is_seen_to(agents: list[Agent]) -> None:
+    reading = _settled(agents[0])
+    agents[1].stop()
+    with pytest.raises(RpcError):
+        rpc_sync("worker1", echo, (1,))
+    until(lambda: reading not in agents[0]._pool.monitor.readings, "the end of the reading")
+    with pytest.raises(WorkerLostError):
+        rpc_sync("worker1", echo, (1,))
+
+
+def test_a_message_that_cannot_be_handled_ends_the_connection_whoever_reads_it(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Breaks(Link):
+        broken = False
+
+        def incoming(self, source: int, seq: int, message: Any) -> None:
+            if not self.broken:
+                self.broken = True
+                raise ArithmeticError("on purpose")
+            super().incoming(source, seq, message)
+
+    told: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    reading = _settled(agents[0])
+    agents[0].use(Breaks())
+    with pytest.raises(WorkerLostError, match="could not be handled"):
+        rpc_async("worker1", echo, (1,)).wait()
+    until(lambda: bool(told), "a word about what happened")
+    assert told[0].exc_type is ArithmeticError
+    until(lambda: reading not in agents[0]._pool.monitor.readings, "the end of the reading")
+
+
+def test_a_backward_pass_reads_its_own_gradients(agents: list[Agent]) -> None:
+    _settled(agents[0])
+    weight = torch.ones(3, requires_grad=True)
+    noted = _Noted()
+    agents[0].use(noted)
+
+    def reads_gradients() -> bool:
+        with autograd.context() as context:
+            out = rpc_sync("worker1", torch.mul, (weight, torch.full((3,), 2.0)))
+            noted.readers.clear()
+            autograd.backward(context, [out.sum()])
+            assert autograd.get_gradients(context)[weight].tolist() == [2.0] * 3
+        return threading.main_thread() in noted.readers
+
+    until(reads_gradients, "gradients that were read by the thread that waits for them")
+
+
+class _Parted:
+    """A connection that has nothing to say, and a watch that lets who is woken go first."""
+
+    def __init__(self) -> None:
+        self.here, self.there = socket.socketpair()
+        self.watch: Watch | None = Watch(self.here)
+        self.ended = threading.Event()
+
+    def read(self) -> list[Frame] | Ending:
+        return [] if self.here.recv(1) else Ending("over", False)
+
+    def cut(self) -> None:
+        self.here.shutdown(socket.SHUT_RDWR)
+
+    def over(self, ending: Ending) -> None:
+        self.ended.set()
+
+
+@pytest.mark.parametrize("turn", range(50))
+def test_what_comes_as_a_caller_leaves_wakes_who_stands_by(turn: int) -> None:
+    """The end of the connection, just between the last look and the return of the token."""
+    source, pool = _Parted(), Pool("test", 2, lambda: None)
+    pool.due = lambda: False
+    reading = pool.read(source, lambda frame: None, source.over)
+    reading.read_while(lambda: False)  # nobody is there to return the token yet
+    source.there.send(b".")
+    until(lambda: reading._guarded, "a thread that stands by")
+
+    def leaves() -> bool:
+        source.there.close()
+        return False
+
+    reading.read_while(leaves)
+    assert source.ended.wait(PATIENCE), "nobody has read the end"
+    pool.close(PATIENCE)
+    assert source.watch is not None
+    source.watch.close()
+    source.here.close()
