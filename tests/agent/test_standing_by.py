@@ -22,6 +22,7 @@ from rpcbench.transport.base import Link
 from rpcbench.transport.stream import Ending
 from rpcbench.transport.watch import Watch
 from rpcbench.wire.frames import Frame
+from rpcbench.wire.messages import EMPTY
 from rpcbench.words.errors import RpcError, WorkerLostError
 
 
@@ -176,15 +177,25 @@ class _Parted:
         self.here, self.there = socket.socketpair()
         self.watch: Watch | None = Watch(self.here)
         self.ended = threading.Event()
+        self.fails = False
 
     def read(self) -> list[Frame] | Ending:
-        return [] if self.here.recv(1) else Ending("over", False)
+        return [Frame(b"", EMPTY)] if self.here.recv(1) else Ending("over", False)
 
     def cut(self) -> None:
         self.here.shutdown(socket.SHUT_RDWR)
 
     def over(self, ending: Ending) -> None:
         self.ended.set()
+
+    def receive(self, frame: Frame) -> None:
+        assert not self.fails, "on purpose"
+
+    def close(self, pool: Pool) -> None:
+        pool.close(PATIENCE)
+        assert self.watch is not None
+        self.watch.close()
+        self.here.close()
 
 
 @pytest.mark.parametrize("turn", range(50))
@@ -203,7 +214,52 @@ def test_what_comes_as_a_caller_leaves_wakes_who_stands_by(turn: int) -> None:
 
     reading.read_while(leaves)
     assert source.ended.wait(PATIENCE), "nobody has read the end"
-    pool.close(PATIENCE)
-    assert source.watch is not None
-    source.watch.close()
-    source.here.close()
+    source.close(pool)
+
+
+def test_who_stands_by_sees_to_an_end_of_which_the_peer_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda told: None)
+    source, pool = _Parted(), Pool("test", 2, lambda: None)
+    pool.due = lambda: False
+    reading = pool.read(source, source.receive, source.over)
+    reading.read_while(lambda: True)
+    source.there.send(b".")
+    until(lambda: reading._guarded, "a thread that stands by")
+    source.fails = True
+
+    def comes() -> bool:
+        source.there.send(b".")
+        return True
+
+    reading.read_while(comes)
+    assert source.ended.wait(PATIENCE), "nobody was woken"
+    source.there.close()
+    source.close(pool)
+
+
+def test_who_has_run_a_call_leaves_the_reading_to_the_one_who_stands_by(agents: list[Agent]) -> None:
+    held.clear(), gate.clear()
+    long = rpc_async("worker1", hold)
+    until(lambda: bool(held), "the call")
+    reading = _reading(agents[1])
+
+    def stands_by() -> bool:
+        with current.using(agents[1]):
+            rpc_sync(0, echo, (0,))
+        return reading._guarded
+
+    until(stands_by, "another thread that stands by")
+    gate.set()
+    assert long.wait()
+    (thread,) = held
+    until(lambda: thread.lends is None, "the end of the call")
+    assert thread.reads is None and reading._guarded
+
+
+held: list[Any] = []
+gate = threading.Event()
+
+
+def hold() -> bool:
+    held.append(threading.current_thread())
+    return gate.wait(PATIENCE)
