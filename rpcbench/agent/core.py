@@ -337,6 +337,10 @@ class Agent:
         """Run a job of the runtime on a pool thread soon."""
         self._pool.spawn(job)
 
+    def submit_here(self, job: Job) -> None:
+        """As `submit`; on this thread, if it is just reading the message that asks for it."""
+        self._pool.submit_own(job)
+
     def notify(self, to: int, channel: str, data: Any, may_wait: bool = False) -> None:
         """One-way words to whoever listens on `channel` there. `data`: what msgpack can hold.
 

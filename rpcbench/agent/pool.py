@@ -152,10 +152,18 @@ class Pool:
         elif self.begin(job):
             self.spawn(lambda: self._run(job))
 
+    def submit_own(self, job: Job) -> None:
+        """Run a job of the runtime now: on this thread, if it is just reading the message that asks."""
+        reading = getattr(threading.current_thread(), "reads", None)
+        if reading is not None:
+            reading.calls.append(_Own(job))
+        else:
+            self.spawn(job)
+
     def begin(self, job: Job) -> bool:
         """Whether there is room for a user's function now; else it is run later."""
         with self._lock:
-            if self._running >= self.limit:
+            if self._running >= self.limit and type(job) is not _Own:
                 self._queue.append(job)
                 return False
             self._running += 1
@@ -226,6 +234,18 @@ class Pool:
         for thread in threads:
             if thread.is_alive():  # else it has ended, or is about to begin and finds the pool closed
                 thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class _Own:
+    """A job of the runtime that may take long: it runs as a user's function does, but waits for none."""
+
+    __slots__ = ("_job",)
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __call__(self) -> None:
+        self._job()
 
 
 def _do(job: Job) -> None:

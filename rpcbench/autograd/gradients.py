@@ -35,10 +35,13 @@ class LeafGradients:
     def add(self, leaves: Leaves) -> None:
         """Add gradients of leaves to those that are here."""
         own = _own(leaves)
-        with self._adding, torch.no_grad():
+        with self._adding:
             for (leaf, _), gradient in zip(leaves, own, strict=True):
                 before = self._held.get(leaf)
-                self._held[leaf] = gradient if before is None else total(before, gradient)
+                if before is not None:
+                    with torch.no_grad():
+                        gradient = total(before, gradient)
+                self._held[leaf] = gradient
 
     def scale(self, leaves: Iterable[Tensor], factor: float) -> None:
         """Multiply the gradients of these leaves, as far as they are here."""
@@ -54,6 +57,8 @@ def total(first: Tensor, second: Tensor) -> Tensor:
 def _own(leaves: Leaves) -> list[Tensor]:
     """The gradients, each in memory that no other of them uses and without gaps; copied only where it must be."""
     memories = [_memory(grad) for _, grad in leaves]
+    if len(set(memories)) == len(memories):
+        return [grad if _compact(grad, leaf) else _copied(grad) for leaf, grad in leaves]
     uses = Counter(memories)
     return [
         grad if uses[memory] == 1 and _compact(grad, leaf) else _copied(grad)

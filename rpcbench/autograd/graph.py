@@ -9,9 +9,8 @@ Guarantees
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -60,14 +59,12 @@ for _kind in (RecvRpc, SendRpc):  # the names of torch's own nodes, which its gr
     _kind._backward_cls.__name__ = f"torch::distributed::autograd::{_kind.__name__}Backward"
 
 
-@contextlib.contextmanager
-def _recording() -> Iterator[None]:
+def _recorded(function: type[torch.autograd.Function], *args: Any) -> Any:
     """What travels is recorded whatever mode the thread is in, as torch does it."""
     if torch.is_grad_enabled():
-        yield
-        return
+        return function.apply(*args)  # type: ignore[no-untyped-call]
     with torch.inference_mode(False), torch.enable_grad():
-        yield
+        return function.apply(*args)  # type: ignore[no-untyped-call]
 
 
 def receive(tensors: Sequence[Tensor], key: Hashable) -> list[Tensor]:
@@ -84,8 +81,7 @@ def receive(tensors: Sequence[Tensor], key: Hashable) -> list[Tensor]:
             received[place] = _no_view(tensor).requires_grad_(False)
             outputs.append(received[place])
     if outputs:
-        with _recording():
-            RecvRpc.apply(torch.empty(0, requires_grad=True), key, wanted, *outputs)  # type: ignore[no-untyped-call]
+        _recorded(RecvRpc, torch.empty(0, requires_grad=True), key, wanted, *outputs)
     return received
 
 
@@ -110,10 +106,14 @@ def edges(tensors: Sequence[Tensor]) -> list[GradientEdge | None]:
     recorded = [tensor for tensor in tensors if tensor.requires_grad]
     if not recorded:
         return [None] * len(tensors)
-    with _recording():
-        message: Any = SendRpc.apply(*recorded)  # type: ignore[no-untyped-call]
+    message = _recorded(SendRpc, *recorded)
     below = iter(message.grad_fn.next_functions)
     return [GradientEdge._make((*next(below), message)) if tensor.requires_grad else None for tensor in tensors]
+
+
+def root_edges(roots: Sequence[Tensor]) -> list[GradientEdge | None]:
+    """As `edges`, for what a backward pass begins at: nothing stands for them but themselves."""
+    return [GradientEdge(root.grad_fn, root.output_nr, root) for root in roots]  # type: ignore[arg-type]
 
 
 def send_node(edges: Iterable[GradientEdge | None]) -> Any:

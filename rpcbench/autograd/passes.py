@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -56,7 +56,7 @@ class Passes:
         """Run a pass; returns when it is over everywhere. Errors are as `autograd.backward` says."""
         _check_roots(roots)
         self._recorded(context)
-        edges = graph.edges(roots)
+        edges = graph.root_edges(roots)
         found = graph.reach(edges)
         walk = Id(self._agent.id, self._walks.next(), self._agent.incarnation)
         begun = self._begun[walk] = _Begun(SentTensors(edges, found), [torch.ones_like(root) for root in roots])
@@ -100,12 +100,15 @@ class Passes:
     # -- the machine's questions
     def explore(self, context: int, walk: Id, message: int) -> None:
         """Find the recvs behind a send."""
-        with self._guard(context, walk):
+        try:
             sent = self._recorded(context).sends[message]
-            if sent.found is None:
-                self._agent.submit(lambda: self._explore(context, walk, message, sent))
-            else:
-                self._explored(context, walk, message, sent.found)
+        except (KeyError, RuntimeError) as error:  # the context has gone
+            self._fail(context, walk, error)
+            return
+        if sent.found is None:
+            self._agent.submit(lambda: self._explore(context, walk, message, sent))
+        else:
+            self._explored(context, walk, message, sent.found)
 
     def _explore(self, context: int, walk: Id, message: int, sent: SentTensors) -> None:
         found = graph.reach(sent.edges)
@@ -128,11 +131,14 @@ class Passes:
         if begun is not None:
             begun.jobs.put(lambda: self._accumulate(message))
         else:
-            self._agent.submit(lambda: self._accumulate(message))
+            self._agent.submit_here(lambda: self._accumulate(message))
 
     def _accumulate(self, message: Gradients) -> None:
-        with self._guard(message.context, message.walk):
+        try:
             grads = self._codec.decode(message.body)
+        except Exception as error:  # noqa: BLE001  (a class of the user's that cannot be made, say)
+            self._fail(message.context, message.walk, error)
+        else:
             self._arrive(message.context, message.walk, message.message, grads)
 
     def forget(self, context: int, walk: Id) -> None:
@@ -156,8 +162,12 @@ class Passes:
                     state.busy = False
                     return
                 message, grads = state.waiting.popleft()
-            with self._guard(context, walk):
+            try:
                 self._step(context, walk, state, message, grads)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001  (whatever a user's hook raises ends the pass, everywhere)
+                self._fail(context, walk, error)
 
     def _step(self, context: int, walk: Id, state: Pass, message: int, grads: Grads) -> None:
         if state.local is None:
@@ -188,16 +198,6 @@ class Passes:
         gradients = self._recorded(context).gradients
         gradients.add(leaves)
         self._machine.ask(lambda node: node.contexts.gradients_held(context, len(gradients)))
-
-    @contextlib.contextmanager
-    def _guard(self, context: int, walk: Id) -> Iterator[None]:
-        """Whatever a user's hook or function raises ends the pass, on all workers."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001  (it is the pass's error, whatever it is)
-            self._fail(context, walk, error)
 
     def _fail(self, context: int, walk: Id, error: BaseException) -> None:
         failure = failure_of(error, context, walk, self._agent.id, self._codec)

@@ -85,11 +85,15 @@ class LocalPass:
         if len(grads) != len(edges):
             raise ProtocolError(f"{len(grads)} gradients came for {key}, which has {len(edges)} tensors")
         self._missing &= ~bit
-        with torch.no_grad():
+        before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # `no_grad` is six calls in Python
+        try:
             for edge, grad in zip(edges, grads, strict=True):
                 if edge is not None and grad is not None:
                     self._bring(GradientEdge(edge.node, edge.output_nr), grad)
             return [fired for part in self._ready() for fired in self._run(part)]
+        finally:
+            torch._C._set_grad_enabled(before)
 
     def _bring(self, edge: GradientEdge, grad: Tensor) -> None:
         part = self._part_of.get(edge.node)
