@@ -394,7 +394,7 @@ class Agent:
 
     def _transmit(self, to: int, seq: int, message: m.Message, may_wait: bool) -> None:
         control, body = m.pack(seq, message)
-        hold = type(message) in m.UNHURRIED
+        hold = m.unhurried(message)
         connection = self._myself if to == self.id else self._peers.find(to)
         if connection is not None:
             try:

@@ -157,7 +157,7 @@ class RRefs:
         owned.created, owned.ready, owned.type, owned.made = True, False, type_, now
         owned.forks[fork] = source
         self._tell_owned("RRefCreated", rref)
-        return [(source, ForkAccept(rref, fork))]
+        return [(source, ForkAccept(rref, fork, first=True))]
 
     def on_fork_request(self, source: int, message: ForkRequest) -> tuple[Effects, Outbox]:
         effects = self._add_fork(message.rref, message.fork, source)

@@ -104,10 +104,11 @@ class ForkRequest(NamedTuple):
 
 
 class ForkAccept(NamedTuple):
-    """The owner knows this user now."""
+    """The owner knows this user now. `first`: the one that has the value made."""
 
     rref: Id
     fork: Id
+    first: bool = False
 
 
 class ChildAccept(NamedTuple):
@@ -348,8 +349,7 @@ KINDS: tuple[type[Any], ...] = (
     Join, Refused, View, Ready, Report, Notice,
     Seen, Forget, Fate, Uncreated, Attending,
 )  # fmt: skip
-UNHURRIED: frozenset[type[Any]] = frozenset((ChildAccept, UserDelete, ReleaseContext))
-"""Nobody waits for these: they go with the next message to the same peer, or a moment later."""
+_UNHURRIED: frozenset[type[Any]] = frozenset((ChildAccept, UserDelete, ReleaseContext))
 EMPTY = Body(b"", b"", [])
 _TEXT = "surrogatepass"  # an exception may hold text that is no Unicode, such as a file name
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
@@ -387,6 +387,12 @@ _LAYOUTS: dict[type[Any], tuple[_Field, ...]] = {}
 for _record in (Id, Fork, Scope, Awaited, Device, Mapped, Devices, Member, Loss, Past, *KINDS):
     _LAYOUTS[_record] = _layout(_record)
 _HAS_BODY = frozenset(kind for kind in KINDS if "body" in kind._fields)
+
+
+def unhurried(message: Message) -> bool:
+    """Whether nobody waits for it: it goes with the next message to the same peer, or a moment later."""
+    kind = type(message)
+    return kind in _UNHURRIED or (kind is ForkAccept and message.first)
 
 
 def pack(seq: int, message: Any) -> tuple[bytes, Body]:

@@ -197,7 +197,7 @@ def test_a_creation_that_is_not_sent_is_an_error_for_all_that_ask(node: Node) ->
     owner.handle(3, 0, m.ForkRequest(rref, Id(3, 0)), 0.0)  # the user has passed it on meanwhile
     unmade, accept = owner.handle(1, 0, instead.message, 0.0)
     assert unmade.rref == rref and "too large" in str(unmade.error)
-    assert accept.message == m.ForkAccept(rref, fork)
+    assert accept.message == m.ForkAccept(rref, fork, first=True)
 
 
 def test_a_control_message_that_is_not_sent_goes_again(node: Node) -> None:

@@ -91,7 +91,7 @@ def test_forks_may_come_and_go_before_the_creating_call() -> None:
     owner = RRefs(OWNER, 0)
     owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
     assert owner.on_user_delete(UserDelete(RREF, Id(USER, 2))) == []
-    assert owner.on_create(USER, RREF, FIRST, "Net", now=1.0) == [(USER, ForkAccept(RREF, FIRST))]
+    assert owner.on_create(USER, RREF, FIRST, "Net", now=1.0) == [(USER, ForkAccept(RREF, FIRST, first=True))]
     assert owner.on_user_delete(UserDelete(RREF, FIRST)) == [Free(RREF)]
 
 
