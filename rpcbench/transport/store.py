@@ -21,7 +21,7 @@ from rpcbench.transport.reused import Reused
 from rpcbench.wire.frames import Memory
 from rpcbench.words.errors import ProtocolError
 
-SHARED = 64 << 10
+SHARED = 16 << 10
 """Messages with less than this many bytes in buffers go through the socket."""
 
 

@@ -440,12 +440,8 @@ def _check(kind: type[Any], field: _Field, value: Any) -> Any:
     record = field.record
     if not field.many:
         return record(*_rebuild(record, value))
-    return tuple(_item(kind, record, item) for item in value)
-
-
-def _item(kind: type[Any], record: type[Any], item: Any) -> Any:
     if record in _LAYOUTS:
-        return record(*_rebuild(record, item))
-    if type(item) is not record:
-        raise ProtocolError(f"a field of {kind.__name__} holds a {type(item).__name__}")
-    return item
+        return tuple([record(*_rebuild(record, item)) for item in value])
+    if wrong := set(map(type, value)) - {record}:
+        raise ProtocolError(f"a field of {kind.__name__} holds a {wrong.pop().__name__}")
+    return value
