@@ -395,7 +395,21 @@ def wait_all(futures: Iterable[torch.futures.Future[T]]) -> list[T]:
     >>> rpcbench.wait_all([rpc.rpc_async("worker1", abs, (x,)) for x in (-1, -2)])
     [1, 2]
     """
-    return [cast(T, future.value()) for future in collect_all(futures).wait()]
+    futures = list(futures)
+    left = [future for future in futures if not _is_done(future)]
+    if len(left) > 1:
+        collect_all(futures).wait()
+    for future in left if len(left) == 1 else ():
+        future.wait()  # this thread may read the answer itself
+    return [future.value() for future in futures]
+
+
+def _is_done(future: torch.futures.Future[Any]) -> bool:
+    """Raises where it has failed."""
+    done = future.done()
+    if done:
+        future.value()
+    return done
 
 
 def settle_all(futures: Iterable[torch.futures.Future[T]]) -> list[T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -99,6 +100,16 @@ def test_who_stands_by_reads_what_comes_unasked(agents: list[Agent]) -> None:
 def test_a_caller_answers_calls_back_while_it_reads(agents: list[Agent]) -> None:
     _settled(agents[0])
     assert [rpc_sync("worker1", back_and_forth, (number,)) for number in range(8)] == list(range(8))
+
+
+def test_where_nobody_can_stand_by_a_worker_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on systems without epoll."""
+    monkeypatch.delattr(select, "epoll")
+    noted = _Noted()
+    with world(tmp_path, 2) as made:
+        made[0].use(noted)
+        assert [rpc_sync("worker1", back_and_forth, (number,)) for number in range(5)] == list(range(5))
+        assert threading.main_thread() not in noted.readers and not _reading(made[0])._guarded
 
 
 def test_many_threads_call_both_ways_at_once(agents: list[Agent]) -> None:
