@@ -6,7 +6,7 @@ Guarantees
   call back nest as deep as they like.
 - The runtime's own jobs (`spawn`) never queue behind users' functions.
 - Idle threads are used again, the last one first, and end after a while.
-- A function that is busy with Python keeps the others waiting for half a millisecond at a time.
+- A function that is busy with Python keeps the others waiting for a tenth of a millisecond at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rpcbench.wire.frames import Frame
 
 Job = Callable[[], object]
 _IDLE_SECONDS = 20.0
-_SWITCH_SECONDS = 0.0005
+_SWITCH_SECONDS = 0.0001
 """How long a thread that is busy with Python may keep the interpreter from one that has a message to handle."""
 
 
