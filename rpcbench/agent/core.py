@@ -228,14 +228,8 @@ class Agent:
     def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Future[Any]:
         """A future of a copy of the value, from its owner. WorkerLostError where the owner is gone."""
         owner, seconds = self._living_owner(handle), self._seconds(timeout)
-        context = self.values.context()
-        recorder = self.values.recorder
         with self._whole(owner):
-            scope = (
-                recorder.sending(context, [], owner, "to_here")
-                if recorder is not None and context is not None
-                else None
-            )
+            scope = self.values.asks(owner, "to_here")
             number, future = self.waiting.new(partial(self._peers.read_while, owner))
             future.handle = handle  # type: ignore[attr-defined]  # the fork must live until the value is here
             self._begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)

@@ -121,9 +121,10 @@ class Values:
                 self._machine.feed(lambda node: node.opened(forks))
                 self._machine.feed(lambda node: node.dropped(unopened))
 
-    def context(self) -> int | None:
-        """The autograd context of this thread."""
-        return self.recorder.current() if self.recorder is not None else None
+    def asks(self, to: int, call: str) -> Scope | None:
+        """What a message without values says of the autograd context of this thread."""
+        context = self.recorder.current() if self.recorder is not None else None
+        return None if self.recorder is None or context is None else self.recorder.sending(context, [], to, call)
 
     def inside(self, context: int | None) -> AbstractContextManager[None]:
         """Around a function that a message asked for, perhaps one of an autograd context."""
