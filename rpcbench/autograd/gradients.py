@@ -43,6 +43,11 @@ class LeafGradients:
                         gradient = total(before, gradient)
                 self._held[leaf] = gradient
 
+    def replace(self, leaves: Leaves) -> None:
+        """Take these gradients, which nobody else has, in place of those that are here."""
+        with self._adding:
+            self._held.update(leaves)
+
     def scale(self, leaves: Iterable[Tensor], factor: float) -> None:
         """Multiply the gradients of these leaves, as far as they are here."""
         with self._adding, torch.no_grad():

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from rpcbench.agent.core import Agent
-from rpcbench.autograd import graph
+from rpcbench.autograd import graph, replicas
 from rpcbench.autograd.blame import failure_of, raised
 from rpcbench.autograd.gradients import Leaves
 from rpcbench.autograd.recorded import Grads, Pass, Recorded, SentTensors
@@ -174,7 +174,7 @@ class Passes:
             state.local = self._local(context, walk)
         fired = state.local.arrive(message, grads)
         if state.local.complete:
-            self.keep(context, state.local.leaves())
+            self._finish(context, state.local.leaves())
         bodies = {one.key: self._body(context, one) for one in fired}
         self._machine.feed(lambda node: node.outcome(node.contexts.walks.propagated(context, walk, message, bodies)))
 
@@ -192,6 +192,14 @@ class Passes:
         found = [part.found for part in parts.values() if part.found is not None]
         edges = {number: part.edges for number, part in parts.items()}
         return LocalPass(edges, retain, found if len(found) == len(parts) else ())
+
+    def _finish(self, context: int, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """All has run here: keep the gradients, the replicas' too where a leaf has any."""
+        own, common = replicas.apart(leaves)
+        if common:
+            gradients = self._recorded(context).gradients
+            gradients.replace(replicas.reduced(common, gradients.copy()))
+        self.keep(context, own)
 
     def keep(self, context: int, leaves: Leaves) -> None:
         """Add gradients of leaves to the context's own."""
