@@ -9,8 +9,9 @@ A plain class: nothing is generated and the worker imports nothing for it, so mo
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Self
 
 import torch
@@ -21,7 +22,7 @@ from rpcbench.agent import current
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.wire.devices import Route
 from rpcbench.wire.pickling import register_reducer
-from rpcbench.words.errors import UnknownWorkerError
+from rpcbench.words.errors import SerializationError, UnknownWorkerError
 from rpcbench.words.futures import Future
 
 __all__ = ["RemoteModule"]
@@ -39,8 +40,9 @@ class RemoteModule(nn.Module):
     """`module_cls(*args, **kwargs)`, made and kept on a worker; calling it runs it there.
 
     remote_device: "worker1", "worker1/cuda:0" or "rank:1/cpu"; the module is moved to that device there.
-    ValueError where that cannot be parsed, and, on first use, where module_cls makes no nn.Module. Tensors given as
-    arguments are moved to the module's device; without a device map results come back on the CPU.
+    ValueError where that cannot be parsed, and, on first use, where module_cls makes no nn.Module; SerializationError
+    for arguments that cannot be sent. Tensors given as arguments are moved to the module's device; without a device map
+    results come back on the CPU.
 
     >>> from rpcbench.nn import RemoteModule
     >>> layer = RemoteModule("worker1", torch.nn.Linear, (4, 2))
@@ -60,8 +62,14 @@ class RemoteModule(nn.Module):
     ) -> None:
         if _module_interface_cls is not None:
             raise NotImplementedError("TorchScript's interfaces are not supported: pass the module class alone")
+        if isinstance(module_cls, nn.Module):
+            raise TypeError(
+                f"module_cls makes the module on the worker, such as the class {type(module_cls).__name__}; this is a "
+                "module already. One that some worker has goes to RemoteModule.init_from_module_rref"
+            )
         on, device = _parse(remote_device)
-        self._hold(on, device, remote(on, _make, (module_cls, args or (), kwargs or {}, device)))
+        with _told(f"what {on} would make the module of"):
+            self._hold(on, device, remote(on, _make, (module_cls, args or (), kwargs or {}, device)))
 
     @staticmethod
     def init_from_module_rref(remote_device: str, module_rref: RRef[Any]) -> RemoteModule:
@@ -119,7 +127,8 @@ class RemoteModule(nn.Module):
         if args or kwargs:
             _refuse("to")
         moved = remote(on, _adopt, (self.module_rref, device))
-        rpc_sync(on, _exists, (moved,))
+        with _told(f"the module that should move to {on}"):
+            rpc_sync(on, _exists, (moved,))
         self.on, self.device, self.module_rref = on, device, moved
         return self
 
@@ -135,6 +144,18 @@ class RemoteModule(nn.Module):
 
     def __repr__(self) -> str:
         return f"RemoteModule(on {self.on}/{self.device}, {self.module_rref})"
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Say in an error of pickling whose it is: its path alone starts in calls that are not the program's own."""
+    try:
+        yield
+    except SerializationError as error:
+        raise SerializationError(
+            f"{what} cannot be sent: {error}. Make that part on the worker instead, in the module's __init__, or leave "
+            "it out in __getstate__"
+        ) from error
 
 
 def _routes(worker: int) -> Route:

@@ -9,7 +9,7 @@ with autograd.context() as context_id:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -78,8 +78,8 @@ def backward(
     part. In mode `"fast"`, torch's, every message must that a worker which takes part has sent in the context; RpcError
     names those that got no gradients.
 
-    RuntimeError for bad roots or an unknown context; an error of a remote function or hook is raised here, as its own
-    type and as RpcError; WorkerLostError where a worker that is needed is gone.
+    TypeError or RuntimeError for bad roots, RuntimeError for an unknown context; an error of a remote function or hook
+    is raised here, as its own type and as RpcError; WorkerLostError where a worker that is needed is gone.
 
     >>> w = torch.ones(3, requires_grad=True)
     >>> with dist_autograd.context() as context_id:
@@ -90,6 +90,9 @@ def backward(
     """
     if mode not in ("smart", "fast"):
         raise ValueError(f"mode is 'smart' or 'fast', not {mode!r}")
+    given: object = roots
+    if isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
+        raise TypeError(f"backward(context_id, roots) takes a list of roots, such as [loss], not {given!r}")
     recorder().passes.backward(context_id, list(roots), retain_graph, fast=mode == "fast")
 
 

@@ -216,9 +216,15 @@ def _check_roots(roots: list[torch.Tensor]) -> None:
     if not roots:
         raise RuntimeError("No tensors provided for gradient computation.")
     for root in roots:
+        if not isinstance(root, torch.Tensor):
+            raise TypeError(f"roots are tensors, such as [loss]; one is a {type(root).__name__}")
         if not root.requires_grad:
-            raise RuntimeError("requires_grad not set on root")
+            raise RuntimeError(
+                "requires_grad not set on root: it was made in no_grad, detached, or of nothing that requires grad"
+            )
         if root.numel() != 1:
-            raise RuntimeError(f"a root of shape {tuple(root.shape)} is not a scalar, all roots need to be scalar")
+            raise RuntimeError(
+                f"a root of shape {tuple(root.shape)} is not a scalar, all roots need to be scalar: add .sum()"
+            )
         if root.grad_fn is None:
-            raise RuntimeError("a root does not have a valid gradient function.")
+            raise RuntimeError("a root does not have a valid gradient function: it is a leaf, made by no operation")

@@ -38,6 +38,10 @@ _CUT = (
     "the call of {} takes along a tensor that requires grad, outside of any autograd context: no gradient will come "
     "back for it. Make the call inside `with rpcbench.autograd.context()`, or send tensor.detach()"
 )
+_UNKNOWN = (
+    "Could not find autograd context with id: {}. It is released at the end of its `with` block, and backward, "
+    "get_gradients and the optimizer's step belong inside; or this worker has had no part in it"
+)
 
 
 class AutogradRecorder:
@@ -89,7 +93,7 @@ class AutogradRecorder:
         """What is kept for a context. RuntimeError where it is not there."""
         found = self._contexts.get(context)
         if found is None:
-            raise RuntimeError(f"Could not find autograd context with id: {context}; it is released, or not ours")
+            raise RuntimeError(_UNKNOWN.format(context))
         return found
 
     def known_workers(self, context: int) -> set[int]:

@@ -1,40 +1,30 @@
 """One torch optimizer for each worker that owns some of the parameters, stepped together.
 
-Every owner has all the groups, some of them empty, so a group has one number everywhere. Parameters are numbered in the
-order given: a state dict is the one that a local torch optimizer over the same parameters would have.
+Parameters are numbered in the order given: a state dict is the one that a local torch optimizer over the same
+parameters would have.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from rpcbench.autograd import recorder
 from rpcbench.optim import checkpoint
 from rpcbench.optim.local import LocalOptimizer, State, merged
+from rpcbench.optim.shares import Params, Share, check_class, shares
 from rpcbench.rpc import RRef, remote, rpc_async
 from rpcbench.words.futures import wait_all
-
-Params = Sequence[RRef[Any]] | Sequence[Mapping[str, Any]]
-"""RRefs of parameters, or torch's parameter groups: dicts with "params" (RRefs) and options of their own."""
-
-
-class _Share(NamedTuple):
-    """What one owner gets: the groups with its RRefs only, and the numbers of those."""
-
-    groups: list[dict[str, Any]]
-    numbers: list[int]
 
 
 class DistributedOptimizer:
     """`optimizer_class(params, *args, **kwargs)` over parameters on any number of workers.
 
-    params_rref: RRefs, or parameter groups of RRefs. Any optimizer of torch.optim but LBFGS. Errors of an owner's
-    optimizer are raised here, when it is made and when it steps.
+    params_rref: RRefs, or parameter groups of RRefs. Any optimizer of torch.optim but LBFGS, which evaluates the loss
+    itself (ValueError). Errors of an owner's optimizer are raised here, when it is made and when it steps.
 
     >>> from rpcbench.optim import DistributedOptimizer
     >>> weights = [rpc.remote(name, torch.ones, (2,), {"requires_grad": True}) for name in ("worker1", "worker2")]
@@ -50,11 +40,12 @@ class DistributedOptimizer:
     def __init__(
         self, optimizer_class: type[torch.optim.Optimizer], params_rref: Params, *args: Any, **kwargs: Any
     ) -> None:
-        shares = _shares(params_rref)
+        check_class(optimizer_class)
+        owned = shares(params_rref)
         self.name = f"{optimizer_class.__module__}.{optimizer_class.__qualname__}"
-        self.size = sum(len(share.numbers) for share in shares.values())
+        self.size = sum(len(share.numbers) for share in owned.values())
         self.remote_optimizers: list[RRef[Any]] = [
-            remote(owner, _make, (optimizer_class, share, args, kwargs)) for owner, share in shares.items()
+            remote(owner, _make, (optimizer_class, share, args, kwargs)) for owner, share in owned.items()
         ]
         self._on_each(_made)
 
@@ -116,34 +107,9 @@ class DistributedScheduler:
         return rates
 
 
-def _shares(params_rref: Params) -> dict[int, _Share]:
-    """What each owner gets, by worker id. ValueError for no parameters, TypeError for what is no RRef."""
-    given: list[Any] = list(params_rref)
-    grouped = given and isinstance(given[0], Mapping)
-    groups: list[dict[str, Any]] = [dict(group) for group in given] if grouped else [{"params": given}]
-    shares: dict[int, _Share] = defaultdict(lambda: _Share([{**group, "params": []} for group in groups], []))
-    for number, (place, rref) in enumerate(_numbered(groups)):
-        share = shares[rref.owner().id]
-        share.groups[place]["params"].append(rref)
-        share.numbers.append(number)
-    if not shares:
-        raise ValueError("optimizer got an empty parameter list")
-    return shares
-
-
-def _numbered(groups: list[dict[str, Any]]) -> Iterator[tuple[int, RRef[Any]]]:
-    """Each parameter with the place of its group, in the order that counts."""
-    for place, group in enumerate(groups):
-        params = group["params"]
-        for rref in [params] if isinstance(params, RRef) else params:
-            if not isinstance(rref, RRef):
-                raise TypeError(f"DistributedOptimizer takes RRefs of parameters, not a {type(rref).__name__}")
-            yield place, rref
-
-
 # -- on the owners
 def _make(
-    optimizer_class: type[torch.optim.Optimizer], share: _Share, args: tuple[Any, ...], kwargs: dict[str, Any]
+    optimizer_class: type[torch.optim.Optimizer], share: Share, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> LocalOptimizer:
     groups = [{**group, "params": [rref.local_value() for rref in group["params"]]} for group in share.groups]
     return LocalOptimizer(optimizer_class, groups, *args, numbers=share.numbers, **kwargs)

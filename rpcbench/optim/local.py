@@ -41,8 +41,7 @@ class LocalOptimizer:
         numbers: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> None:
-        if issubclass(optimizer_class, torch.optim.LBFGS):
-            raise ValueError("LBFGS evaluates the loss itself, again and again: it cannot step from gradients alone")
+        check_steps_from_gradients(optimizer_class)
         self.optimizer = optimizer_class(params, *args, **kwargs)
         self.params: list[torch.Tensor] = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.numbers = list(range(len(self.params)) if numbers is None else numbers)
@@ -94,6 +93,15 @@ class LocalOptimizer:
         kept = {local[number]: value for number, value in state["state"].items() if number in local}
         with current.current().part(_StepLock).lock:
             self.optimizer.load_state_dict({"state": kept, "param_groups": groups})
+
+
+def check_steps_from_gradients(optimizer_class: type) -> None:
+    """ValueError for an optimizer whose step needs more than the gradients of a context."""
+    if issubclass(optimizer_class, torch.optim.LBFGS):
+        raise ValueError(
+            "LBFGS evaluates the loss itself, again and again, by a closure: it cannot step from gradients alone. "
+            "Choose another optimizer, or use torch.optim.LBFGS in a process that has all parameters"
+        )
 
 
 def merged(states: Sequence[State]) -> State:

@@ -193,6 +193,12 @@ def test_a_lost_worker_ends_the_pass(agents: list[Agent]) -> None:
     agents.pop()
 
 
+@pytest.mark.parametrize("roots", [torch.ones(()), 5, None, [3.0]], ids=str)
+def test_roots_that_are_no_list_of_tensors(agents: list[Agent], roots: Any) -> None:
+    with autograd.context() as context, pytest.raises(TypeError, match=r"such as \[loss\]"):
+        autograd.backward(context, roots)
+
+
 @pytest.mark.parametrize(
     ("roots", "reason"),
     [
@@ -212,7 +218,7 @@ def test_contexts_do_not_nest_and_end(agents: list[Agent]) -> None:
         again = autograd.context()
         with pytest.raises(RuntimeError, match="Already have an autograd context"):
             again.__enter__()
-    with pytest.raises(RuntimeError, match="Could not find autograd context"):
+    with pytest.raises(RuntimeError, match=r"Could not find autograd context.* belong inside"):
         autograd.get_gradients(context)
     with pytest.raises(RuntimeError, match="Could not find autograd context"):
         autograd.backward(context, [values(1).sum()])

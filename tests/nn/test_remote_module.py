@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.nn import RemoteModule
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.rpc import RRef, get_worker_info, rpc_sync
+from rpcbench.words.errors import SerializationError
 
 
 @pytest.fixture
@@ -127,6 +129,28 @@ def test_what_is_no_worker_is_refused(agents: list[Agent], place: Any) -> None:
 def test_what_makes_no_module(agents: list[Agent]) -> None:
     with pytest.raises(ValueError, match=r"an instance of <class nn.Module>, but it returns .*int"):
         RemoteModule("worker1", int)(one())  # type: ignore[arg-type]
+
+
+def test_a_module_where_its_class_belongs(agents: list[Agent]) -> None:
+    with pytest.raises(TypeError, match=r"such as the class Scale; .*init_from_module_rref"):
+        RemoteModule("worker1", Scale())
+
+
+class Locking(nn.Module):
+    """Cannot be sent, and cannot be made of what cannot be sent."""
+
+    def __init__(self, lock: Any = None) -> None:
+        super().__init__()
+        self.lock = lock or threading.Lock()
+
+
+def test_what_cannot_be_sent_is_named_with_what_to_do(agents: list[Agent]) -> None:
+    with pytest.raises(SerializationError, match=r"worker1 would make .*cannot pickle '_thread.lock'.* __init__"):
+        RemoteModule("worker1", Locking, (threading.Lock(),))
+    module = RemoteModule("worker1", Locking)
+    with pytest.raises(SerializationError, match=r"move to worker2 cannot be sent: result.lock: .*__getstate__"):
+        module.to("worker2")
+    assert module.on == "worker1" and module.remote_parameters() == []
 
 
 @pytest.mark.parametrize("place", ["/", "/cuda:0", "worker1/cpu/cpu", "rank:x"])

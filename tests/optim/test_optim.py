@@ -270,10 +270,22 @@ def test_what_does_not_fit_is_refused(agents: list[Agent], tmp_path: Path) -> No
     ("kind", "params", "options", "error", "words"),
     [
         (torch.optim.SGD, list, {"lr": 0.1}, ValueError, "empty parameter list"),
-        (torch.optim.SGD, lambda: [torch.ones(1)], {"lr": 0.1}, TypeError, "RRefs of parameters, not a Tensor"),
+        (
+            torch.optim.SGD,
+            lambda: [torch.ones(1)],
+            {"lr": 0.1},
+            TypeError,
+            r"not .* Tensor: make .* rpc.RRef\(parameter",
+        ),
+        (torch.optim.SGD, lambda: spread()[0], {"lr": 0.1}, TypeError, "a list of RRefs of .*, not .* class RRef"),
+        (torch.optim.SGD, lambda: [{"params": spread()}, *spread()], {}, TypeError, "class RRef among groups"),
+        (torch.optim.SGD, lambda: [{"parms": spread()}], {}, TypeError, r"the keys \['parms'\] among groups"),
+        (torch.optim.SGD([torch.ones(1)]), spread, {}, TypeError, "a class such as .*, not an object of class SGD"),
+        ("SGD", spread, {}, TypeError, "a class such as .*, not the string 'SGD'"),
         (torch.optim.SGD, spread, {"speed": 1}, TypeError, "speed"),
         (torch.optim.SGD, spread, {"lr": -1}, ValueError, "Invalid learning rate"),
-        (torch.optim.LBFGS, spread, {}, ValueError, "LBFGS evaluates the loss itself"),
+        (torch.optim.LBFGS, spread, {}, ValueError, "LBFGS evaluates the loss itself.*another optimizer"),
+        (type("Mine", (torch.optim.LBFGS,), {}), spread, {}, ValueError, "LBFGS evaluates the loss itself"),
     ],
 )
 def test_bad_arguments(
