@@ -57,6 +57,18 @@ def test_every_stage_is_told_in_order(agents: list[Agent]) -> None:
     assert there == RECORDED_THERE + RAN_THERE
 
 
+def test_a_part_that_has_run_is_told_while_another_waits(agents: list[Agent]) -> None:
+    here, there = map(listen, agents)
+    x = torch.ones(3, requires_grad=True)
+    with autograd.context() as context:
+        both = [rpc_sync("worker1", work, (x * factor,)) for factor in (1, 2)]
+        autograd.backward(context, [torch.cat(both).sum()])
+    until(lambda: bool(there) and there[-1] == "ContextReleased")
+    ran = [kind for kind in there[len(RECORDED_THERE) :] if kind in ("GradientsRan", "GradientsSent", "WalkFinished")]
+    assert ran == ["GradientsSent", "GradientsRan", "GradientsSent", "WalkFinished"]
+    assert here[-2:] == ["WalkFinished", "ContextReleased"]
+
+
 def test_discovery_is_told_where_messages_do_not_say_enough(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:

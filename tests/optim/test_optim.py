@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from worlds import nothing_left, world
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
 from rpcbench.optim import DistributedOptimizer, clip_grad_norm_, distributed
-from rpcbench.rpc import RRef, get_worker_info, remote, rpc_sync
+from rpcbench.rpc import RRef, get_worker_info, remote, rpc_async, rpc_sync
 
 SHAPES = [(4, 3), (3, 3), (2, 3)]
 OWNERS = ["notebook", "worker1", "worker2"]
@@ -107,6 +109,17 @@ def test_every_optimizer_steps_as_a_local_one(agents: list[Agent], kind: Any, op
     check(rrefs, weights)
 
 
+@pytest.mark.parametrize(("way", "least"), [("foreach", 12), ("maximize", 12), ("fused", 4)])
+def test_every_way_of_an_optimizer_to_compute(agents: list[Agent], way: str, least: int) -> None:
+    kinds = [kind for kind in {kind: None for kind, _ in EVERY} if way in inspect.signature(kind).parameters]
+    assert len(kinds) >= least
+    for kind in kinds:
+        rrefs, weights = spread(), local()
+        train(rrefs, DistributedOptimizer(kind, rrefs, **{way: True}).step, steps=1)
+        train_locally(weights, kind(weights, **{way: True}).step, steps=1)
+        check(rrefs, weights)
+
+
 class Halving(torch.optim.Optimizer):
     """One of a user's own, without so much as a learning rate."""
 
@@ -172,6 +185,40 @@ def test_schedulers_run_on_the_owners(agents: list[Agent]) -> None:
     train_locally(weights, lambda: (alone.step(), beside.step()))
     check(rrefs, weights)
     assert schedule.get_last_lr() == beside.get_last_lr() == [0.0625]
+
+
+SCHEDULERS: list[tuple[Any, dict[str, Any]]] = [
+    (torch.optim.lr_scheduler.LambdaLR, {"lr_lambda": lambda epoch: 0.9**epoch}),
+    (torch.optim.lr_scheduler.CosineAnnealingLR, {"T_max": 4}),
+    (torch.optim.lr_scheduler.OneCycleLR, {"max_lr": 0.5, "total_steps": 8}),  # sets the momentum, too
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), SCHEDULERS, ids=lambda value: getattr(value, "__name__", None))
+def test_schedulers_of_groups_with_rates_of_their_own(agents: list[Agent], kind: Any, options: Any) -> None:
+    rrefs, weights = spread(), local()
+    optimizer = DistributedOptimizer(torch.optim.SGD, groups(rrefs), lr=0.1, momentum=0.9)
+    alone = torch.optim.SGD(groups(weights), lr=0.1, momentum=0.9)
+    schedule, beside = optimizer.lr_scheduler(kind, **options), kind(alone, **options)
+    train(rrefs, lambda context_id: (optimizer.step(context_id), schedule.step()))
+    train_locally(weights, lambda: (alone.step(), beside.step()))
+    check(rrefs, weights)
+    assert schedule.get_last_lr() == beside.get_last_lr()
+
+
+def groups(params: Any) -> list[dict[str, Any]]:
+    return [{"params": params[:2], "lr": 0.05}, {"params": params[2:]}]
+
+
+def test_a_scheduler_that_looks_at_the_loss(agents: list[Agent]) -> None:
+    rrefs = spread()
+    optimizer = DistributedOptimizer(torch.optim.SGD, rrefs, lr=0.5)
+    schedule = optimizer.lr_scheduler(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0)
+    rates = []
+    for loss in (3.0, 2.0, 2.5):
+        schedule.step(loss)
+        rates.append(schedule.get_last_lr())
+    assert rates == [[0.5], [0.5], [0.05]]
 
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, math.inf])
@@ -299,6 +346,46 @@ def test_an_unknown_context(agents: list[Agent]) -> None:
     optimizer = DistributedOptimizer(torch.optim.SGD, spread(), lr=0.1)
     with pytest.raises(RuntimeError, match="context"):
         optimizer.step(123)
+
+
+class Alone(torch.optim.SGD):
+    """Whether two of its steps have ever run at once; each waits a little for another."""
+
+    meeting = threading.Barrier(2)
+    met = False
+
+    def step(self, closure: Any = None) -> None:
+        try:
+            self.meeting.wait(0.2)
+            Alone.met = True
+        except threading.BrokenBarrierError:
+            self.meeting.reset()
+        super().step()
+
+
+def test_two_trainers_step_one_after_the_other_each_with_its_own_gradients(agents: list[Agent]) -> None:
+    weight, before = remote("worker1", start, (1,)), start(1)
+    Alone.met = False
+    for done in [rpc_async(f"worker{n}", trains_alone, (weight, 10.0**n)) for n in (1, 2)]:
+        done.wait()
+    assert not Alone.met
+    torch.testing.assert_close(weight.to_here().detach(), before.detach() - 10 - 100)
+
+
+_both_have_gradients = threading.Barrier(2)
+
+
+def trains_alone(weight: RRef[Any], scale: float) -> None:
+    """A trainer with an optimizer of its own over a parameter that another trains, too."""
+    optimizer = DistributedOptimizer(Alone, [weight], lr=1.0)
+    with autograd.context() as context_id:
+        autograd.backward(context_id, [rpc_sync("worker1", part_sum, (weight, scale))])
+        _both_have_gradients.wait(20)
+        optimizer.step(context_id)
+
+
+def part_sum(weight: RRef[Any], scale: float) -> torch.Tensor:
+    return weight.local_value().sum() * scale
 
 
 class Refusing(torch.optim.SGD):

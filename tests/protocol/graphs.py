@@ -177,17 +177,22 @@ class Training(Passes):
         torch.manual_seed(seed)
         self.leaves: list[Tensor] = []
         self.losses: dict[Id, Tensor] = {}
+        self.crossed = False
         self.gradients: Any = Gradients()
         super().__init__(seed, size)
 
     def check_gradients(self, walk: Id) -> None:
-        """Fails unless they are those of one local backward, and missing where those are."""
+        """Fails unless they are those of one local backward, and missing where those are.
+
+        `crossed`: whether any went to a worker other than the one that began the pass.
+        """
         loss = self.losses[walk]
         wanted = torch.autograd.grad(loss, self.leaves, retain_graph=True, allow_unused=True)
         for leaf, want in zip(self.leaves, wanted, strict=True):
             got = self.gradients[walk].get(leaf)
             right = got is want if got is None or want is None else torch.allclose(got, want, rtol=1e-12, atol=1e-12)
             assert right, f"wrong gradient in pass {walk}: {got}, not {want}"
+            self.crossed |= want is not None and leaf is not self.leaves[walk.worker]
 
 
 class Gradients(dict[Id, dict[Tensor, Tensor]]):
