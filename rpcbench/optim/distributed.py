@@ -106,6 +106,15 @@ class DistributedScheduler:
         rates: list[float] = self._optimizer._on_each(_rates)[0]
         return rates
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the schedulers, which is the same on all owners."""
+        state: dict[str, Any] = self._optimizer._on_each(_schedule_state)[0]
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the schedulers go on from a state. The optimizer has one of its own, with the rates."""
+        self._optimizer._on_each(_load_schedule, state_dict)
+
 
 # -- on the owners
 def _make(
@@ -130,6 +139,15 @@ def _schedule(rref: RRef[LocalOptimizer], scheduler_class: Any, args: tuple[Any,
 
 def _advance(rref: RRef[LocalOptimizer], args: tuple[Any, ...]) -> list[float]:
     return rref.local_value().advance(args)
+
+
+def _schedule_state(rref: RRef[LocalOptimizer]) -> dict[str, Any]:
+    state: dict[str, Any] = rref.local_value().scheduler.state_dict()
+    return state
+
+
+def _load_schedule(rref: RRef[LocalOptimizer], state: dict[str, Any]) -> None:
+    rref.local_value().scheduler.load_state_dict(state)
 
 
 def _rates(rref: RRef[LocalOptimizer]) -> list[float]:

@@ -206,6 +206,21 @@ def test_schedulers_of_groups_with_rates_of_their_own(agents: list[Agent], kind:
     assert schedule.get_last_lr() == beside.get_last_lr()
 
 
+def test_training_goes_on_from_the_states_of_optimizer_and_scheduler(agents: list[Agent]) -> None:
+    rrefs, weights = spread(), local()
+    alone = torch.optim.SGD(groups(weights), lr=0.1, momentum=0.9)
+    beside = torch.optim.lr_scheduler.CosineAnnealingLR(alone, T_max=6)
+    for _ in range(2):
+        optimizer = DistributedOptimizer(torch.optim.SGD, groups(rrefs), lr=7.0, momentum=0.9)
+        schedule = optimizer.lr_scheduler(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=6)
+        optimizer.load_state_dict(alone.state_dict())
+        schedule.load_state_dict(beside.state_dict())
+        train(rrefs, lambda context_id: (optimizer.step(context_id), schedule.step()), steps=2)  # noqa: B023
+        train_locally(weights, lambda: (alone.step(), beside.step()), steps=2)
+    check(rrefs, weights)
+    assert schedule.state_dict() == beside.state_dict()
+
+
 def groups(params: Any) -> list[dict[str, Any]]:
     return [{"params": params[:2], "lr": 0.05}, {"params": params[2:]}]
 
