@@ -92,7 +92,7 @@ def backward(
         raise ValueError(f"mode is 'smart' or 'fast', not {mode!r}")
     given: object = roots
     if isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
-        raise TypeError(f"backward(context_id, roots) takes a list of roots, such as [loss], not {given!r}")
+        raise TypeError(f"incompatible function arguments: roots is a list of tensors, such as [loss], not {given!r}")
     recorder().passes.backward(context_id, list(roots), retain_graph, fast=mode == "fast")
 
 
