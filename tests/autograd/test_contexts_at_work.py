@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import warnings
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from worlds import config, nothing_left, until, world
+from worlds import config, nothing_left, ties, until, world
 
 from rpcbench import autograd
 from rpcbench.agent import current
@@ -20,7 +21,8 @@ from rpcbench.agent.core import Agent
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.rpc import RRef, functions, remote, rpc_async, rpc_sync
 from rpcbench.rpc.start import start_agent
-from rpcbench.words.errors import RpcError
+from rpcbench.wire.frames import Limits
+from rpcbench.words.errors import MessageTooLarge, RpcError
 
 
 @pytest.fixture
@@ -253,6 +255,59 @@ def test_a_graph_that_is_cut_is_told_once_for_each_function(agents: list[Agent])
 
 
 # -- ends
+class Waiting(torch.autograd.Function):
+    """Its gradient takes until the gate opens."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        _gates["reached"].set()
+        assert _gates["go"].wait(20)
+        return grads[0]
+
+
+def waiting(x: torch.Tensor) -> torch.Tensor:
+    return Waiting.apply(x)
+
+
+def test_ctrl_c_ends_a_pass_on_all_workers(agents: list[Agent]) -> None:
+    x = leaf(3)
+    reached, go = threading.Event(), threading.Event()
+    _gates.update(reached=reached, go=go)
+
+    def press() -> None:
+        assert reached.wait(20)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with autograd.context() as context:
+        loss = rpc_sync("worker1", waiting, (x,)).sum()
+        finger = threading.Thread(target=press)
+        finger.start()
+        with pytest.raises(KeyboardInterrupt):
+            autograd.backward(context, [loss], retain_graph=True)
+        finger.join()
+        until(lambda: not any(row["passes"] for agent in agents for row in agent.tables()["contexts"].values()))
+        go.set()
+        autograd.backward(context, [loss])
+        assert torch.equal(autograd.get_gradients(context)[x], torch.ones_like(x))
+
+
+def test_a_message_that_could_not_be_sent_is_in_no_context(agents: list[Agent]) -> None:
+    x = leaf(1 << 12)
+    with autograd.context() as context:
+        (tie,) = ties(agents[0], agents[1])
+        limits, tie._limits = tie._limits, Limits(body=4096)
+        with pytest.raises(MessageTooLarge):
+            rpc_sync("worker1", work, (x * 2,))
+        tie._limits = limits
+        assert not autograd._current_context()._send_functions()
+        autograd.backward(context, [rpc_sync("worker1", work, (x,)).sum()], mode="fast")
+        assert x in autograd.get_gradients(context)
+
+
 def test_a_call_that_comes_late_does_not_revive_a_context(agents: list[Agent]) -> None:
     go = threading.Event()
     with autograd.context(), current.using(agents[0]):

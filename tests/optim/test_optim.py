@@ -315,6 +315,29 @@ def test_what_was_saved_can_be_loaded_by_other_owners(agents: list[Agent], tmp_p
     check(moved, weights)
 
 
+def test_a_state_that_was_not_written_to_its_end_is_none(
+    agents: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer = DistributedOptimizer(torch.optim.SGD, spread(), lr=0.1)
+    optimizer.save(tmp_path)
+    write, written = torch.save, []
+
+    def fails_in_the_middle(state: Any, path: Path) -> None:
+        written.append(path)
+        if len(written) == 2:
+            raise OSError("no space left")
+        write(state, path)
+
+    monkeypatch.setattr(torch, "save", fails_in_the_middle)
+    with pytest.raises(OSError, match="no space left"):
+        optimizer.save(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="no complete optimizer state"):
+        optimizer.load(tmp_path)
+    optimizer.save(tmp_path)
+    optimizer.load(tmp_path)
+
+
 def test_what_does_not_fit_is_refused(agents: list[Agent], tmp_path: Path) -> None:
     rrefs = spread()
     two = DistributedOptimizer(torch.optim.SGD, rrefs[:2], lr=0.1)
