@@ -127,6 +127,39 @@ def test_passes_of_one_context_may_overlap(agents: list[Agent]) -> None:
     torch.testing.assert_close(found, torch.autograd.grad(sum(work(x, float(n)).sum() for n in range(8)), x)[0])
 
 
+class Apart(torch.autograd.Function):
+    """Whether two of its gradients are ever made at once; each waits a little for another."""
+
+    meeting, met = threading.Barrier(2), False
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        try:
+            Apart.meeting.wait(0.3)
+            Apart.met = True
+        except threading.BrokenBarrierError:
+            Apart.meeting.reset()
+        return grads[0]
+
+
+def apart(x: torch.Tensor) -> torch.Tensor:
+    return Apart.apply(x)
+
+
+def test_gradients_of_one_pass_that_come_to_a_worker_together_run_one_after_the_other(agents: list[Agent]) -> None:
+    x = leaf(3)
+    Apart.met = False
+    with autograd.context() as context:
+        halves = [rpc_sync("worker1", apart, (x * factor,)) for factor in (1, 2)]
+        autograd.backward(context, [torch.cat(halves).sum()])
+        assert torch.equal(autograd.get_gradients(context)[x], torch.full_like(x, 3))
+    assert not Apart.met
+
+
 def test_a_chain_longer_than_messages_tell_is_discovered(agents: list[Agent]) -> None:
     x = h = leaf(3)
     with autograd.context() as context:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from worlds import nothing_left, world
 
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
+from rpcbench.autograd import gradients
 from rpcbench.autograd.gradients import LeafGradients
 from rpcbench.rpc import RRef, remote, rpc_sync
 
@@ -180,6 +184,22 @@ def test_gradients_share_no_memory() -> None:
     assert big.tolist() == list(range(8))
     assert found[a].tolist() == [0, 10, 20, 30] and found[c].tolist() == [10] * 4
     assert found[d] is own  # not copied without need
+
+
+def test_what_two_passes_add_at_once_is_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, held, meeting = leaf(3), LeafGradients(), threading.Barrier(2)
+
+    def total(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(0.2)  # in vain, where only one adds at a time
+        return first + second
+
+    monkeypatch.setattr(gradients, "total", total)
+    held.add([(x, torch.ones(3))])
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(held.add, [(x, torch.ones(3))]) for _ in range(2)]:
+            done.result()
+    assert held.copy()[x].tolist() == [3, 3, 3]
 
 
 def test_dense_and_sparse_gradients_add_up_in_any_order() -> None:
