@@ -75,8 +75,8 @@ def backward(
     """Run backward from scalar `roots` on this worker, over all workers that took part in the context.
 
     Gradients add up in the context, on the workers that have the leaves. Only messages that the roots depend on take
-    part. In mode `"fast"`, torch's, every message must that a worker which takes part has sent in the context; RpcError
-    names those that got no gradients.
+    part. In mode `"fast"`, torch's, every message must that a worker which takes part has sent in the context; when all
+    gradients that came have run, RpcError names those that got none.
 
     TypeError or RuntimeError for bad roots, RuntimeError for an unknown context; an error of a remote function or hook
     is raised here, as its own type and as RpcError; WorkerLostError where a worker that is needed is gone.
