@@ -60,6 +60,9 @@ class Recorder(Protocol):
         """The call `label` is about to go out with these tensors, outside of any context."""
         ...
 
+    def unattached(self, tensors: Sequence[torch.Tensor], source: int) -> None:
+        """An answer that belongs to no context has brought these tensors."""
+
     def unsent(self, scope: Scope) -> None:
         """It could not be sent."""
         ...

@@ -104,12 +104,14 @@ class Values:
 
     def unpack(self, source: int, body: Body, forks: tuple[Fork, ...], scope: Scope | None, answer: bool) -> Any:
         """The value of an answer, or of a call, with handles for its RRefs and its tensors attached to the graph."""
-        if not forks and scope is None:
+        if not forks and scope is None and not (answer and body.tensors):
             return self.codec.decode(body)
         incoming = Incoming(self._home, forks, self.handle)
 
         def adopt(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             if scope is None or self.recorder is None:
+                if answer and self.recorder is not None:
+                    self.recorder.unattached(tensors, source)
                 return tensors
             return self.recorder.received(scope, tensors, source, self.routes.to(source, not answer))
 

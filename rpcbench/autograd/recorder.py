@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -41,6 +42,11 @@ _CUT = (
 _UNKNOWN = (
     "Could not find autograd context with id: {}. It is released at the end of its `with` block, and backward, "
     "get_gradients and the optimizer's step belong inside; or this worker has had no part in it"
+)
+_STAYS = (
+    "a gradient has come to a tensor that {} returned outside of any autograd context: it stays here, and nothing goes "
+    "back to what the tensor was made of. Make the call inside `with rpcbench.autograd.context()`; if this is meant, "
+    "go on with tensor.detach().requires_grad_()"
 )
 
 
@@ -174,10 +180,39 @@ class AutogradRecorder:
         self._warned.add(label)
         warnings.warn(_CUT.format(label), UserWarning, stacklevel=2)
 
+    def unattached(self, tensors: Sequence[torch.Tensor], source: int) -> None:
+        """An answer outside any context has brought these tensors: warn, once for each worker, if one gets a gradient.
+
+        Who only looks at a result is not told, nor who has fetched a parameter: that is to be used here.
+        """
+        for tensor in tensors:
+            if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
+                tensor.register_hook(_Stays(self, source))  # type: ignore[no-untyped-call]
+
+    def warn_of(self, worker: str, text: str) -> None:
+        """Warn in these words, unless they were said of that worker before."""
+        if worker not in self._warned:
+            self._warned.add(worker)
+            warnings.warn(text.format(worker), UserWarning, stacklevel=3)
+
     def unsent(self, scope: Scope) -> None:
         kept = self._contexts.get(scope.context)
         if kept is not None:
             kept.sends.pop(scope.message, None)
+
+
+class _Stays:
+    """A hook of a tensor that came outside any context. Who copies or stores the tensor need not hear of it."""
+
+    __torch_unserializable__ = True
+
+    def __init__(self, here: AutogradRecorder, source: int) -> None:
+        self._here, self._source = weakref.ref(here), source
+
+    def __call__(self, _gradient: torch.Tensor) -> None:
+        if (here := self._here()) is not None:
+            source = self._source
+            here.warn_of(here.agent.machine.ask(lambda node: node.name(source)), _STAYS)
 
 
 def recorder(agent: Agent | None = None) -> AutogradRecorder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import threading
 import warnings
@@ -285,6 +286,34 @@ def test_a_graph_that_is_cut_is_told_once_for_each_function(agents: list[Agent])
             rpc_sync("worker1", torch.abs, (x * 2,))
         with autograd.context():
             rpc_sync("worker1", torch.exp, (x * 2,))
+
+
+def test_a_gradient_that_ends_at_a_result_is_told_once_for_each_worker(agents: list[Agent]) -> None:
+    x = leaf(3)
+    weight = remote("worker1", Server).rpc_sync().parameter()
+    with pytest.warns(UserWarning, match=r"that worker1 returned outside .*autograd\.context\(\)") as told:
+        rpc_sync("worker1", work, (x,)).sum().backward()
+        early = rpc_sync("worker1", work, (x,))
+        with autograd.context() as context:
+            autograd.backward(context, [early.sum()])
+    assert len(told) == 1
+    with pytest.warns(UserWarning, match="that worker2 returned outside"), autograd.context() as context:
+        autograd.backward(context, [outside("worker2", work, x).sum()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agents[0].values.recorder._warned.clear()  # type: ignore[union-attr]
+        result = rpc_sync("worker1", work, (x,))  # is only looked at
+        (pickle.loads(pickle.dumps(result)).sum() + result.detach().requires_grad_().sum()).backward()
+        weight.to_here().sum().backward()
+        with autograd.context() as context:
+            passed_on = rpc_sync("worker2", work, (result.detach(),))
+            autograd.backward(context, [(rpc_sync("worker1", work, (x,)) * passed_on).sum()])
+
+
+def outside(to: str, function: Any, x: torch.Tensor) -> torch.Tensor:
+    """A call on a thread that is in no context."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(current.using(current.current())(rpc_sync), to, function, (x,)).result()
 
 
 # -- ends
