@@ -5,6 +5,7 @@ Nothing is written down for it while threads work; it costs something only when 
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from types import FrameType
@@ -30,7 +31,26 @@ class Doing(NamedTuple):
 def threads() -> list[Doing]:
     """All threads of this process as they are now."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return [_doing(ident, names.get(ident, str(ident)), frame) for ident, frame in sys._current_frames().items()]
+    return [_doing(ident, names.get(ident, str(ident)), frame) for ident, frame in _frames().items()]
+
+
+def _frames() -> dict[int, FrameType]:
+    """The innermost frame of each thread.
+
+    Python lists threads under a lock of its own, which whoever begins or ends one waits for, and lets nobody run
+    meanwhile. So no garbage collection may come between: it runs Python code, which lets others run.
+    """
+    with _listing:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
+
+
+_listing = threading.Lock()
 
 
 def _doing(ident: int, name: str, innermost: FrameType) -> Doing:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -243,3 +245,29 @@ def test_nobody_explains_without_a_world() -> None:
     with pytest.raises(RuntimeError, match="RPC has not been initialized"):
         rpcbench.explain()
     assert current.find() is None
+
+
+_COLLECTING = """
+import gc, sys, threading, time
+from rpcbench.agent import stacks
+
+def let_others_run(*_):
+    if sys._getframe(1).f_code.co_filename == stacks.__file__:
+        time.sleep(0.001)
+
+gc.callbacks.append(let_others_run)
+gc.set_threshold(1)
+looking = [threading.Thread(target=lambda: [stacks.threads() for _ in range(60)]) for _ in range(4)]
+for each in looking:
+    each.start()
+while any(each.is_alive() for each in looking):
+    begun = threading.Thread(target=len, args=("",))
+    begun.start()
+    begun.join()
+assert gc.isenabled()
+"""
+
+
+def test_who_looks_at_the_stacks_is_not_stopped_by_garbage() -> None:
+    """Python lists threads under a lock, under which a collection would let others run; they may want that lock."""
+    subprocess.run([sys.executable, "-c", _COLLECTING], timeout=60, check=True)
