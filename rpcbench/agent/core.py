@@ -197,6 +197,8 @@ class Agent:
 
         `label` is what errors and pictures call the function.
         """
+        if not self.running:
+            raise RuntimeError(NOT_INITIALIZED)
         target, label, seconds = self.roster.find(to).id, label or label_of(function), self._seconds(timeout)
         with self._whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
@@ -214,6 +216,8 @@ class Agent:
         label: str = "",
     ) -> Handle:
         """Run a function on a worker and leave what it returns there; a handle on that value, at once."""
+        if not self.running:
+            raise RuntimeError(NOT_INITIALIZED)
         target, label, seconds = self.roster.find(to).id, label or label_of(function), self._seconds(timeout)
         with self._whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 import msgpack
 
 from rpcbench.wire.body import Body
+from rpcbench.wire.packing import TEXT, packed
 from rpcbench.words.errors import ProtocolError
 from rpcbench.words.ids import Id
 
@@ -351,7 +352,6 @@ KINDS: tuple[type[Any], ...] = (
 )  # fmt: skip
 _UNHURRIED: frozenset[type[Any]] = frozenset((ChildAccept, UserDelete, ReleaseContext))
 EMPTY = Body(b"", b"", [])
-_TEXT = "surrogatepass"  # an exception may hold text that is no Unicode, such as a file name
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 
@@ -382,7 +382,6 @@ def _layout(kind: type[Any]) -> tuple[_Field, ...]:
     return tuple(_field(hints[name]) for name in kind._fields if name != "body")
 
 
-_pack = msgpack.Packer(unicode_errors=_TEXT).pack  # plain data: nothing interrupts it, so one does for all threads
 _LAYOUTS: dict[type[Any], tuple[_Field, ...]] = {}
 for _record in (Id, Fork, Scope, Awaited, Device, Mapped, Devices, Member, Loss, Past, *KINDS):
     _LAYOUTS[_record] = _layout(_record)
@@ -399,13 +398,13 @@ def pack(seq: int, message: Any) -> tuple[bytes, Body]:
     """A message as control bytes and body (empty where the kind has none)."""
     kind = type(message)
     fields, body = (message[:-1], message.body) if kind in _HAS_BODY else (message, EMPTY)
-    return _pack((_CODES[kind], seq, *fields)), body
+    return packed((_CODES[kind], seq, *fields)), body
 
 
 def unpack(control: bytes | memoryview, body: Body) -> tuple[int, Any]:
     """Number and message. ProtocolError for anything that `pack` cannot have made."""
     try:
-        found: Any = msgpack.unpackb(control, use_list=False, strict_map_key=True, unicode_errors=_TEXT)
+        found: Any = msgpack.unpackb(control, use_list=False, strict_map_key=True, unicode_errors=TEXT)
         code, seq, *fields = found
         kind = KINDS[code]
         if type(seq) is not int or seq < 0 or code < 0:

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgpack
 import numpy as np
 import torch
 
+from rpcbench.wire.packing import packed
 from rpcbench.wire.storages import INLINE
 
 DTYPES = {
@@ -22,7 +22,6 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Buffer = memoryview | bytearray | bytes
-_pack = msgpack.Packer().pack  # plain data: nothing interrupts it, so one does for all threads
 _MOST = 64
 """Beyond so many tensors (or dimensions) the general way is no slower."""
 
@@ -50,7 +49,7 @@ def encode(tensors: Sequence[torch.Tensor]) -> tuple[bytes, list[memoryview]] | 
                 buffers.append(array.reshape(-1).view(np.uint8).data.toreadonly())
     except (KeyError, TypeError, RuntimeError):
         return None
-    return (_pack((items, entries)), buffers) if len(addresses) == len(items) <= _MOST else None
+    return (packed((items, entries)), buffers) if len(addresses) == len(items) <= _MOST else None
 
 
 def decode(storages: Any, entries: Any, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor], int] | None:
