@@ -206,6 +206,10 @@ class Reading:
             if not self._token.acquire(blocking=False):
                 self._missed = True
                 return
+            if self.calls or self._frames:  # left by who runs a call: a worker is to see to them now
+                self.turn += 1
+                self._pool.spawn(self.read_on)
+                return
             ending = self._ending
             try:
                 if ending is None:
