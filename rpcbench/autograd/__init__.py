@@ -91,7 +91,7 @@ def backward(
     if mode not in ("smart", "fast"):
         raise ValueError(f"mode is 'smart' or 'fast', not {mode!r}")
     given: object = roots
-    if isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
+    if type(given) is not list and (isinstance(given, torch.Tensor) or not isinstance(given, Iterable)):
         raise TypeError(f"incompatible function arguments: roots is a list of tensors, such as [loss], not {given!r}")
     recorder().passes.backward(context_id, list(roots), retain_graph, fast=mode == "fast")
 

@@ -61,8 +61,9 @@ for _kind in (RecvRpc, SendRpc):  # the names of torch's own nodes, which its gr
 
 def _recorded(function: type[torch.autograd.Function], *args: Any) -> Any:
     """What travels is recorded whatever mode the thread is in, as torch does it."""
-    if torch.is_grad_enabled():
-        return function.apply(*args)  # type: ignore[no-untyped-call]
+    if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+        plain: Any = super(torch.autograd.Function, function)
+        return plain.apply(*args)  # all but what a Function does for transforms
     with torch.inference_mode(False), torch.enable_grad():
         return function.apply(*args)  # type: ignore[no-untyped-call]
 

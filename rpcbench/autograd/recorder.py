@@ -175,10 +175,10 @@ class AutogradRecorder:
 
         A leaf is no mistake: parameters and whole modules are sent to be used elsewhere. Nor is anything in no_grad.
         """
-        if label in self._warned or not torch.is_grad_enabled() or all(tensor.grad_fn is None for tensor in tensors):
-            return
-        self._warned.add(label)
-        warnings.warn(_CUT.format(label), UserWarning, stacklevel=2)
+        for tensor in tensors:
+            if tensor.grad_fn is not None and torch.is_grad_enabled() and label not in self._warned:
+                self._warned.add(label)
+                warnings.warn(_CUT.format(label), UserWarning, stacklevel=2)
 
     def unattached(self, tensors: Sequence[torch.Tensor], source: int) -> None:
         """An answer outside any context has brought these tensors: warn, once for each worker, if one gets a gradient.

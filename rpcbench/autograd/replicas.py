@@ -46,9 +46,9 @@ def apart(leaves: Leaves) -> tuple[Leaves, Leaves]:
 
     NotImplementedError where torch would reduce these at other places than their AccumulateGrad nodes.
     """
-    common: dict[Tensor, Any] = {param: module for module in list(_modules) for param in module.parameters()}
-    if not common:
+    if not _modules:  # as a rule, and walking through a WeakSet takes longer than all the rest
         return leaves, []
+    common: dict[Tensor, Any] = {param: module for module in list(_modules) for param in module.parameters()}
     for leaf, _ in leaves:
         if leaf in common:
             _check(common[leaf])

@@ -31,6 +31,7 @@ class _ParseOnly(TorchFunctionMode):
 
 
 _PARSE_ONLY = _ParseOnly()
+_TENSORS = {torch.Tensor}
 _fit: set[tuple[Callable[..., Any], int]] = set()
 """Operators that so many tensors, and nothing else, have been seen to fit: what tensors they are does not matter."""
 
@@ -39,7 +40,7 @@ def check(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     """NoOverloadError where `function` is an operator of torch that does not take these arguments."""
     if type(function) is not BuiltinFunctionType:
         return
-    tensors = not kwargs and all(type(arg) is torch.Tensor for arg in args)
+    tensors = not kwargs and set(map(type, args)) == _TENSORS
     if tensors and (function, len(args)) in _fit:
         return
     home = _HOMES.get(function.__module__)

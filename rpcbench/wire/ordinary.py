@@ -24,23 +24,25 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Buffer = memoryview | bytearray | bytes
 _MOST = 64
 """Beyond so many tensors (or dimensions) the general way is no slower."""
+_WANTED = {"requires_grad": True}
 
 
 def encode(tensors: Sequence[torch.Tensor]) -> tuple[bytes, list[memoryview]] | None:
-    """The table and buffers of tensors that each fill a storage of their own, on the CPU, and want no gradients."""
+    """The table and buffers of tensors that each fill a storage of their own, on the CPU."""
     items: list[bytes | int] = []
     buffers: list[memoryview] = []
-    entries: list[tuple[str, torch.Size, int]] = []
+    entries: list[tuple[Any, ...]] = []
     addresses: set[int] = set()
     try:
         for tensor in tensors:
             size, storage = tensor.nbytes, tensor.untyped_storage()
-            if not size or storage.nbytes() != size or not tensor.is_contiguous() or tensor.requires_grad:
-                return None
-            if type(tensor) is not torch.Tensor:
+            if not size or storage.nbytes() != size or not tensor.is_contiguous() or type(tensor) is not torch.Tensor:
                 return None
             addresses.add(storage.data_ptr())
-            entries.append((NAMES[tensor.dtype], tensor.shape, len(items)))
+            entry: tuple[Any, ...] = (NAMES[tensor.dtype], tensor.shape, len(items))
+            if tensor.requires_grad:
+                tensor, entry = tensor.detach(), (*entry, _WANTED)
+            entries.append(entry)
             array = tensor.numpy()  # numpy knows neither devices, layouts nor lazy bits, and says so
             if size < INLINE:
                 items.append(array.tobytes())
@@ -60,7 +62,10 @@ def decode(storages: Any, entries: Any, buffers: Sequence[Buffer]) -> tuple[list
     left = iter(buffers)
     used = 0
     for number, entry in enumerate(entries):
-        if type(entry) is not list or len(entry) != 3 or entry[2] != number:
+        if type(entry) is not list or len(entry) < 3 or entry[2] != number:
+            return None
+        wanted = len(entry) > 3
+        if wanted and (len(entry) > 4 or entry[3] != _WANTED):
             return None
         data, dtype, shape = storages[number], DTYPES.get(entry[0]), entry[1]
         memory: Buffer | None = bytearray(data) if type(data) is bytes else _next(left, data)
@@ -68,7 +73,9 @@ def decode(storages: Any, entries: Any, buffers: Sequence[Buffer]) -> tuple[list
             return None
         used += type(data) is int
         tensor = torch.frombuffer(memory, dtype=dtype)
-        found.append(tensor if len(shape) == 1 else tensor.resize_(shape))
+        if len(shape) != 1:
+            tensor.resize_(shape)
+        found.append(tensor.requires_grad_() if wanted else tensor)
     return found, used
 
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import cloudpickle
 import torch
 
-from rpcbench.wire import holes, kinds, scripts, tensors
+from rpcbench.wire import holes, kinds, ordinary, scripts, tensors
 from rpcbench.wire.blame import blame
 from rpcbench.wire.body import Body
 from rpcbench.wire.captured import CapturedData
@@ -112,6 +112,8 @@ class Codec:
             raise SerializationError(f"{path}: {_words(cause)}") from cause
 
     def _encode(self, value: object, externals: Externals | None, route: Route) -> Encoded:
+        if not route.targets and (quickly := _alone(value)) is not None:
+            return quickly
         stream = io.BytesIO()
         pickler = _Pickler(stream, self._code, self._captured, externals, route)
         pickle.Pickler.dump(pickler, value)  # cloudpickle's own would hide a RecursionError
@@ -141,6 +143,8 @@ class Codec:
         received, used = tensors.decode(body.tensors, body.buffers) if body.tensors else ([], 0)
         if adopt is not None:
             received = adopt(received)
+        if received and body.payload in (_ALONE, _LISTED):
+            return received[0] if body.payload == _ALONE else received[:1]
         buffers = body.buffers[used:]
         unpickler = _Unpickler(io.BytesIO(body.payload), buffers=_owned(buffers) if buffers else None)
         unpickler.tables = None
@@ -149,6 +153,27 @@ class Codec:
             return unpickler.load()
         except (pickle.UnpicklingError, EOFError) as error:
             raise ProtocolError(f"the peer sent a broken payload: {error}") from error
+
+
+class _First:
+    """Pickled as the first tensor of a table is."""
+
+    def __reduce__(self) -> Any:
+        return holes.tensor, (0,)
+
+
+_ALONE, _LISTED = (pickle.dumps(value, _PROTOCOL) for value in (_First(), [_First()]))
+"""The payload of one tensor, and of one in a list: most results, and most gradients."""
+
+
+def _alone(value: object) -> Encoded | None:
+    """The quick way for one ordinary tensor, perhaps in a list: the same bytes."""
+    listed = type(value) is list and len(value) == 1
+    tensor: Any = value[0] if listed else value  # type: ignore[index]
+    if type(tensor) is not torch.Tensor or vars(tensor) or torch.Tensor in _REDUCERS:
+        return None
+    table = ordinary.encode([tensor])
+    return None if table is None else (Body(_LISTED if listed else _ALONE, *table), [tensor])
 
 
 def _keep(beside: list[memoryview], buffer: pickle.PickleBuffer) -> bool:

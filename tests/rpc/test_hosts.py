@@ -134,8 +134,8 @@ def test_the_lead_passes_on_between_hosts(hosts: tuple[Host, Host], env: dict[st
     last = there.start(path, "4", "+2", "-2", env=env)
     said = finish([third, late, last])
     assert [out for out, _ in said] == ["0\n4\n", "1\n", "2\n"]
-    for rank, (_, told) in zip("24", said[::2], strict=True):
-        assert f"worker{rank} leads its world now; newcomers on other hosts will not find it: " in told
+    # 4, which leads at the very end, may be gone before it says so
+    assert "worker2 leads its world now; newcomers on other hosts will not find it: " in said[0][1]
 
 
 # -- in this process

@@ -24,7 +24,6 @@ SPECIAL: dict[str, list[torch.Tensor]] = {
     "part of a storage": [BASE[2:]],
     "not contiguous": [BASE.reshape(2, 4).t()],
     "one storage twice": [BASE, BASE.reshape(2, 4)],
-    "wants gradients": [torch.ones(3, requires_grad=True)],
     "parameter": [torch.nn.Parameter(torch.ones(3), requires_grad=False)],
     "empty": [torch.ones(0)],
     "conjugate": [torch.ones(2, dtype=torch.complex64).conj()],
@@ -40,7 +39,8 @@ with warnings.catch_warnings():
 @st.composite
 def plain(draw: st.DrawFn) -> torch.Tensor:
     shape = draw(st.one_of(st.lists(st.integers(1, 5), max_size=3), st.just([INLINE // 4, 3])))
-    return torch.ones(shape).to(ordinary.DTYPES[draw(st.sampled_from(DTYPES[:-1]))])
+    made = torch.ones(shape).to(ordinary.DTYPES[draw(st.sampled_from(DTYPES[:-1]))])
+    return made.requires_grad_((made.is_floating_point() or made.is_complex()) and draw(st.booleans()))
 
 
 @given(st.lists(plain(), max_size=4))
@@ -54,7 +54,8 @@ def test_both_ways_write_the_same_bytes(sent: list[torch.Tensor]) -> None:
     received, _ = found
     for before, after in zip(sent, received, strict=True):
         assert before.dtype == after.dtype and torch.equal(before, after) and not after._is_view()
-        assert after.fill_(0) is after and before.all(), "it has memory of its own, which it may write"
+        assert before.requires_grad == after.requires_grad and after.is_leaf
+        assert not after.detach().fill_(0).any() and before.all(), "it has memory of its own, which it may write"
 
 
 @pytest.mark.parametrize("name", SPECIAL)
@@ -77,7 +78,8 @@ def nearly_right(draw: st.DrawFn) -> tuple[list[Any], list[Any]]:
         count = math.prod(length for length in shape if isinstance(length, int) and 0 < length < 9)
         size = count * ordinary.DTYPES[name].itemsize
         storages.append(bytes(size + draw(st.sampled_from([0, 0, 0, 1, -1, 8]))))
-        entries.append([name, shape, number + draw(st.sampled_from([0, 0, 0, 1, -1]))])
+        notes = draw(st.sampled_from([[], [], [{"requires_grad": True}], [{"requires_grad": 1}], [{}], [{}, {}], [3]]))
+        entries.append([name, shape, number + draw(st.sampled_from([0, 0, 0, 1, -1])), *notes])
     return storages, entries
 
 
@@ -102,7 +104,7 @@ def _read(table: bytes) -> Any:
         received, _ = tensors.decode(table, [])
     except ProtocolError:
         return "refused"
-    return [(tensor.dtype, tensor.shape, tensor.reshape(-1).view(torch.uint8).tolist()) for tensor in received]
+    return [(t.dtype, t.shape, t.requires_grad, t.reshape(-1).view(torch.uint8).tolist()) for t in received]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -508,3 +508,42 @@ def test_modules_of_one_package_may_be_loaded_by_two_threads_at_once(
     for thread in threads:
         thread.join(20)
     assert sorted(found) == ["left", "right"]
+
+
+def _with_note() -> torch.Tensor:
+    noted = torch.ones(2)
+    noted.note = "kept"  # type: ignore[attr-defined]
+    return noted
+
+
+ALONE: dict[str, Any] = {
+    "a tensor": torch.ones(2, 3),
+    "one in a list": [torch.ones(2)],
+    "one that wants gradients": torch.ones(2, requires_grad=True),
+    "a large one": torch.ones(INLINE),
+    "a part of another": torch.ones(8)[2:],
+    "with an attribute": _with_note(),
+    "a parameter": torch.nn.Parameter(torch.ones(2)),
+    "two in a list": [torch.ones(2), torch.zeros(2)],
+    "one that is none": [None],
+    "an empty list": [],
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_tensor_alone_makes_the_same_body_as_anywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = ALONE[name]
+    quick, sent = Codec().encode(value)
+    arrived = Codec().decode(quick)
+    monkeypatch.setattr(pickling, "_alone", lambda value: None)
+    assert Codec().encode(value)[0] == quick, "whoever reads it need not know"
+    monkeypatch.setattr(pickling, "_ALONE", b"")
+    monkeypatch.setattr(pickling, "_LISTED", b"")
+    again = Codec().decode(quick)
+    assert type(arrived) is type(again) and repr(arrived) == repr(again) == repr(value)
+    assert not isinstance(value, torch.Tensor) or (sent == [value] and vars(arrived) == vars(value))
+
+
+def test_whoever_has_a_reducer_for_tensors_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(pickling._REDUCERS, torch.Tensor, lambda tensor: (tuple, (("reduced",),)))
+    assert Codec().decode(Codec().encode(torch.ones(2))[0]) == ("reduced",)
