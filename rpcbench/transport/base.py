@@ -22,12 +22,20 @@ class Stream(Protocol):
     store: Store
     """Where large buffers go."""
 
+    @property
+    def pending(self) -> bool:
+        """Whether something has come that the system does not tell of any more."""
+        ...
+
     def share(self, deadline: float) -> None:
         """Share memory with the peer, which has proved who it is, where that is possible. OSError past the deadline."""
         ...
 
     def read_into(self, target: memoryview, /) -> int:
-        """Put the next bytes into `target`; how many, 0 at the end of the stream. Waits for at least one."""
+        """Put the next bytes into `target`; how many, 0 at the end of the stream.
+
+        Waits until something has come; BlockingIOError where that makes no whole byte yet.
+        """
         ...
 
     def write(self, views: list[memoryview], may_wait: bool) -> None:

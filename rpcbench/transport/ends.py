@@ -144,7 +144,10 @@ def _exactly(stream: Stream, count: int, deadline: float) -> bytes:
     view = memoryview(data)
     while view:
         _limit(stream, deadline)
-        got = stream.read_into(view)
+        try:
+            got = stream.read_into(view)
+        except BlockingIOError:  # no whole byte yet
+            continue
         if not got:
             raise AuthenticationError("the peer hung up during the handshake: has it another secret or cluster?")
         view = view[got:]

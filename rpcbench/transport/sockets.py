@@ -23,6 +23,8 @@ _FLAGS = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
 class SocketStream:
     """A connected socket, and from now on its only owner."""
 
+    pending = False
+
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.store = Store()

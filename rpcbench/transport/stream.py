@@ -15,6 +15,7 @@ Rules
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -164,33 +165,28 @@ class StreamConnection:
 
     def _write(self, parts: Sequence[bytes | memoryview], may_wait: bool) -> None:
         """Write `parts`, then all that is queued. Only for the thread that set `_writing`, and the helper it names."""
-        views: list[memoryview] = []
         try:
-            while True:
-                views = [memoryview(part) for part in parts]
-                self._stream.write(views, False)
+            while self._wrote([memoryview(part) for part in parts], may_wait):
                 parts = self._next()
                 if not parts:
                     return
-        except BlockingIOError:
-            self._write_on(views, may_wait)
-        except OSError:
+        except BaseException as error:  # half a message may be out: nothing can come after it
             self._end()
             self._stop_writing()
+            if not isinstance(error, OSError):
+                raise
 
-    def _write_on(self, views: list[memoryview], may_wait: bool) -> None:
-        """The line is full."""
-        if not may_wait:
-            self._helper(lambda: self._write_on(views, True))
-            return
-        step_aside()
+    def _wrote(self, views: list[memoryview], may_wait: bool) -> bool:
+        """Write these; False where the line is full and the helper goes on."""
         try:
+            self._stream.write(views, False)
+        except BlockingIOError:
+            if not may_wait:
+                self._helper(lambda: self._write(views, True))
+                return False
+            step_aside()
             self._stream.write(views, True)
-        except OSError:
-            self._end()
-            self._stop_writing()
-        else:
-            self._write([], True)
+        return True
 
     def _next(self) -> Parts:
         """What to write next: all small messages, else a chunk of a large one, in turn. Nothing: writing ends."""
@@ -232,15 +228,26 @@ class StreamConnection:
             count = self._stream.read_into(self._decoder.target())
             self.heard += count
             if count:
-                return self._decoder.received(count)
+                frames = self._decoder.received(count)
+                return self._rest(frames) if self._stream.pending else frames
             how = "closed" if self._decoder.idle else "closed in mid-message"
             ending = Ending(f"its connection {how}", not self._decoder.over)
+        except BlockingIOError:
+            return []
         except OSError as error:
             ending = Ending(f"its connection broke ({error.strerror or error})", not self._decoder.over)
         except ProtocolError as error:
             ending = Ending(f"it sent nonsense ({error})", False)
         self._end()
         return ending
+
+    def _rest(self, frames: list[Frame]) -> list[Frame]:
+        """And all that nobody would tell of: whoever waits for more to read waits for what the system has."""
+        with contextlib.suppress(BlockingIOError):
+            while self._stream.pending and (count := self._stream.read_into(self._decoder.target())):
+                self.heard += count
+                frames += self._decoder.received(count)
+        return frames  # if it has ended, the next read tells
 
     # -- ends
     def close(self, patience: float | None = None) -> None:

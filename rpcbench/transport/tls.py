@@ -70,7 +70,7 @@ class TlsStream:
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, deadline: float) -> None:
         self._plain = SocketStream(sock)
-        self.store = self._plain.store
+        self.store, self.watch = self._plain.store, self._plain.watch
         self._sock = sock
         self._lock = threading.Lock()
         self._received, self._sealed = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -78,6 +78,7 @@ class TlsStream:
         self._tls = context.wrap_bio(self._received, self._sealed, server_side=serves)
         self._scratch = memoryview(bytearray(_PIECE))
         self._unsent: list[memoryview] = []
+        self._over = False  # the peer has said that nothing comes any more
         try:
             self._shake_hands(deadline)
         except ssl.SSLError as error:
@@ -97,18 +98,26 @@ class TlsStream:
                 raise AuthenticationError("the peer hung up during the TLS handshake: has it another secret?")
 
     # -- reading
+    @property
+    def pending(self) -> bool:
+        with self._lock:
+            return bool(self._received.pending or self._tls.pending())
+
     def read_into(self, target: memoryview, /) -> int:
-        while True:
-            with self._lock:
-                try:
-                    count: int = self._tls.read(len(target), target)  # type: ignore[assignment]  # an int, if read into
-                    return count
-                except ssl.SSLWantReadError:
-                    pass
-                except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                    return 0
-            if not self._more():
-                return 0
+        """BlockingIOError where a part of a record has come: who reads may have something else to do meanwhile."""
+        if self._over or not (self.pending or self._more()):
+            return 0
+        count = 0
+        with self._lock:
+            try:
+                while count < len(target):  # a record has 16 KB at most
+                    count += self._tls.read(len(target) - count, target[count:])  # type: ignore[operator]  # an int
+            except ssl.SSLWantReadError as error:
+                if not count:
+                    raise BlockingIOError from error
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                self._over = True
+        return count
 
     def _more(self) -> int:
         count = self._sock.recv_into(self._scratch)

@@ -6,6 +6,7 @@ import contextlib
 import queue
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -17,6 +18,7 @@ from rpcbench.transport import stream
 from rpcbench.transport.base import Stream
 from rpcbench.transport.sockets import SocketStream
 from rpcbench.transport.stream import Ending, StreamConnection
+from rpcbench.wire import frames
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import END, Frame, Limits
 from rpcbench.words.errors import NotConnectedError
@@ -98,6 +100,50 @@ def test_both_ends_send_more_than_the_sockets_hold(ends: tuple[End, End], may_wa
         frames = [end.next() for _ in range(16)]
         assert sorted(frame.control for frame in frames) == [b"call"] * 8 + [b"echo"] * 8
         assert all(frame.body.buffers == [LARGE] for frame in frames)
+
+
+class AlwaysFull(SocketStream):
+    """A line that takes nothing from who would not wait."""
+
+    def write(self, views: list[memoryview], may_wait: bool) -> None:
+        if views and not may_wait:
+            raise BlockingIOError
+        super().write(views, may_wait)
+
+
+@pytest.mark.parametrize("may_wait", [True, False])
+def test_a_line_may_be_full_as_often_as_it_likes(monkeypatch: pytest.MonkeyPatch, may_wait: bool) -> None:
+    """Before each of more pieces of a message than Python has room for calls inside each other."""
+    monkeypatch.setattr(frames, "CHUNK", 1 << 12)
+    left, right = socket.socketpair()
+    one, other = End(AlwaysFull(left)), End(SocketStream(right))
+    other.read()
+    one.send(b"large", LARGE, may_wait=may_wait)
+    one.send(b"small", may_wait=may_wait)
+    arrived = {frame.control: frame.body.buffers for frame in (other.next(), other.next())}
+    assert len(LARGE) >> 12 > sys.getrecursionlimit() and arrived == {b"large": [LARGE], b"small": []}
+    one.connection.close()
+    assert "closed" in other.ended()
+    one.read()
+    one.ended()
+
+
+def test_whatever_goes_wrong_in_a_write_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or all that is sent later would wait for ever behind it."""
+    left, right = socket.socketpair()
+    one, other = End(SocketStream(left)), End(SocketStream(right))
+
+    def fails(views: object, may_wait: bool) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(one.connection._stream, "write", fails)
+    with pytest.raises(MemoryError):
+        one.send(b"first")
+    with pytest.raises(NotConnectedError):
+        one.send(b"second")
+    for end in (other, one):
+        end.read()
+        assert end.ended()
 
 
 def test_a_small_message_does_not_wait_for_a_large_one(ends: tuple[End, End]) -> None:

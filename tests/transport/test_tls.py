@@ -13,6 +13,9 @@ from streams import SECRET, pair, spawn
 from worlds import PATIENCE
 
 from rpcbench.transport import tls
+from rpcbench.transport.stream import Ending, StreamConnection
+from rpcbench.wire.body import Body
+from rpcbench.wire.frames import Limits
 from rpcbench.words.errors import AuthenticationError
 
 
@@ -86,9 +89,45 @@ def test_what_is_sent_cannot_be_read_on_the_way() -> None:
     got = bytearray()
     while len(got) < len(words):
         piece = memoryview(bytearray(4096))
-        got += piece[: other.read_into(piece)]
+        with contextlib.suppress(BlockingIOError):  # a part of a record
+            got += piece[: other.read_into(piece)]
     assert bytes(got) == words and seen and words[:27] not in b"".join(seen)
     for stream in (one, other):
         stream.shut()
         with contextlib.suppress(OSError):
             stream.release()
+
+
+def test_nothing_that_has_come_is_left_where_nobody_is_told_of_it() -> None:
+    """Who waits for the socket would wait for ever for what has been taken from it already."""
+    one, other = (StreamConnection(stream, Limits(), spawn) for stream in pair("tls"))
+    for number in range(5):
+        one.send(str(number).encode(), Body(b"", b"", []), True)
+    one.send(b"large", Body(b"", b"", [bytes(1 << 18)]), True)
+    arrived: list[bytes] = []
+    while len(arrived) < 6:
+        assert other.watch is not None and other.watch.readable(PATIENCE)
+        frames = other.read()
+        assert not isinstance(frames, Ending) and not other._stream.pending
+        arrived += [frame.control for frame in frames]
+    assert arrived == [b"0", b"1", b"2", b"3", b"4", b"large"]
+    for connection in (one, other):
+        connection.cut()
+        while not isinstance(connection.read(), Ending):
+            pass
+        connection.release()
+
+
+def test_a_part_of_a_record_holds_up_nobody() -> None:
+    one, other = pair("tls")
+    sealed = one._seal([memoryview(b"words")])  # type: ignore[attr-defined]
+    target = memoryview(bytearray(64))
+    one._plain.write([memoryview(sealed[:7])], True)  # type: ignore[attr-defined]
+    with pytest.raises(BlockingIOError):
+        while True:  # what belongs to the handshake may come first
+            other.read_into(target)
+    one._plain.write([memoryview(sealed[7:])], True)  # type: ignore[attr-defined]
+    assert other.read_into(target) == 5 and target[:5] == b"words"
+    for stream in (one, other):
+        stream.shut()
+        stream.release()
