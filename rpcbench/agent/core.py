@@ -91,8 +91,9 @@ class Agent:
         self.complete = self._lead.complete
         self._heartbeat = Heartbeat(config, self._peers, self._link.clock, self._pairs.judged)
         self._myself = MemoryConnection(lambda frame: self._pairs.arrived(self._peers.me, frame), self._pool.spawn)
-        self.values = Values(self, self.machine, make, self._link.clock, self._waits)
-        self.waiting = Waiting(self.incarnation << COUNTER_BITS, self._pool.spawn, self._cancel, self._waits)
+        self.values = Values(self, self.machine, make, self._link.clock, lambda long: self.on_long_wait(long))
+        first = self.incarnation << COUNTER_BITS
+        self.waiting = Waiting(first, self._pool.spawn, self._cancel, lambda long: self.on_long_wait(long))
         self._pool.due = self.waiting.due
         self._channels = Channels(self._pool.spawn)
         self._sources = Sources(self.id, self.roster, self._channels, self.notify)
@@ -199,7 +200,8 @@ class Agent:
         """
         if not self.running:
             raise RuntimeError(NOT_INITIALIZED)
-        target, label, seconds = self.roster.find(to).id, label or label_of(function), self._seconds(timeout)
+        target, label = self.roster.find(to).id, label or label_of(function)
+        seconds = seconds_of(timeout, self.rpc_timeout)
         with self._whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
             number, future = self.waiting.new(partial(self._peers.read_while, target))
@@ -218,7 +220,8 @@ class Agent:
         """Run a function on a worker and leave what it returns there; a handle on that value, at once."""
         if not self.running:
             raise RuntimeError(NOT_INITIALIZED)
-        target, label, seconds = self.roster.find(to).id, label or label_of(function), self._seconds(timeout)
+        target, label = self.roster.find(to).id, label or label_of(function)
+        seconds = seconds_of(timeout, self.rpc_timeout)
         with self._whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
             number, future = self.waiting.new()
@@ -231,7 +234,7 @@ class Agent:
 
     def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Future[Any]:
         """A future of a copy of the value, from its owner. WorkerLostError where the owner is gone."""
-        owner, seconds = self._living_owner(handle), self._seconds(timeout)
+        owner, seconds = self._living_owner(handle), seconds_of(timeout, self.rpc_timeout)
         with self._whole(owner):
             scope = self.values.asks(owner, "to_here")
             number, future = self.waiting.new(partial(self._peers.read_while, owner))
@@ -260,9 +263,6 @@ class Agent:
             self._peers.await_room(to)
         return uninterrupted
 
-    def _seconds(self, timeout: float) -> float | None:
-        return seconds_of(timeout, self.rpc_timeout)
-
     def _pack(
         self, to: int, label: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
     ) -> tuple[Body, tuple[m.Fork, ...], m.Scope | None]:
@@ -276,9 +276,12 @@ class Agent:
         if not self.running:
             raise RuntimeError(NOT_INITIALIZED)
         now = self._link.clock()
-        if seconds is not None:
-            self._keeper.wake_at(message.call, now + seconds)
-        self.machine.feed(lambda node: node.call(to, message, now, seconds), may_wait=not on_main_thread())
+
+        def begin(node: Node) -> fx.Effects:  # a deadline that passes before the call is known would be missed
+            self._keeper.wake_in(message.call, now, seconds)
+            return node.call(to, message, now, seconds)
+
+        self.machine.feed(begin, may_wait=not on_main_thread())
 
     def wanted(self, source: int, call: int) -> bool:
         """Whether the caller of a call that runs here still waits for it."""
@@ -429,7 +432,7 @@ class Agent:
 
     def _effect_table(self) -> dict[type[Any], Callable[[Any], object]]:
         return {
-            fx.Wake: lambda e: self._keeper.wake_at(TICK, self._link.clock() + self._link.retry_seconds / 2),
+            fx.Wake: lambda e: self._keeper.wake_in(TICK, self._link.clock(), self._link.retry_seconds / 2),
             fx.Enqueue: lambda e: self._pool.submit(lambda: self._serve(e)),
             fx.Run: lambda e: serve.serve(self, e.source, e.message),
             fx.Resolve: self._resolve,
@@ -492,9 +495,6 @@ class Agent:
     def _autograd(self) -> Recorder:
         assert self.values.recorder is not None, "an agent that records nothing was sent a message of a backward pass"
         return self.values.recorder
-
-    def _waits(self, seconds: float) -> None:
-        self.on_long_wait(seconds)
 
     def _cancel(self, call: int) -> None:
         self.machine.feed(lambda node: node.cancel(call))

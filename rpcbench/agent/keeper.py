@@ -1,11 +1,14 @@
 """One thread per agent for what is due: forks that finalizers have given up, deadlines of calls, ticks of the node,
 messages that connections hold, memory that nobody has needed for some seconds.
 
-Finalizers, and whoever sets a deadline earlier than all others, only put a note into `released`, which wakes it.
+Finalizers, and whoever sets a deadline earlier than all others, only put a note into `released`, which wakes it. When
+it has released something it sleeps for a moment, whatever comes: where RRefs come and go in a loop, a keeper that woke
+for each of them would take Python's lock from the loop each time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import threading
@@ -16,11 +19,15 @@ from typing import Any, Protocol
 from rpcbench.agent.deadlines import Deadlines
 from rpcbench.agent.handles import Hold
 from rpcbench.agent.machine import Machine
+from rpcbench.words.changes import Flag
 
 TICK = -1
 """Stands among the deadlines of calls for the next tick of the node."""
 _HELD_SECONDS = 0.02
 """How long a message may be held, on the wall clock: a link may stop its own."""
+_NAP_SECONDS = 0.005
+_MOST = 1000
+"""So many notes are read before it looks at the clock again."""
 TIDY_SECONDS = 5.0
 """How long memory that nobody needs is kept, at least."""
 
@@ -50,21 +57,21 @@ class Keeper:
         self._peers = peers
         self._flush_at: float | None = None
         self._tidy_at = time.monotonic() + TIDY_SECONDS
-        self._running = True
+        self._stopped = Flag()
         self._thread = threading.Thread(target=self._keep, name=f"rpcbench-{name}-keeper", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        self._running = False
+        self._stopped.set()
         self.released.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(5)
 
-    def wake_at(self, call: int, at: float) -> None:
-        """Call `expired` of the node for this call (`tick` for TICK) at a time of the clock."""
-        if self._deadlines.set(call, at):
+    def wake_in(self, call: int, now: float, seconds: float | None) -> None:
+        """Call `expired` of the node for this call (`tick` for TICK) in some seconds, if ever."""
+        if seconds is not None and self._deadlines.set(call, now + seconds):
             self.released.put(None)
 
     def flush_soon(self) -> None:
@@ -75,18 +82,31 @@ class Keeper:
 
     def _keep(self) -> None:
         pause: float | None = self._appointments()
-        while self._running:
-            try:
-                item = self.released.get(timeout=pause)
-            except queue.Empty:
-                item = None
-            if isinstance(item, Hold):
-                self._release(item)
-            del item
+        while not self._stopped.is_set():
+            if self._settle(self._notes(pause)):
+                self._stopped.wait(_NAP_SECONDS)
             due, pause = self._deadlines.pop_due(self._clock())
             for call in due:
                 self._due(call)
             pause = min(self._appointments(), math.inf if pause is None else pause)
+
+    def _notes(self, pause: float | None) -> list[Any]:
+        """The notes that have come in, once there is one or `pause` seconds have passed."""
+        notes: list[Any] = []
+        with contextlib.suppress(queue.Empty):
+            notes.append(self.released.get(timeout=pause))
+            while len(notes) < _MOST:
+                notes.append(self.released.get_nowait())
+        return notes
+
+    def _settle(self, notes: list[Any]) -> bool:
+        """Release what the notes say; whether they say anything. What else they bring is freed with them."""
+        if holds := [note for note in notes if isinstance(note, Hold)]:
+            self.holds.difference_update(holds)
+            self._machine.feed(
+                lambda node: node.outcome(([], [one for hold in holds for one in node.rrefs.release(hold.fork)]))
+            )
+        return any(note is not None for note in notes)
 
     def _appointments(self) -> float:
         """Do what is due on the clock of this process; seconds until something is again."""
@@ -99,10 +119,6 @@ class Keeper:
             self._peers.tidy()
         at = self._flush_at
         return (self._tidy_at if at is None else min(at, self._tidy_at)) - now
-
-    def _release(self, hold: Hold) -> None:
-        self.holds.discard(hold)
-        self._machine.feed(lambda node: node.outcome(([], node.rrefs.release(hold.fork))))
 
     def _due(self, call: int) -> None:
         self._machine.feed(lambda node: node.tick() if call == TICK else node.expired(call))

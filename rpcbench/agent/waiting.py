@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -74,7 +74,7 @@ class Waiting:
 
 def label_of(function: Any) -> str:
     """A short name for a function, for errors and pictures."""
-    if type(function) is FunctionType:
+    if type(function) is FunctionType or type(function) is BuiltinFunctionType:
         return function.__qualname__
     if isinstance(function, torch.jit.ScriptFunction):
         return str(function.name)  # what its __qualname__ says is its class

@@ -200,15 +200,16 @@ class Membership:
         return {id_: member for id_, member in self.members.items() if id_ != self.me.id}
 
     def _change(self, change: Callable[[], object]) -> Outcome:
-        """Change the members, publish the new view."""
-        before = dict(self.members)
+        """Change the members, publish the new view. Who was launched ends when it is told to, and need not hear who
+        goes before it; others may still call each other."""
+        before, told = dict(self.members), self.closing and self.launched
         change()
         self.epoch += 1
         lost = tuple(Loss(*entry) for entry in self._lost.items())
         past = tuple(Past(*entry) for entry in self.past.items())
         complete = self._complete or self._filled()
         view = View(self.epoch, tuple(self.members.values()), lost, self.closing, complete, past, self.leader)
-        return self._compare(before, view.complete), [(to, view) for to in self._others()]
+        return self._compare(before, view.complete), [(to, view) for to in self._others() if not told]
 
     # -- everyone
     def ready(self, leaving: bool) -> Outcome:

@@ -121,6 +121,26 @@ def test_a_deadline_ends_the_wait(agents: list[Agent]) -> None:
     release.set()
 
 
+def test_a_deadline_that_passes_before_the_call_has_begun_ends_it(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the caller's thread is held up by others."""
+    caller, feed, release = agents[0], agents[0].machine.feed, threading.Event()
+    _releases.append(release)
+
+    def late(event: Any, may_wait: bool = False) -> None:
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(0.01)
+            until(lambda: not caller.waiting.deadlines._tick_of, "the keeper finds what is due already")
+        feed(event, may_wait)
+
+    monkeypatch.setattr(caller.machine, "feed", late)
+    future = caller.call("worker1", _hold, (len(_releases) - 1,), timeout=0.001)
+    with pytest.raises(RpcTimeoutError):
+        future.wait()
+    release.set()
+
+
 def test_who_is_too_busy_to_let_anyone_in_is_waited_for(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     """On one host silence means nothing, not even to who was never connected."""
     monkeypatch.setattr(peers, "HANDSHAKE_SECONDS", 0.1)

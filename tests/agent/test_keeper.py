@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from worlds import PATIENCE
+from worlds import PATIENCE, until
 
 from rpcbench.agent import keeper
 from rpcbench.agent.deadlines import Deadlines
+from rpcbench.agent.handles import Hold
 from rpcbench.agent.keeper import Keeper
 
 MACHINE: Any = None
@@ -56,3 +59,43 @@ def test_memory_is_looked_after_again_and_again_though_nothing_happens(
     made.start()
     assert all(peers.tidied.acquire(timeout=PATIENCE) for _ in range(3))
     made.stop()
+
+
+class Released:
+    """A machine that hears of what is released, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.forks: list[Any] = []
+        self.asked = 0
+
+    def feed(self, event: Any) -> None:
+        self.asked += 1
+        node = SimpleNamespace(
+            rrefs=SimpleNamespace(release=lambda fork: [fork]), outcome=lambda outcome: self.forks.extend(outcome[1])
+        )
+        event(node)
+
+
+class Thing:
+    pass
+
+
+def _let_go(kept: Keeper, fork: Any) -> None:
+    """As a handle does when its last reference goes."""
+    thing: Any = Thing()
+    hold = Hold(thing, kept.released.put)
+    hold.fork = fork
+    kept.holds.add(hold)
+
+
+def test_what_is_let_go_of_in_a_loop_does_not_wake_it_each_time(peers: Peers) -> None:
+    """It would take Python's lock from the loop, and a `remote` would take twice as long."""
+    heard: Any = Released()
+    kept = Keeper("test", heard, Deadlines(), lambda: 0.0, peers)
+    kept.start()
+    for fork in range(100):
+        _let_go(kept, fork)
+        time.sleep(0.0001)  # let it, if it wants
+    until(lambda: len(heard.forks) == 100, "all are released")
+    kept.stop()
+    assert heard.forks == list(range(100)) and not kept.holds and heard.asked < 50

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from worlds import PATIENCE, until, world
+from worlds import PATIENCE, far_world, until, world
 
 from rpcbench import autograd
 from rpcbench.agent import current
@@ -27,9 +27,9 @@ from rpcbench.wire.messages import EMPTY
 from rpcbench.words.errors import ConnectionLostError, RpcError, WorkerLostError
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    with world(tmp_path, 2) as made:
+@pytest.fixture(params=[world, far_world])
+def agents(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[list[Agent]]:
+    with request.param(tmp_path, 2) as made:
         yield made
 
 
