@@ -45,7 +45,8 @@ _CALM_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What to run: `push` are variables set before, `want` names of variables to bring back after.
+    """What to run: `push` are variables set before, `want` names of variables to bring back after, `leave` of those
+    to bring an RRef of.
 
     `value` asks for the value of the last expression under the name "", and for it not to be shown.
     """
@@ -55,6 +56,7 @@ class Cell:
     push: dict[str, Any] = field(default_factory=dict)
     want: tuple[str, ...] = ()
     value: bool = False
+    leave: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,14 @@ class CellRunner:
 
     def _run(self, cell: Cell) -> Outcome:
         from rpcbench.launch.shell import WorkerShell
+        from rpcbench.rpc import RRef
 
         if not WorkerShell.initialized():
             WorkerShell.start(self._agent.name, self._outbox)
-        return WorkerShell.instance().run(cell.code, cell.push, cell.want, cell.value)
+        outcome = WorkerShell.instance().run(cell.code, cell.push, (*cell.want, *cell.leave), cell.value)
+        if outcome.error is None:
+            outcome.values.update((name, RRef(outcome.values[name])) for name in cell.leave)
+        return outcome
 
     def _admit(self, key: CellKey) -> None:
         with self._gate:

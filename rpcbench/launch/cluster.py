@@ -12,7 +12,9 @@ from __future__ import annotations
 import atexit
 import secrets
 import signal
+import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,6 +26,7 @@ from rpcbench.agent.roster import WorkerInfo
 from rpcbench.launch.base import Handle
 from rpcbench.launch.oom import oom_kills
 from rpcbench.launch.process import ProcessLauncher
+from rpcbench.launch.status import ClusterStatus, Looks, Watched
 from rpcbench.launch.worker import LEAVE, meet
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.rpc.rref import RRef
@@ -81,6 +84,7 @@ class Cluster:
         self._handles: dict[str, Handle] = {}
         self._incarnations: dict[str, int] = {}
         self._oom_kills: dict[str, int] = {}  # when each worker was started
+        self._looks = Looks()
         self._changes = Changes()
         self._ending = threading.Lock()
         self._using: ExitStack | None = None
@@ -105,6 +109,19 @@ class Cluster:
     def pid(self, name: str) -> int:
         """Process id of a worker."""
         return self._handle(name).pid
+
+    def status(self) -> ClusterStatus:
+        """How each worker is, lost ones as well; drawn as a table. Nothing is asked of the workers themselves."""
+        calls = Counter(self.agent.machine.ask(lambda node: [call.to for call in node.calls.outgoing.values()]))
+        there, host = {info.name: info.id for info in self.agent.members()}, socket.gethostname()
+        return self._looks.at(
+            Watched(name, handle.pid, self._incarnations[name], host, _lost(handle), calls[there.get(name, -1)])
+            for name, handle in self._handles.items()
+        )
+
+    def log(self, name: str) -> str:
+        """The last lines that a worker, lost or not, has written outside any cell or call; empty if it wrote none."""
+        return self._handle(name).last_words()
 
     def wait_for(self, n: int, timeout: float = START_SECONDS) -> None:
         """Wait until `n` workers serve, also such as others start. RpcError after `timeout` s: who came, who not."""
@@ -261,6 +278,12 @@ def cluster() -> Cluster:
     if agent is None or not isinstance(agent.owner, Cluster):
         raise RuntimeError("no cluster is running: start one with rpcbench.Cluster(2), in a notebook %cluster start 2")
     return agent.owner
+
+
+def _lost(handle: Handle) -> str:
+    """How its process has ended; empty while it runs."""
+    status = handle.poll()
+    return "" if status is None else _ending(status)
 
 
 def _ending(status: int | None) -> str:

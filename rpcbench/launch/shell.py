@@ -129,7 +129,7 @@ class WorkerShell(InteractiveShell):
             return Outcome(error=error, traceback=self._rendered(error))
         missing = [name for name in want if name not in self.user_ns]
         if missing:
-            error = NameError(f"{self.compile.worker} has no variable {missing[0]!r} to bring back (-o)")
+            error = NameError(f"{self.compile.worker} has no variable {missing[0]!r} to bring back")
             return Outcome(error=error, traceback=self._rendered(error))
         values = {name: self.user_ns[name] for name in want}
         return Outcome({**values, "": result.result} if value else values)

@@ -1,7 +1,8 @@
-"""Run a cell on workers and wait for it: what `%%remote` does, without its syntax.
+"""Run a cell on workers, and wait for it or not: what `%%remote` does, without its syntax.
 
 Rules
-- Output is shown while the cell runs, in the notebook cell that asked. A cell has no deadline.
+- Output is shown while the cell runs, in the notebook cell that asked. A cell has no deadline unless it is given one;
+  when that passes the cell is interrupted.
 - Ctrl-C interrupts the cell on all its workers, waits at most `PATIENCE` seconds for them, and raises KeyboardInterrupt
   in any case; a second one does not wait.
 - A worker's error is raised here with its own type, after the results of all other workers were kept.
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
 from rpcbench.notebook.relay import Inbox, Relay
 from rpcbench.notebook.screen import Pane, Screen
-from rpcbench.notebook.tracebacks import Failed, interrupted
+from rpcbench.notebook.tracebacks import Failed, interrupted, timed_out
 from rpcbench.words.changes import Flag
 from rpcbench.words.errors import RemoteError, SerializationError
 from rpcbench.words.ids import Counter
@@ -42,6 +43,14 @@ class Ask:
     push: Values = field(default_factory=dict)
     want: tuple[str, ...] = ()
     value: bool = False
+    leave: tuple[str, ...] = ()
+
+
+class Way(NamedTuple):
+    """How a cell is run: for so many `seconds` at most, and with the worker's name before each line or not."""
+
+    seconds: float = math.inf
+    labelled: bool = False
 
 
 class Answer(NamedTuple):
@@ -61,8 +70,9 @@ class Answer(NamedTuple):
 class _Part:
     """The cell on one worker."""
 
-    def __init__(self, member: WorkerInfo, pane: Pane) -> None:
+    def __init__(self, member: WorkerInfo, pane: Pane, changed: Callable[[], object]) -> None:
         self.member = member
+        self._changed = changed
         self.inbox = Inbox(pane)
         self.values: Values = {}
         self.error: Exception | None = None
@@ -76,6 +86,13 @@ class _Part:
         except Exception as error:  # noqa: BLE001  (whatever the cell raised is what came of it)
             self.error = error
         self.replied.set()
+        self._changed()
+
+    @property
+    def state(self) -> str:
+        if not self.replied.is_set():
+            return "runs"
+        return "done" if self.error is None else type(self.error).__name__
 
     def wait(self, deadline: float = math.inf) -> bool:
         """Until the reply and all output are here; False if that is not so by `deadline` (monotonic seconds)."""
@@ -86,6 +103,13 @@ class _Part:
         # The output of a failed cell may be a little behind its reply; a cell that never began there sends none.
         if isinstance(self.error.__cause__, RemoteError) and self.inbox.begun.wait(_STRAGGLER_SECONDS):
             return _wait(self.inbox.over, deadline)
+        return True
+
+    def finish(self, deadline: float) -> bool:
+        """As `wait`; then all that was held back is shown."""
+        if not self.wait(deadline):
+            return False
+        self.inbox.pane.finish()
         return True
 
     def failed(self) -> Failed | None:
@@ -100,6 +124,68 @@ def _wait(event: Flag, deadline: float) -> bool:
     return event.wait(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
 
 
+class Sent:
+    """A cell on its workers. `answer` begins once; `stop` may come from any thread."""
+
+    def __init__(self, agent: Agent, cell: Cell, parts: list[_Part], seconds: float) -> None:
+        self._agent = agent
+        self._cell = cell
+        self._parts = parts
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+
+    def begin(self, relay: Relay) -> None:
+        for part in self._parts:
+            # Not on this thread: Ctrl-C must not cut a send in half.
+            self._agent.submit(functools.partial(self._send, part, relay))
+
+    def answer(self) -> Answer:
+        """Wait for all workers. RpcTimeoutError where that takes too long."""
+        late = [part for part in self._parts if not part.finish(self._deadline)]
+        if late:
+            raise timed_out(self._seconds, *self.stop())
+        return Answer({part.member.name: part.values for part in self._parts if part.error is None}, self._failures())
+
+    def interrupt(self) -> None:
+        """Ask all workers that still run it to stop."""
+        for part in self._parts:
+            if not part.replied.is_set():
+                notice = {"cell": self._cell.number}
+                self._agent.submit(functools.partial(self._agent.notify, part.member.id, INTERRUPT, notice))
+
+    def stop(self) -> tuple[list[Failed], list[str]]:
+        """Interrupt the cell everywhere and wait a little: where it stood, and the workers that still run it."""
+        deadline = time.monotonic() + PATIENCE
+        asked = [part for part in self._parts if part.asked]
+        try:
+            self.interrupt()
+            busy = [part for part in asked if not part.wait(deadline)]
+        except KeyboardInterrupt:
+            busy = [part for part in asked if not part.wait(time.monotonic())]
+        for part in self._parts:
+            part.inbox.pane.finish()
+        return self._failures(), [part.member.name for part in busy]
+
+    def states(self) -> dict[str, str]:
+        """By worker: "runs", "done", or the name of the error."""
+        return {part.member.name: part.state for part in self._parts}
+
+    def _send(self, part: _Part, relay: Relay) -> None:
+        worker = part.member.id
+        relay.open(worker, self._cell.number, part.inbox)
+        try:
+            future = self._agent.call(worker, run_cell, (self._cell,), timeout=0.0)
+        except Exception as error:  # noqa: BLE001  (the others shall run it all the same)
+            relay.close(worker, self._cell.number)
+            part.settle(functools.partial(_raise, _named(error)))
+        else:
+            future.add_done_callback(lambda done: part.settle(done.value))
+            part.asked = True
+
+    def _failures(self) -> list[Failed]:
+        return [failed for part in self._parts if (failed := part.failed()) is not None]
+
+
 class CellDesk:
     """Runs cells on the workers of one agent's world."""
 
@@ -108,58 +194,35 @@ class CellDesk:
         self._relay = Relay(agent)
         self._numbers = Counter()
 
-    def run(self, screen: Screen, workers: Sequence[str], code: str, ask: Ask) -> Answer:
+    def run(self, screen: Screen, workers: Sequence[str], code: str, ask: Ask, way: Way | None = None) -> Answer:
         """Run the cell on all `workers` at once and wait for them.
 
-        Errors: UnknownWorkerError or WorkerLostError before anything runs; KeyboardInterrupt after Ctrl-C. What
-        happens on a worker is in the answer.
+        Errors: UnknownWorkerError or WorkerLostError before anything runs; KeyboardInterrupt after Ctrl-C,
+        RpcTimeoutError after `way.seconds`; what happens on a worker is in the answer.
         """
-        cell = Cell(self._numbers.next(), code, ask.push, ask.want, ask.value)
+        sent = self._sent(screen, workers, code, ask, way or Way(), lambda: None)
+        try:
+            sent.begin(self._relay)
+            return sent.answer()
+        except KeyboardInterrupt:
+            raise interrupted(*sent.stop()) from None
+
+    def start(
+        self, screen: Screen, workers: Sequence[str], code: str, ask: Ask, way: Way, changed: Callable[[], object]
+    ) -> Sent:
+        """As `run`, without waiting. `changed` is called whenever a worker is through."""
+        sent = self._sent(screen, workers, code, ask, way, changed)
+        sent.begin(self._relay)
+        return sent
+
+    def _sent(
+        self, screen: Screen, workers: Sequence[str], code: str, ask: Ask, way: Way, changed: Callable[[], object]
+    ) -> Sent:
+        cell = Cell(self._numbers.next(), code, ask.push, ask.want, ask.value, ask.leave)
         members = [self.agent.member(name) for name in workers]
-        parts = [_Part(m, Pane(screen, m.name, m.name if len(members) > 1 else "")) for m in members]
-        try:
-            for part in parts:
-                # Not on this thread: Ctrl-C must not cut a send in half.
-                self.agent.submit(functools.partial(self._send, part, cell))
-            for part in parts:
-                part.wait()
-                part.inbox.pane.finish()
-        except KeyboardInterrupt:
-            raise self._stop(parts, cell) from None
-        values = {part.member.name: part.values for part in parts if part.error is None}
-        return Answer(values, _failures(parts))
-
-    def _send(self, part: _Part, cell: Cell) -> None:
-        worker = part.member.id
-        self._relay.open(worker, cell.number, part.inbox)
-        try:
-            future = self.agent.call(worker, run_cell, (cell,), timeout=0.0)
-        except Exception as error:  # noqa: BLE001  (the others shall run it all the same)
-            self._relay.close(worker, cell.number)
-            part.settle(functools.partial(_raise, _named(error)))
-        else:
-            future.add_done_callback(lambda done: part.settle(done.value))
-            part.asked = True
-
-    def _stop(self, parts: list[_Part], cell: Cell) -> KeyboardInterrupt:
-        """Interrupt the cell everywhere, wait a little, and say what came of it."""
-        deadline = time.monotonic() + PATIENCE
-        asked = [part for part in parts if part.asked]
-        try:
-            for part in parts:
-                if not part.replied.is_set():
-                    interrupt = functools.partial(self.agent.notify, part.member.id, INTERRUPT, {"cell": cell.number})
-                    self.agent.submit(interrupt)
-            busy = [part for part in asked if not part.wait(deadline)]
-        except KeyboardInterrupt:
-            busy = [part for part in asked if not part.wait(time.monotonic())]
-        for part in parts:
-            part.inbox.pane.finish()
-        return interrupted(_failures(parts), [part.member.name for part in busy])
-
-
-def _failures(parts: list[_Part]) -> list[Failed]:
-    return [failed for part in parts if (failed := part.failed()) is not None]
+        labelled = way.labelled or len(members) > 1
+        parts = [_Part(m, Pane(screen, m.name, m.name if labelled else ""), changed) for m in members]
+        return Sent(self.agent, cell, parts, way.seconds)
 
 
 def _raise(error: Exception) -> Values:

@@ -1,11 +1,11 @@
-"""The magics: `%cluster`, `%%remote`, `%remote`, `%panel`. They parse and delegate; nothing happens here.
-
-A cluster that `%cluster start` made is stopped by `%cluster stop`, by unloading the extension, and at exit.
-"""
+"""The magics: `%cluster`, `%%remote`, `%remote`, `%autoremote`, `%panel`. They parse and delegate; all else is done
+elsewhere."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,14 +16,18 @@ from IPython.display import display
 
 from rpcbench.launch import process
 from rpcbench.launch.cluster import Cluster, cluster
-from rpcbench.notebook.cells import Ask, CellDesk
+from rpcbench.notebook.auto import AutoRemote
+from rpcbench.notebook.cells import Answer, Ask, CellDesk, Way
+from rpcbench.notebook.commands import Commands
+from rpcbench.notebook.handle import CellHandle
 from rpcbench.notebook.screen import Screen
-from rpcbench.notebook.tracebacks import raised, short
+from rpcbench.notebook.targets import Targets
+from rpcbench.notebook.tracebacks import raised, short, shown_as
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-ALL = "all"
+_HERE = Way()
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -35,6 +39,13 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if (seconds := float(text)) > 0:
+            return seconds
+    raise UsageError(f"--timeout {text}: say a number of seconds, greater than 0")
+
+
 @magics_class
 class ClusterMagics(Magics):
     """Registered by `%load_ext rpcbench`."""
@@ -43,60 +54,59 @@ class ClusterMagics(Magics):
         super().__init__(shell)
         self._shell = shell
         self._desk: CellDesk | None = None
-        self._started: Cluster | None = None
+        self._targets = Targets()
+        self.auto = AutoRemote()
+        self.commands = Commands(self._targets, lambda running: shell.push({"cluster": running}))
 
     @line_magic
     def cluster(self, line: str) -> None:
-        """`%cluster start 2`, `%cluster status`, `%cluster stop`: the workers of this notebook.
+        """The workers of this notebook.
 
-        Starting twice is harmless. The cluster is bound here under the name `cluster`.
+            %cluster start 2            start two; twice is harmless. The cluster is bound here under the name `cluster`
+            %cluster status             how each is: process, memory, cpu, calls that wait for it
+            %cluster scale 3            start more, or end the last ones
+            %cluster restart worker2    end it, if it still runs, and start it again under its name
+            %cluster interrupt [NAME…]  stop the cells that run there
+            %cluster logs [NAME…]       the last lines that they wrote outside cells and calls
+            %cluster group rest [1:]    save a name for some of them, for %%remote; alone: the groups there are
+            %cluster stop               end them all
         """
-        options = _cluster_line().parse_args(shlex.split(line))
+        action, *words = shlex.split(line) or ["status"]
+        if action not in self.commands.by_name:
+            raise UsageError(f"say what to do, as in %cluster start 2: {', '.join(self.commands.by_name)}")
         with short():
-            getattr(self, f"_{options.action}")(options.size)
-
-    def _start(self, size: int | None) -> None:
-        if size is None or size < 1:
-            raise UsageError("say how many workers to start: %cluster start 2")
-        running = _running()
-        if running is None:
-            running = self._started = Cluster(size)
-        elif len(running.workers) != size:
-            _say(f"{_sentence(running)} cluster.scale({size}) makes it {size}.")
-            return
-        self._shell.push({"cluster": running})
-        _say(f"{_sentence(running)} %%remote {running.workers[0]} runs a cell there, %cluster stop ends it.")
-
-    def _status(self, _: int | None) -> None:
-        running = _running()
-        if running is None:
-            _say("No cluster runs. %cluster start 2 starts two workers.")
-            return
-        _say(_sentence(running))
-        for name in running.workers:
-            _say(f"  {name}  process {running.pid(name)}")
-
-    def _stop(self, _: int | None) -> None:
-        running = _running()
-        if running is None:
-            _say("No cluster runs.")
-            return
-        running.shutdown()
-        _say("The cluster is stopped.")
+            answer = self.commands.by_name[action](words)
+        if isinstance(answer, str):
+            sys.stdout.write(f"{answer}\n")
+        else:
+            display(answer)  # type: ignore[no-untyped-call]
 
     @no_var_expand
     @line_cell_magic
     def remote(self, line: str, cell: str | None = None) -> Any:
-        """`%%remote worker1 [worker2 … | all] [-i a,b] [-o y]`: run the cell there; output and errors appear here.
+        """`%%remote worker1 [worker2 … | all | [1:] | GROUP] [options]`: run the cell there; its output appears here.
 
-        -i sets variables there first, -o brings variables back after: as values, from several workers as dicts by
-        worker. As a line, `%remote worker1 expression` is the expression's value there.
+            -i a,b         set these variables there first
+            -o y           bring variables back after: as values, from several workers as dicts by worker
+            --rref y       bring back an RRef of a variable, which stays there
+            --async        be back at once; the answer is a handle (`_`) to wait for, await or cancel
+            --timeout 10   interrupt the cell after so many seconds: RpcTimeoutError
+            --local        run the cell here, too, once it has run there
+            --label        begin each line with the worker's name, as with several workers
+
+        As a line, `%remote worker1 expression` is the expression's value there.
         """
         with short():
             if cell is None:
                 return self._value(line)
             options = _remote_line().parse_args(shlex.split(line))
-            self._run(options.workers, cell, Ask(self._variables(options.i), options.o))
+            ask = Ask(self._variables(options.i), options.o, leave=options.rref)
+            way = Way(options.timeout, options.label)
+            if options.later:
+                return self._begin(options, cell, ask, way)
+            self._run(options.workers, cell, ask, way)
+        if options.local:
+            self._run_here(cell)
         return None
 
     def _value(self, line: str) -> Any:
@@ -105,16 +115,37 @@ class ClusterMagics(Magics):
             raise UsageError("say where and what: %remote worker1 expression; or begin the cell with %%remote worker1")
         return self._run(words[:1], words[1], Ask(value=True)).get("")
 
-    def _run(self, targets: list[str], code: str, ask: Ask) -> dict[str, Any]:
+    def _run(self, targets: list[str], code: str, ask: Ask, way: Way = _HERE) -> dict[str, Any]:
         """Run it, bind what was asked for, raise what went wrong."""
         running = cluster()
-        names = _workers(running, targets)
-        answer = self._desk_of(running).run(Screen(self._shell), names, code, ask)
-        values = answer.by_name(several=len(names) > 1)
-        self._shell.push({name: values[name] for name in ask.want if name in values})
+        names = self._targets.find(targets, running.workers)
+        answer = self._desk_of(running).run(Screen(self._shell), names, code, ask, way)
+        return self._settled(len(names) > 1, ask, answer)
+
+    def _begin(self, options: argparse.Namespace, code: str, ask: Ask, way: Way) -> CellHandle:
+        """Run it, and be back at once."""
+        if options.local:
+            raise UsageError("--local waits for the cell, --async does not: take one of them")
+        running, screen = cluster(), Screen(self._shell)
+        desk, names = self._desk_of(running), self._targets.find(options.workers, running.workers)
+        return CellHandle(
+            screen,
+            lambda changed: desk.start(screen, names, code, ask, way, changed),
+            lambda answer: self._settled(len(names) > 1, ask, answer),
+        )
+
+    def _settled(self, several: bool, ask: Ask, answer: Answer) -> dict[str, Any]:
+        values = answer.by_name(several)
+        self._shell.push({name: values[name] for name in (*ask.want, *ask.leave) if name in values})
         if answer.failures:
             raise raised(answer.failures, self._shell)
         return values
+
+    def _run_here(self, cell: str) -> None:
+        with self.auto.paused():
+            result = self._shell.run_cell(cell)
+        if (error := result.error_before_exec or result.error_in_exec) is not None:
+            raise shown_as(error, [])  # it has been shown; the cell has failed all the same
 
     def _desk_of(self, running: Cluster) -> CellDesk:
         if self._desk is None or self._desk.agent is not running.agent:
@@ -138,10 +169,23 @@ class ClusterMagics(Magics):
         with short():
             display(panel(name))  # type: ignore[no-untyped-call]
 
-    def stop_started(self) -> None:
-        """Stop the cluster that `%cluster start` made, if it still runs."""
-        if self._started is not None:
-            self._started.shutdown()
+    @line_magic
+    def autoremote(self, line: str) -> None:
+        """`%autoremote worker1`: run each cell there, as `%%remote --label worker1` does, until `%autoremote off`."""
+        words = shlex.split(line)
+        if not words:
+            where = f"on {self.auto.targets}" if self.auto.targets else "here, in the notebook"
+            sys.stdout.write(f"Cells run {where}.\n")
+        elif words == ["off"]:
+            self.auto.targets = ""
+            sys.stdout.write("Cells run here again, in the notebook.\n")
+        else:
+            with short():
+                names = self._targets.find(words, cluster().workers)
+                for name in names:
+                    cluster().agent.member(name)
+            self.auto.targets = line.strip()
+            sys.stdout.write(f"Cells run on {', '.join(names)} until %autoremote off.\n")
 
 
 class _Line(argparse.ArgumentParser):
@@ -154,50 +198,25 @@ class _Line(argparse.ArgumentParser):
         raise UsageError(f"{message}; {self.format_usage().strip()}")
 
 
-def _cluster_line() -> _Line:
-    line = _Line("%cluster")
-    line.add_argument("action", nargs="?", default="status", choices=["start", "status", "stop"])
-    line.add_argument("size", nargs="?", type=int)
-    return line
-
-
 def _remote_line() -> _Line:
     line = _Line("%%remote")
     line.add_argument("workers", nargs="+", metavar="worker")
     line.add_argument("-i", type=_names, default=(), metavar="a,b")
     line.add_argument("-o", type=_names, default=(), metavar="y")
+    line.add_argument("--rref", type=_names, default=(), metavar="y")
+    line.add_argument("--async", dest="later", action="store_true")
+    line.add_argument("--timeout", type=_seconds, default=math.inf, metavar="seconds")
+    line.add_argument("--local", action="store_true")
+    line.add_argument("--label", action="store_true")
     return line
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-
-
-def _running() -> Cluster | None:
-    try:
-        return cluster()
-    except RuntimeError:
-        return None
-
-
-def _sentence(running: Cluster) -> str:
-    names = running.workers
-    return f"{len(names)} worker{'s' if len(names) != 1 else ''}: {', '.join(names)}."
-
-
-def _workers(running: Cluster, targets: list[str]) -> list[str]:
-    """Names that the words of a magic stand for, each once."""
-    words = [name for target in targets for name in target.split(",") if name]
-    names = list(dict.fromkeys(name for word in words for name in (running.workers if word == ALL else [word])))
-    if not names:
-        raise RuntimeError("no worker is left; cluster.scale(2) starts two")
-    return names
 
 
 def register(shell: InteractiveShell) -> None:
     """Make the magics known, and torch warm for the workers to come. Loading twice changes nothing."""
     if ClusterMagics.__name__ not in shell.magics_manager.registry:
-        shell.register_magics(ClusterMagics(shell))
+        magics = ClusterMagics(shell)
+        shell.register_magics(magics)
+        shell.input_transformers_cleanup.append(magics.auto)
         process.warm()
 
 
@@ -210,4 +229,5 @@ def unregister(shell: InteractiveShell) -> None:
     for kind, names in magics.magics.items():
         for name in names:
             manager.magics[kind].pop(name, None)
-    magics.stop_started()
+    shell.input_transformers_cleanup.remove(magics.auto)
+    magics.commands.stop_started()

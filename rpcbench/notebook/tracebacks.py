@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
-from rpcbench.words.errors import RpcError
+from rpcbench.words.errors import RpcError, RpcTimeoutError
 
 E = TypeVar("E", bound=BaseException)
 
@@ -80,6 +80,15 @@ def interrupted(failures: list[Failed], busy: list[str]) -> KeyboardInterrupt:
         text = "the cell was interrupted"
     lines = _story(failures) if failures else []
     return shown_as(KeyboardInterrupt(text), [*lines, f"KeyboardInterrupt: {text}"] if busy or not lines else lines)
+
+
+def timed_out(seconds: float, failures: list[Failed], busy: list[str]) -> RpcTimeoutError:
+    """What a cell ends in that took longer than it was given, shown where it stood and who still runs it."""
+    text = f"the cell ran for more than {seconds:g} s and was interrupted"
+    if busy:
+        text += f"; it still runs on {', '.join(busy)}, where cluster.restart({busy[0]!r}) would end it"
+    lines = _story(failures) if failures else []
+    return shown_as(RpcTimeoutError(text), [*lines, f"RpcTimeoutError: {text}"])
 
 
 @contextlib.contextmanager

@@ -50,6 +50,32 @@ def test_device_maps_are_those_of_all_members(no_leaks: None) -> None:
         rpcbench.Cluster(1, device_maps={"worker1": {"cuda:99": "cpu"}})
 
 
+def test_the_state_of_each_worker_is_told(cluster: rpcbench.Cluster) -> None:
+    future = cluster.rpc_async("worker1", time.sleep, (0.2,))
+    first, second = cluster.status()
+    assert (first.name, first.pid, first.state, first.incarnation) == ("worker1", cluster.pid("worker1"), "serves", 0)
+    assert (first.calls, second.calls) == (1, 0)
+    assert first.uptime > 0 and first.memory is not None and 1 << 20 < first.memory < 1 << 30
+    future.wait()
+    burn = "import time; until = time.process_time() + 0.3\nwhile time.process_time() < until: pass"
+    cluster.rpc_sync("worker2", exec, (burn,))
+    first, second = cluster.status()
+    assert first.calls == 0 and second.cpu > first.cpu
+
+
+def test_a_stopped_worker_and_a_lost_one_are_seen(no_leaks: None) -> None:
+    with rpcbench.Cluster(2) as made:
+        stopped = psutil.Process(made.pid("worker1"))
+        stopped.suspend()
+        try:
+            os.kill(made.pid("worker2"), signal.SIGKILL)
+            until(lambda: made.status()[1].state == "killed by SIGKILL", "the news")
+            first, second = made.status()
+            assert first.state == "stopped" and (second.memory, second.uptime) == (None, 0.0)
+        finally:
+            stopped.resume()
+
+
 def test_bad_input_leaves_it_usable(cluster: rpcbench.Cluster) -> None:
     with pytest.raises(UnknownWorkerError, match="worker9"):
         cluster.rpc_sync("worker9", os.getpid)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 pytestmark = pytest.mark.process
@@ -172,7 +174,113 @@ def test_a_panel_is_shown_by_name(kernel):
 
 def test_starting_again_is_harmless(kernel):
     assert "2 workers: worker1, worker2" in kernel.run("%cluster start 2").text
-    assert "cluster.scale(3)" in kernel.run("%cluster start 3").text
+    assert "%cluster scale 3" in kernel.run("%cluster start 3").text
+
+
+def test_a_variable_stays_there_and_an_rref_of_it_comes(kernel):
+    assert kernel.run("%%remote all --rref big\nimport torch\nbig = torch.ones(3)").status == "ok"
+    assert kernel.value("[(r.owner_name(), r.to_here().sum().item()) for r in big.values()]") == str(
+        [("worker1", 3.0), ("worker2", 3.0)]
+    )
+    kernel.run("%%remote worker1\nbig.add_(1)")
+    assert kernel.value("big['worker1'].to_here()") == "tensor([2., 2., 2.])", "the very object, not a copy"
+    assert kernel.run("del big").status == "ok"
+
+
+def test_a_cell_that_takes_too_long_is_interrupted_and_shows_where_it_stood(kernel):
+    reply = kernel.run(f"%%remote worker1 --timeout 0.5\n{SLEEP}")
+    assert (reply.status, reply.ename) == ("error", "RpcTimeoutError")
+    assert "----> 4     time.sleep(0.01)" in reply.traceback
+    assert "the cell ran for more than 0.5 s and was interrupted" in reply.traceback
+    assert kernel.run("%%remote all --timeout 30\n1").status == "ok"
+
+
+def _until(path):
+    """Code that waits for a file."""
+    return f"import pathlib, time\nwhile not pathlib.Path({str(path)!r}).exists():\n    time.sleep(0.01)\n"
+
+
+def _shown(strays):
+    return [m for m in strays if m["msg_type"] in SHOWN]
+
+
+def test_a_cell_runs_while_the_notebook_goes_on_and_shows_all_where_it_began(kernel, tmp_path):
+    begun = kernel.run(f"%%remote worker1 --async -o seven\n{_until(tmp_path / 'go')}print('late')\nseven = 7")
+    assert (begun.status, begun.text) == ("ok", "")
+    assert begun.results[0]["text/plain"].startswith("<cell on worker1: runs; ")
+    assert kernel.run("handle = _\nprint('seven' in globals(), handle.done)").text == "False False\n"
+    assert kernel.run("%%remote worker2\nprint('meanwhile')").text == "meanwhile\n"
+    (tmp_path / "go").touch()
+    waited = kernel.run("print(handle.wait(), seven, handle.done)")
+    assert waited.text == "{'seven': 7} 7 True\n"
+    text, *states = _shown(waited.strays)
+    assert text["content"]["text"] == "late\n"
+    assert {m["msg_type"] for m in states} == {"update_display_data"}
+    assert states[-1]["content"]["data"]["text/plain"].startswith("<cell on worker1: done; ")
+    assert len({m["parent_header"]["msg_id"] for m in [text, *states]}) == 1, "the cell that began it"
+    assert kernel.value("await handle") == "{'seven': 7}"
+
+
+def test_the_error_of_a_cell_that_nobody_waits_for_is_shown_and_kept(kernel):
+    kernel.run("%%remote worker1 --async\n1 / 0")
+    told = kernel.run("handle = _\ntry:\n    handle.wait()\nexcept ZeroDivisionError as error:\n    print('kept')")
+    assert told.text == "kept\n"
+    texts = "".join(m["content"]["text"] for m in _shown(told.strays) if m["msg_type"] == "stream")
+    assert "ZeroDivisionError" in texts
+    assert "1 / 0" in re.sub(r"\x1b\[[0-9;]*m", "", texts)
+    assert kernel.run("handle.wait()").ename == "ZeroDivisionError"
+
+
+def test_a_cell_that_runs_beside_is_cancelled_by_its_handle_alone(kernel):
+    kernel.run(f"%%remote all --async\n{SLEEP}")
+    waited = kernel.run("handle = _\nprint('waiting')\nhandle.wait()", stop_at=[["waiting"]])
+    assert waited.ename == "KeyboardInterrupt"
+    assert kernel.value("handle.done") == "False"
+    cancelled = kernel.run("handle.cancel()\nhandle.wait()")
+    assert cancelled.ename == "CallCancelled"
+    assert kernel.value("handle").startswith("<cell on worker1: CallCancelled, worker2: CallCancelled; ")
+
+
+def test_waiting_here_and_not_waiting_there_is_refused(kernel):
+    assert "take one of them" in kernel.run("%%remote worker1 --async --local\n1").text
+
+
+def test_a_cell_runs_there_and_then_here(kernel):
+    kernel.run("%%remote worker1 --local\nimport os\nboth = os.getpid()\nprint('ran')")
+    assert kernel.value("__import__('os').getpid() == both") == "True"
+    assert kernel.value("%remote worker1 both == os.getpid()") == "True"
+    failed = kernel.run("%%remote worker1 --local\nif get_ipython().__class__.__name__ != 'WorkerShell':\n    1 / 0")
+    assert (failed.status, failed.ename) == ("error", "ZeroDivisionError")
+    assert failed.traceback.count("ZeroDivisionError") <= 2, "told once"
+
+
+def test_cells_go_to_a_worker_and_say_so_until_that_is_switched_off(kernel):
+    assert "until %autoremote off" in kernel.run("%autoremote worker2").text
+    try:
+        assert kernel.run("only_there = 7\nprint('here I am')").text == "[worker2] here I am\n"
+        assert kernel.run("only_there + 1").text == "[worker2] 8\n"
+        assert "1 / 0" in kernel.run("1 / 0").traceback
+        assert "on worker2" in kernel.run("%autoremote").text
+    finally:
+        kernel.run("%autoremote off")
+    assert kernel.value("'only_there' in globals()") == "False"
+    assert kernel.run("%autoremote worker9").ename == "UnknownWorkerError"
+
+
+def test_the_cluster_grows_and_shrinks_and_tells_how_it_is(kernel):
+    assert "3 workers" in kernel.run("%cluster scale 3").text
+    kernel.run("%cluster group rest [1:]")
+    assert sorted(kernel.run("%%remote rest\nprint('in')").text.splitlines()) == ["[worker2] in", "[worker3] in"]
+    table = kernel.run("%cluster status").results[0]
+    assert table["text/plain"].count("serves") == 3
+    assert "<table>" in table["text/html"]
+    assert "2 workers" in kernel.run("%cluster scale 2").text
+    assert kernel.run("%%remote rest\nprint('in')").text.splitlines() == ["in"]
+    before = kernel.value("cluster.pid('worker2')")
+    assert "Started again: worker2" in kernel.run("%cluster restart worker2").text
+    assert kernel.value("cluster.pid('worker2')") != before
+    kernel.run("%%remote worker2\nimport os\n_ = os.write(2, b'past all cells\\n')")
+    assert "[worker2] past all cells" in kernel.run("%cluster logs worker2").text
 
 
 def test_a_lost_worker_is_told_at_once_and_the_others_results_are_kept(kernel):

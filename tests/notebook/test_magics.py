@@ -9,8 +9,9 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from rpcbench.notebook import magics
-from rpcbench.notebook.cells import Answer, Ask
+from rpcbench.launch.status import ClusterStatus, WorkerStatus
+from rpcbench.notebook import commands, magics
+from rpcbench.notebook.cells import Answer, Ask, Way
 from rpcbench.notebook.tracebacks import Failed, interrupted, raised, shown_as
 
 
@@ -22,10 +23,40 @@ class Desk:
         self.asked = []
         self.failures = []
 
-    def run(self, screen, workers, code, ask):
+    def run(self, screen, workers, code, ask, way):
         self.asked.append((workers, code, ask))
-        values = {name: f"{name} of {{}}" for name in (*ask.want, *([""] if ask.value else []))}
+        self.way = way
+        values = {name: f"{name} of {{}}" for name in (*ask.want, *ask.leave, *([""] if ask.value else []))}
         return Answer({w: {k: v.format(w) for k, v in values.items()} for w in workers}, self.failures)
+
+
+class Running:
+    """A cluster of two, which notes what is done to it."""
+
+    def __init__(self, agent):
+        self.agent = agent
+        self.workers = ["worker1", "worker2"]
+        self.done = []
+
+    def status(self):
+        lost = WorkerStatus("worker3", 103, "killed by SIGKILL", 0, "here", 0.0, None, 0.0, 0)
+        return ClusterStatus([*(_serves(name) for name in self.workers), lost])
+
+    def scale(self, n):
+        self.workers = [f"worker{i}" for i in range(1, n + 1)]
+
+    def restart(self, name):
+        self.done.append(("restart", name))
+
+    def interrupt(self, name):
+        self.done.append(("interrupt", name))
+
+    def log(self, name):
+        return "first\nlast" if name == "worker1" else ""
+
+
+def _serves(name):
+    return WorkerStatus(name, 100, "serves", 1, "here", 75.2, 15 << 20, 0.5, 2)
 
 
 @pytest.fixture
@@ -43,8 +74,9 @@ def desk():
 @pytest.fixture
 def made(shell, desk, monkeypatch):
     """The magics in a notebook with a cluster of two."""
-    running = SimpleNamespace(workers=["worker1", "worker2"], agent=desk.agent, pid=lambda name: 100)
+    running = Running(desk.agent)
     monkeypatch.setattr(magics, "cluster", lambda: running)
+    monkeypatch.setattr(commands, "cluster", lambda: running)
     found = magics.ClusterMagics(shell)
     found._desk = desk
     return found
@@ -81,6 +113,9 @@ def test_a_line_is_a_value(made, desk):
         ("worker1 -o a.b", "code", "'a.b' is not the name of a variable"),
         ("", "code", "required: worker; usage: %%remote"),
         ("worker1 --what", "code", "unrecognized arguments: --what"),
+        ("worker1 --timeout 0", "code", "--timeout 0: say a number of seconds"),
+        ("worker1 --timeout soon", "code", "--timeout soon: say a number of seconds"),
+        ("[x]", "code", r"\[x\] is no slice"),
         ("worker1", None, "%remote worker1 expression"),
     ],
 )
@@ -109,16 +144,111 @@ def test_starting_again_says_what_runs_and_how_to_change_it(made, capsys, shell)
     made.cluster("start 3")
     same, other = capsys.readouterr().out.splitlines()
     assert same.startswith("2 workers: worker1, worker2.")
-    assert "cluster.scale(3)" in other
+    assert "%cluster scale 3" in other
     assert shell.user_ns["cluster"].workers == ["worker1", "worker2"]
-    made.cluster("")
-    assert "worker2  process 100" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("line", ["start", "start 0", "start two", "begin"])
+@pytest.mark.parametrize(
+    "line",
+    ["start", "start 0", "start two", "start 2 3", "begin", "stop now", "status of", "scale", "restart", "group rest"],
+)
 def test_a_wrong_cluster_line_is_refused(made, line):
-    with pytest.raises(UsageError, match=r"%cluster start 2|usage: %cluster"):
+    with pytest.raises(UsageError, match="%cluster"):
         made.cluster(line)
+
+
+def test_the_state_of_each_worker_is_a_table(made, monkeypatch):
+    shown = []
+    monkeypatch.setattr(magics, "display", shown.append)
+    made.cluster("")
+    made.cluster("status")
+    assert shown == [magics.cluster().status()] * 2
+    head, first, _, lost = repr(shown[0]).splitlines()
+    assert head.split() == ["worker", "process", "state", "start", "host", "up", "memory", "cpu", "calls"]
+    assert first.split("  ")[0] == "worker1" and "1 min 15 s" in first and "15 MB" in first and "50 %" in first
+    assert "killed by SIGKILL" in lost and "?" in lost
+
+
+def test_names_in_the_table_are_text():
+    row = _serves("<img onerror=x>")
+    assert "<img" not in ClusterStatus([row])._repr_html_() and "&lt;img" in ClusterStatus([row])._repr_html_()
+
+
+def test_workers_are_changed_by_a_line(made, capsys):
+    made.cluster("scale 3")
+    assert capsys.readouterr().out == "3 workers: worker1, worker2, worker3.\n"
+    made.cluster("restart worker2,worker3")
+    made.cluster("interrupt")
+    made.cluster("interrupt [0]")
+    done = magics.cluster().done
+    assert done[:2] == [("restart", "worker2"), ("restart", "worker3")]
+    assert done[2:] == [("interrupt", name) for name in ("worker1", "worker2", "worker3", "worker1")]
+
+
+def test_logs_are_told_by_worker_also_of_one_that_is_lost(made, capsys):
+    made.cluster("logs")
+    assert capsys.readouterr().out.splitlines() == [
+        "[worker1] first", "[worker1] last", *(f"[worker{n}] (nothing outside cells and calls)" for n in (2, 3))
+    ]  # fmt: skip
+    made.cluster("logs worker1")
+    assert capsys.readouterr().out.splitlines() == ["[worker1] first", "[worker1] last"]
+
+
+def test_a_group_is_saved_and_follows_who_comes(made, desk, capsys):
+    made.cluster("group")
+    made.cluster("group rest [1:]")
+    made.cluster("group")
+    assert capsys.readouterr().out.splitlines() == [
+        "No group is saved.", "rest: worker2. %%remote rest runs a cell there.", "rest: [1:]"
+    ]  # fmt: skip
+    made.remote("rest", "code")
+    made.cluster("scale 4")
+    made.remote("rest", "code")
+    assert [workers for workers, _, _ in desk.asked] == [["worker2"], ["worker2", "worker3", "worker4"]]
+
+
+def test_options_of_a_cell(made, desk, shell):
+    made.remote("worker1 --rref y --timeout 2.5 --label", "code")
+    assert desk.asked == [(["worker1"], "code", Ask(leave=("y",)))] and desk.way == Way(2.5, True)
+    assert shell.user_ns["y"] == "y of worker1"
+
+
+def test_a_cell_may_run_here_too_after_it_has_run_there(made, desk, shell):
+    ran = []
+    shell.run_cell = lambda cell: (ran.append((cell, len(desk.asked))), NOTHING_WRONG)[1]
+    made.remote("all --local", "code")
+    assert ran == [("code", 1)]
+    shell.run_cell = lambda cell: SimpleNamespace(error_before_exec=None, error_in_exec=KeyError("here"))
+    with pytest.raises(KeyError, match="here") as caught:
+        made.remote("all --local", "code")
+    assert caught.value._render_traceback_() == [], "it has been shown already"
+
+
+NOTHING_WRONG = SimpleNamespace(error_before_exec=None, error_in_exec=None)
+
+
+def test_cells_go_to_a_worker_until_that_is_switched_off(made, capsys):
+    made.auto(["x = 1\n"])
+    agent = SimpleNamespace(member=lambda name: {"worker1": 1, "worker2": 2}[name])
+    magics.cluster().agent = agent
+    made.autoremote("")
+    made.autoremote("worker2")
+    assert made.auto(["\n", "x = 1\n"]) == ["%%remote --label worker2\n", "\n", "x = 1\n"]
+    for own in ("%%time\n", "%cluster status\n", "%autoremote off\n", "%remote worker1 x\n", "\n"):
+        assert made.auto([own]) == [own]
+    with made.auto.paused():
+        assert made.auto(["x = 1\n"]) == ["x = 1\n"]
+    made.autoremote("")
+    with pytest.raises(KeyError):
+        made.autoremote("worker9")
+    made.autoremote("off")
+    assert made.auto(["x = 1\n"]) == ["x = 1\n"]
+    assert capsys.readouterr().out.splitlines() == [
+        "Cells run here, in the notebook.",
+        "Cells run on worker2 until %autoremote off.",
+        "Cells run on worker2.",
+        "Cells run here again, in the notebook.",
+    ]
 
 
 def test_without_a_cluster_every_magic_says_how_to_start_one(made, monkeypatch, capsys):
@@ -126,6 +256,7 @@ def test_without_a_cluster_every_magic_says_how_to_start_one(made, monkeypatch, 
         raise RuntimeError("no cluster is running: %cluster start 2")
 
     monkeypatch.setattr(magics, "cluster", none)
+    monkeypatch.setattr(commands, "cluster", none)
     with pytest.raises(RuntimeError, match="%cluster start 2") as caught:
         made.remote("worker1", "code")
     assert caught.value._render_traceback_() == ["RuntimeError: no cluster is running: %cluster start 2"]
@@ -146,10 +277,11 @@ def test_magics_come_once_and_go_with_the_cluster_they_started(monkeypatch):
     assert shell.find_cell_magic("remote") == first
     assert warmed == [True]
     stopped = []
-    first.__self__._started = SimpleNamespace(shutdown=lambda: stopped.append(True))
+    first.__self__.commands.started = SimpleNamespace(shutdown=lambda: stopped.append(True))
     magics.unregister(shell)
     assert stopped == [True]
-    assert [shell.find_line_magic(name) for name in ("cluster", "remote", "panel")] == [None] * 3
+    assert [shell.find_line_magic(name) for name in ("cluster", "remote", "autoremote", "panel")] == [None] * 4
+    assert first.__self__.auto not in shell.input_transformers_cleanup
     magics.unregister(shell)
     assert stopped == [True]
 

@@ -1,0 +1,109 @@
+"""How the workers of a cluster are: what the system knows of their processes, and how many calls of ours wait for them.
+
+Nothing is asked of a worker, so a busy or stopped one is seen like any other.
+"""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import psutil
+
+_MB = 1 << 20
+
+
+class WorkerStatus(NamedTuple):
+    """One worker. uptime in seconds, memory in bytes that no other process shares (None where the system does not
+    tell), cpu as a share of one core since the last look (the first one: since its start); calls of this process that
+    wait for an answer."""
+
+    name: str
+    pid: int
+    state: str
+    incarnation: int
+    host: str
+    uptime: float
+    memory: int | None
+    cpu: float
+    calls: int
+
+
+class ClusterStatus(tuple[WorkerStatus, ...]):
+    """A row for each worker, drawn as a table."""
+
+    __slots__ = ()
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        head = ("worker", "process", "state", "start", "host", "up", "memory", "cpu", "calls")
+        return [head, *map(_words, self)]
+
+    def __repr__(self) -> str:
+        rows = self._cells()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+    def _repr_html_(self) -> str:
+        head, *rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._cells()]
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table><thead><tr>{head.replace('td>', 'th>')}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _words(row: WorkerStatus) -> tuple[str, ...]:
+    memory = "?" if row.memory is None else f"{row.memory / _MB:.0f} MB"
+    start = str(row.incarnation + 1)
+    cpu = f"{row.cpu * 100:.0f} %"
+    return row.name, str(row.pid), row.state, start, row.host, _span(row.uptime), memory, cpu, str(row.calls)
+
+
+def _span(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+class Watched(NamedTuple):
+    """What the cluster knows of a worker. `lost`: how it ended; empty while it serves."""
+
+    name: str
+    pid: int
+    incarnation: int
+    host: str
+    lost: str
+    calls: int
+
+
+class Looks:
+    """Remembers the last look at each process."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[float, float]] = {}  # by process: when, and the seconds it had computed
+
+    def at(self, workers: Iterable[Watched]) -> ClusterStatus:
+        return ClusterStatus([self._at(worker) for worker in workers])
+
+    def _at(self, worker: Watched) -> WorkerStatus:
+        uptime, memory, cpu, state = 0.0, None, 0.0, worker.lost
+        try:
+            process = psutil.Process(worker.pid)
+            with process.oneshot():
+                state = state or ("stopped" if process.status() == psutil.STATUS_STOPPED else "serves")
+                uptime, cpu = self._times(process)
+            memory = int(process.memory_full_info().uss)
+        except psutil.NoSuchProcess:
+            state = state or "has ended"
+        except psutil.AccessDenied:
+            pass
+        lost = worker.lost or state == "has ended"
+        seen = (0.0, None, 0.0) if lost else (uptime, memory, cpu)
+        return WorkerStatus(worker.name, worker.pid, state, worker.incarnation, worker.host, *seen, worker.calls)
+
+    def _times(self, process: psutil.Process) -> tuple[float, float]:
+        """Seconds since its start, and the share of a core that it has used since the last look."""
+        now, began, times = time.time(), process.create_time(), process.cpu_times()
+        used = times.user + times.system
+        at, before = self._before.get(process.pid, (began, 0.0))
+        self._before[process.pid] = now, used
+        return max(0.0, now - began), max(0.0, used - before) / max(now - at, 1e-3)

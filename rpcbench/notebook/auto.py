@@ -1,0 +1,36 @@
+"""`%autoremote worker1`: cells run there, without a first line that says so, until `%autoremote off`.
+
+Rules
+- A cell that begins with a magic of its own (`%%…`, `%cluster`, `%remote`, `%panel`, …) runs as it says.
+- Whoever reads the notebook sees where a cell ran: its lines begin with the worker's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+_OWN = ("%%", "%cluster", "%remote", "%autoremote", "%panel", "%load_ext", "%unload_ext", "%reload_ext")
+
+
+class AutoRemote:
+    """A transformer of input lines, for IPython's `input_transformers_cleanup`."""
+
+    def __init__(self) -> None:
+        self.targets = ""
+        """As `%%remote` takes them; empty: cells run here."""
+
+    def __call__(self, lines: list[str]) -> list[str]:
+        first = next((line.strip() for line in lines if line.strip()), "")
+        if not self.targets or not first or first.startswith(_OWN):
+            return lines
+        return [f"%%remote --label {self.targets}\n", *lines]
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside runs here."""
+        targets, self.targets = self.targets, ""
+        try:
+            yield
+        finally:
+            self.targets = targets

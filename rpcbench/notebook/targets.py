@@ -1,0 +1,74 @@
+"""Which workers the words of a magic mean: names, `all`, `[1:]` (a slice of the workers), and groups that were saved.
+
+A group is kept as it was written and looked up when it is used, so it follows the workers that come and go: a name
+in it that is not there is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from IPython.core.error import UsageError
+
+ALL = "all"
+_SLICE = re.compile(r"\[(-?\d+)?(?:(:)(-?\d+)?(?::(-?\d+)?)?)?\]")
+
+
+class Targets:
+    """The groups of one notebook."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, tuple[str, ...]] = {}
+
+    def save(self, name: str, words: Sequence[str], workers: Sequence[str]) -> list[str]:
+        """Keep a group; its workers as of now. UsageError for a name that means something already."""
+        if not name.isidentifier() or name == ALL or name in workers:
+            raise UsageError(f"{name!r} cannot name a group: take another word, such as trainers")
+        if self._mention(_split(words), name):
+            raise UsageError(f"{name} cannot be a part of itself")
+        found = self.find(words, workers)
+        self.groups[name] = tuple(_split(words))
+        return found
+
+    def _mention(self, words: Sequence[str], name: str) -> bool:
+        return name in words or any(self._mention(self.groups.get(word, ()), name) for word in words)
+
+    def find(self, words: Sequence[str], workers: Sequence[str]) -> list[str]:
+        """Names of workers, each once. RuntimeError where none is left; what is no group and no slice is a name."""
+        names = list(dict.fromkeys(name for word in _split(words) for name in self._meant(word, workers)))
+        if not names:
+            there = f"there are {', '.join(workers)}" if workers else "no worker is left; cluster.scale(2) starts two"
+            raise RuntimeError(f"{' '.join(words)} means no worker: {there}")
+        return names
+
+    def _meant(self, word: str, workers: Sequence[str]) -> Sequence[str]:
+        if word == ALL:
+            return workers
+        if word.startswith("["):
+            return _sliced(word, workers)
+        if word in self.groups and word not in workers:
+            return [name for name in self._of_group(word, workers) if name in workers]
+        return [word]
+
+    def _of_group(self, group: str, workers: Sequence[str]) -> Iterator[str]:
+        for word in self.groups[group]:
+            yield from self._meant(word, workers)
+
+
+def _split(words: Sequence[str]) -> list[str]:
+    return [part for word in words for part in word.split(",") if part]
+
+
+def _sliced(word: str, workers: Sequence[str]) -> Sequence[str]:
+    found = _SLICE.fullmatch(word)
+    if found is None or word == "[]":
+        raise UsageError(f"{word} is no slice of the workers; write [0], [1:], [:2] or [::2]")
+    start, colon, *rest = (found[1], found[2], found[3], found[4])
+    first, stop, step = (None if text is None else int(text) for text in (start, *rest))
+    if colon is not None:
+        if step == 0:
+            raise UsageError(f"{word}: the step of a slice cannot be 0")
+        return workers[first:stop:step]
+    assert first is not None, "the pattern has a number or a colon"
+    return workers[first : first + 1 or None] if -len(workers) <= first < len(workers) else []

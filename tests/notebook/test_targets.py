@@ -1,0 +1,79 @@
+"""The words of a magic become names of workers."""
+
+from __future__ import annotations
+
+import pytest
+from IPython.core.error import UsageError
+
+from rpcbench.notebook.targets import Targets
+
+WORKERS = ["worker1", "worker2", "worker3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("worker2", "2"),
+        ("all", "123"),
+        ("worker3,worker1", "31"),
+        ("worker3 all", "312"),
+        ("[1:]", "23"),
+        ("[:2]", "12"),
+        ("[::2]", "13"),
+        ("[-1]", "3"),
+        ("[0]", "1"),
+        ("[-2:]", "23"),
+        ("[::-1]", "321"),
+        ("[:]", "123"),
+        ("rest", "23"),
+        ("pair", "32"),
+        ("both,worker1", "321"),
+    ],
+)
+def test_words_mean_workers_each_once(words, meant):
+    targets = Targets()
+    targets.save("rest", ["[1:]"], WORKERS)
+    targets.save("pair", ["worker3", "worker2"], WORKERS)
+    targets.save("both", ["pair", "rest"], WORKERS)
+    assert targets.find(words.split(), WORKERS) == [f"worker{number}" for number in meant]
+
+
+def test_what_is_no_group_is_left_to_who_knows_the_workers():
+    assert Targets().find(["nobody"], WORKERS) == ["nobody"]
+
+
+@pytest.mark.parametrize("word", ["[]", "[a]", "[1", "[1:2:3:4]", "[1,2]", "[::0]", "[1.0]"])
+def test_what_is_no_slice_is_refused(word):
+    with pytest.raises(UsageError, match="slice"):
+        Targets().find([word], WORKERS)
+
+
+@pytest.mark.parametrize("words", ["[5]", "[3:]", "[-4]"])
+def test_a_slice_of_nobody_says_who_is_there(words):
+    with pytest.raises(RuntimeError, match="there are worker1, worker2, worker3"):
+        Targets().find([words], WORKERS)
+    with pytest.raises(RuntimeError, match="no worker is left"):
+        Targets().find(["all"], [])
+
+
+def test_a_group_follows_who_goes():
+    targets = Targets()
+    targets.save("pair", ["worker1", "worker3"], WORKERS)
+    assert targets.find(["pair"], ["worker1", "worker2"]) == ["worker1"]
+    with pytest.raises(RuntimeError, match="pair means no worker"):
+        targets.find(["pair"], ["worker2"])
+
+
+@pytest.mark.parametrize("name", ["all", "worker1", "a b", "[1]", ""])
+def test_a_group_takes_no_name_that_means_something(name):
+    with pytest.raises(UsageError, match="cannot name a group"):
+        Targets().save(name, ["worker2"], WORKERS)
+
+
+def test_a_group_is_never_part_of_itself():
+    targets = Targets()
+    targets.save("one", ["worker1"], WORKERS)
+    targets.save("two", ["one"], WORKERS)
+    with pytest.raises(UsageError, match="itself"):
+        targets.save("one", ["two"], WORKERS)
+    assert targets.find(["two"], WORKERS) == ["worker1"]
