@@ -136,10 +136,19 @@ class Reading:
                 if (ending := self._stand_by()) is not None:
                     return ending
             else:
-                got = self._source.read()
+                got = self._next()
                 if isinstance(got, Ending):
                     return got
                 frames.extend(got)
+
+    def _next(self) -> Sequence[Frame] | Ending:
+        """What comes next; looked for eagerly, unless threads of ours wait for answers: those may be at work."""
+        watch = self._source.watch
+        if watch is None or self._pool.due() or watch.soon():
+            return self._source.read()
+        got = self._source.read()
+        watch.came()
+        return got
 
     def _run(self, reader: Reader, call: _Job) -> bool:
         """Run a call, unless too many run already; False if another thread reads by now."""

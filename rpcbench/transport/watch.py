@@ -6,8 +6,11 @@ in between without a change of threads. One event wakes once: then the watch is 
 
 from __future__ import annotations
 
+import functools
 import select
 import socket
+
+from rpcbench.transport.eager import Eager
 
 
 class Watch:
@@ -15,12 +18,18 @@ class Watch:
         self._fd = sock.fileno()
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
+        eager = Eager(functools.partial(self._poll.poll, 0))
+        self.soon, self.came = eager.soon, eager.came
         self._armed = select.epoll()
         self._armed.register(self._fd, select.EPOLLONESHOT)
 
     def readable(self, seconds: float) -> bool:
         """Whether a read would not wait, now or in that time."""
-        return bool(self._poll.poll(seconds * 1000))
+        if self.soon():
+            return True
+        found = bool(self._poll.poll(seconds * 1000))
+        self.came()
+        return found
 
     def arm(self) -> None:
         """Wake who stands by as soon as there is something to read, or the end."""

@@ -1,0 +1,51 @@
+"""A thread that waits for a peer looks again and again for a moment before it sleeps.
+
+To wake up takes longer than a short call: on many machines 20 to 50 us each way, and what has slept runs slowly at
+first. So who waits looks for `MOMENT` seconds, but only where that is likely to pay:
+- where the last wait was a short one; after a long one, such as an idle hour, it sleeps at once;
+- not for a while after somebody else has wanted this core meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+MOMENT = 0.0001
+_TAKEN = MOMENT / 2
+"""Seconds that a look takes only where this core, or Python's lock, has gone to somebody else meanwhile."""
+_PAUSE = 64
+"""Waits without a look after that."""
+
+
+class Eager:
+    """For one thread at a time. `there()`: whether it has come; takes a microsecond."""
+
+    def __init__(self, there: Callable[[], object]) -> None:
+        self._there = there
+        self._short = True
+        self._pause = 0
+        self._since = 0.0
+
+    def soon(self) -> bool:
+        """Whether it comes within a moment; False as well where it is not worth while to look."""
+        self._since = now = time.monotonic()
+        if self._pause:
+            self._pause -= 1
+            return False
+        if not self._short:
+            return False
+        until = now + MOMENT
+        while not self._there():
+            os.sched_yield()
+            before, now = now, time.monotonic()
+            if now - before > _TAKEN:
+                self._pause = _PAUSE
+            if self._pause or now > until:
+                return False
+        return True
+
+    def came(self) -> None:
+        """After `soon` was False: it has come, or will not; the thread has slept."""
+        self._short = time.monotonic() - self._since < MOMENT
