@@ -61,6 +61,10 @@ class Readers(Protocol):
     def due(self) -> Callable[[], bool]:
         """Whether answers are to come."""
 
+    @property
+    def busy(self) -> int:
+        """How many users' functions run."""
+
     def begin(self, call: _Job) -> bool:
         """Whether there is room for a call now; else it is run later."""
 
@@ -142,9 +146,9 @@ class Reading:
                 frames.extend(got)
 
     def _next(self) -> Sequence[Frame] | Ending:
-        """What comes next; looked for eagerly, unless threads of ours wait for answers: those may be at work."""
+        """What comes next; looked for eagerly where no other thread of ours may be at work meanwhile."""
         watch = self._source.watch
-        if watch is None or self._pool.due() or watch.soon():
+        if watch is None or self._pool.busy or self._pool.due() or watch.soon():
             return self._source.read()
         got = self._source.read()
         watch.came()
@@ -241,7 +245,7 @@ class Reading:
             watch.disarm()
         else:
             self.turn += 1
-        while waiting() and time.monotonic() < until and watch.readable(LONG):
+        while waiting() and time.monotonic() < until and watch.readable(LONG, eager=not self._pool.busy):
             got = self._source.read()
             if isinstance(got, Ending):
                 return got

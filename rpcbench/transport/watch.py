@@ -23,9 +23,9 @@ class Watch:
         self._armed = select.epoll()
         self._armed.register(self._fd, select.EPOLLONESHOT)
 
-    def readable(self, seconds: float) -> bool:
+    def readable(self, seconds: float, eager: bool = False) -> bool:
         """Whether a read would not wait, now or in that time."""
-        if self.soon():
+        if eager and self.soon():
             return True
         found = bool(self._poll.poll(seconds * 1000))
         self.came()
