@@ -92,7 +92,7 @@ class Peers:
             tie.connection.tidy()
 
     def read_while(self, to: int, waiting: Waits) -> None:
-        """By a user's thread that waits for words of a member: it may read them itself."""
+        """By a thread that waits for words of a member: it may read them itself."""
         connection = self._ties.find(to)
         if connection is not None:
             connection.read_while(waiting)

@@ -4,7 +4,7 @@ Who holds the token of a connection reads it. Around a call the token lies on th
 reads on: the same thread once the call has ended; a spare one as soon as the call waits for something of ours, or has
 run for `LONG` seconds. So two never read, and no message waits for a call for longer than that.
 
-A user's thread that waits for an answer reads it itself, if it finds the token: that saves a change of threads. Where
+A thread that waits for an answer reads it itself, if it finds the token: that saves a change of threads. Where
 it does not, the reader puts the token beside itself once no more answers are due, and stands by: such threads may take
 it and return it, and nobody is woken; what comes while nobody has it wakes the one who stands by.
 
@@ -31,7 +31,7 @@ from rpcbench.words.futures import Waits
 _Job = Callable[[], object]
 LONG = 0.002
 _PATIENCE = 0.1
-"""Seconds after which a user's thread reads no more, whatever comes: Ctrl-C is held back meanwhile."""
+"""Seconds after which a thread that waits for an answer reads no more, whatever comes: Ctrl-C is held back meanwhile."""
 _QUIET = 50
 """Looks without a change after which the monitor ends."""
 
@@ -102,8 +102,8 @@ class Reading:
         self._pool = pool
         self._source, self._receive, self._over = source, receive, over
         self._missed = False  # a thread that waits for an answer did not find the token
-        self._guarded = False  # a thread stands by for the token, which is on the table or with a user's thread
-        self._ending: Ending | None = None  # that a user's thread has met
+        self._guarded = False  # a thread stands by for the token, which is on the table or with one that waits
+        self._ending: Ending | None = None  # that a thread which waits has met
         self._token = threading.Lock()
         self._token.acquire()
         # All below belongs to the holder of the token.
@@ -206,15 +206,22 @@ class Reading:
         return self._ending
 
     def _return(self) -> None:
-        """Put the token beside the one who stands by. In this order: who is woken must find it."""
+        """Put the token beside the one who stands by. In this order: who is woken must find it.
+
+        An end wakes it as soon as it can take the token, so the connection may be gone before the watch is armed.
+        """
         watch = self._source.watch
         assert watch is not None
         self._token.release()
-        watch.arm()
+        try:
+            watch.arm()
+        except (OSError, ValueError):  # its descriptor, or the watch itself, is closed
+            if not watch.closed:
+                raise
 
-    # -- users' threads
+    # -- threads that wait for an answer
     def read_while(self, waiting: Waits) -> None:
-        """By a user's thread that waits: read, if nobody does, until it waits no more or nothing comes any more."""
+        """By a thread that waits for an answer: read, if nobody does, until it waits no more or nothing comes any more."""
         with uninterrupted:  # a token that is lost would never be found
             if not self._token.acquire(blocking=False):
                 self._missed = True
@@ -255,7 +262,7 @@ class Reading:
         return None
 
     def _leave(self, ending: Ending | None) -> None:
-        """By a user's thread that has read."""
+        """By a thread that waits for an answer, and has read."""
         if self._guarded:
             if ending is not None:
                 self._ending = ending

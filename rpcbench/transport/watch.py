@@ -15,6 +15,7 @@ from rpcbench.transport.eager import Eager
 
 class Watch:
     def __init__(self, sock: socket.socket) -> None:
+        self.closed = False
         self._fd = sock.fileno()
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
@@ -44,6 +45,7 @@ class Watch:
 
     def close(self) -> None:
         """Once nobody stands by, and before the socket is closed."""
+        self.closed = True
         self._armed.close()
 
 

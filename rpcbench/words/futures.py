@@ -227,13 +227,10 @@ class Future(_Base[T]):
             self._waiters.append(waiter)
         waiting = getattr(threading.current_thread(), "waiting", None)
         try:
-            if waiting is None:
+            with contextlib.nullcontext() if waiting is None else waiting():
                 if self._help_along is not None:
                     self._help_along(waiter.bell.locked)
                 self._listen(waiter)
-            else:
-                with waiting():
-                    self._listen(waiter)
         except BaseException:
             with self._lock:
                 self._waiters = [other for other in self._waiters if other is not waiter]

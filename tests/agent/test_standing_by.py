@@ -229,6 +229,30 @@ def test_what_comes_as_a_caller_leaves_wakes_who_stands_by(turn: int) -> None:
     source.close(pool)
 
 
+def test_who_stands_by_may_be_through_with_a_connection_before_it_is_watched_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An end wakes who stands by whether the watch is armed or not."""
+    source, pool = _Parted(), Pool("test", 2, lambda: None)
+    pool.due = lambda: False
+    reading = pool.read(source, lambda frame: None, source.over)
+    reading.read_while(lambda: False)
+    source.there.send(b".")
+    until(lambda: reading._guarded, "a thread that stands by")
+    watch = source.watch
+    assert watch is not None
+    arm = watch.arm
+
+    def too_late() -> None:
+        source.there.close()
+        assert source.ended.wait(PATIENCE), "nobody has read the end"
+        source.close(pool)
+        arm()
+
+    monkeypatch.setattr(watch, "arm", too_late)
+    reading.read_while(lambda: False)
+
+
 def test_who_stands_by_sees_to_an_end_of_which_the_peer_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda told: None)
     source, pool = _Parted(), Pool("test", 2, lambda: None)
