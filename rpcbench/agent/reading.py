@@ -31,7 +31,7 @@ from rpcbench.words.futures import Waits
 _Job = Callable[[], object]
 LONG = 0.002
 _PATIENCE = 0.1
-"""Seconds after which a thread that waits for an answer reads no more, whatever comes: Ctrl-C is held back meanwhile."""
+"""Seconds after which a thread that waits for an answer reads no more: Ctrl-C is held back meanwhile."""
 _QUIET = 50
 """Looks without a change after which the monitor ends."""
 
@@ -146,12 +146,12 @@ class Reading:
                 frames.extend(got)
 
     def _next(self) -> Sequence[Frame] | Ending:
-        """What comes next; looked for eagerly where no other thread of ours may be at work meanwhile."""
-        watch = self._source.watch
-        if watch is None or self._pool.busy or self._pool.due() or watch.soon():
+        """What comes next; looked for eagerly, if at all, where no other thread of ours may be at work meanwhile."""
+        eager = self._source.watch.eager if self._source.watch is not None else None
+        if eager is None or self._pool.busy or self._pool.due() or eager.soon():
             return self._source.read()
         got = self._source.read()
-        watch.came()
+        eager.came()
         return got
 
     def _run(self, reader: Reader, call: _Job) -> bool:
@@ -221,7 +221,7 @@ class Reading:
 
     # -- threads that wait for an answer
     def read_while(self, waiting: Waits) -> None:
-        """By a thread that waits for an answer: read, if nobody does, until it waits no more or nothing comes any more."""
+        """By a thread that waits: read, if nobody does, until it waits no more or nothing comes any more."""
         with uninterrupted:  # a token that is lost would never be found
             if not self._token.acquire(blocking=False):
                 self._missed = True

@@ -1,4 +1,4 @@
-"""A thread that waits for a peer looks again and again for a moment before it sleeps.
+"""With RPCBENCH_EAGER=1, a thread that waits for a peer looks again and again for a moment before it sleeps.
 
 To wake up takes longer than a short call: 20 to 50 us each way on many machines, and what has slept runs slowly at
 first. So who waits looks for `MOMENT` seconds, but only where that is likely to pay:
@@ -17,6 +17,11 @@ _TAKEN = 0.00005
 """Seconds between two looks only where something else has run meanwhile."""
 _PAUSE = 64
 """Waits without a look after that."""
+
+
+def asked_for() -> bool:
+    """Whether the environment asks for it. By default nobody spins: a core may have something better to do."""
+    return os.environ.get("RPCBENCH_EAGER", "0") not in ("", "0")
 
 
 class Eager:

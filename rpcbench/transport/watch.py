@@ -10,7 +10,7 @@ import functools
 import select
 import socket
 
-from rpcbench.transport.eager import Eager
+from rpcbench.transport.eager import Eager, asked_for
 
 
 class Watch:
@@ -19,17 +19,18 @@ class Watch:
         self._fd = sock.fileno()
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
-        eager = Eager(functools.partial(self._poll.poll, 0))
-        self.soon, self.came = eager.soon, eager.came
+        self.eager = Eager(functools.partial(self._poll.poll, 0)) if asked_for() else None
         self._armed = select.epoll()
         self._armed.register(self._fd, select.EPOLLONESHOT)
 
     def readable(self, seconds: float, eager: bool = False) -> bool:
-        """Whether a read would not wait, now or in that time."""
-        if eager and self.soon():
+        """Whether a read would not wait, now or in that time. `eager`: looked for eagerly, if the user wants that."""
+        if not eager or self.eager is None:
+            return bool(self._poll.poll(seconds * 1000))
+        if self.eager.soon():
             return True
         found = bool(self._poll.poll(seconds * 1000))
-        self.came()
+        self.eager.came()
         return found
 
     def arm(self) -> None:

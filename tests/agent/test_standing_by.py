@@ -27,8 +27,13 @@ from rpcbench.wire.messages import EMPTY
 from rpcbench.words.errors import ConnectionLostError, RpcError, WorkerLostError
 
 
+@pytest.fixture(params=["0", "1"], ids=["asleep", "eager"])
+def eager(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPCBENCH_EAGER", request.param)
+
+
 @pytest.fixture(params=[world, far_world])
-def agents(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[list[Agent]]:
+def agents(eager: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[list[Agent]]:
     with request.param(tmp_path, 2) as made:
         yield made
 

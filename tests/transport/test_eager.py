@@ -1,8 +1,11 @@
 """When a thread that waits looks again and again, and when it sleeps at once."""
 
+import socket
+
 import pytest
 
 from rpcbench.transport.eager import _PAUSE, _TAKEN, MOMENT, Eager
+from rpcbench.transport.watch import Watch
 
 
 class Peer:
@@ -73,3 +76,19 @@ def test_where_others_want_the_core_it_sleeps_for_a_while(peer, eager):
 def test_what_is_there_already_takes_one_look(peer, eager):
     assert not peer.wait(eager, 0)
     assert peer.looks == 1
+
+
+@pytest.mark.parametrize(("said", "looks"), [(None, False), ("0", False), ("1", True)])
+def test_nobody_looks_who_was_not_asked_to(said, looks, monkeypatch):
+    monkeypatch.delenv("RPCBENCH_EAGER", raising=False)
+    if said is not None:
+        monkeypatch.setenv("RPCBENCH_EAGER", said)
+    here, there = socket.socketpair()
+    with here, there:
+        watch = Watch(here)
+        try:
+            assert (watch.eager is not None) is looks
+            there.send(b".")
+            assert watch.readable(0.0, eager=True)
+        finally:
+            watch.close()
