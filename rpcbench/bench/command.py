@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rpcbench.bench import scaling, soak
+from rpcbench.bench import scaling, sides, soak
 from rpcbench.bench.compare import compare
 from rpcbench.bench.plan import Plan
 from rpcbench.bench.report import as_markdown, as_plot, as_table, as_values
@@ -19,7 +19,7 @@ from rpcbench.words.errors import RpcError
 OURS = "rpcbench"
 _WIDE = 150
 _BEGIN, _END = "<!-- bench -->", "<!-- end of bench -->"
-MODULES = {OURS: "rpcbench.rpc", "torch": "torch.distributed.rpc"}
+OUR_MODULE = "rpcbench.rpc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class Files:
 
 
 def run(*, against: str, seed: int, quick: bool, rounds: int | None, only: Sequence[str], files: Files) -> None:
-    """Compare with `against`, a key of MODULES. `rounds` None takes the plan's own number, no `only` all rows."""
+    """Compare with `against`, one of `sides.OTHERS`. `rounds` None takes the plan's number, no `only` all rows."""
     plan = Plan.quick(seed) if quick else Plan(seed)
     if rounds is not None:
         plan = replace(plan, rounds=rounds)
     if files.readme:
         _between_marks(files.readme, "")
-    figures = compare({name: MODULES[name] for name in (OURS, against)}, plan, chosen(plan, only))
+    figures = compare({OURS: OUR_MODULE, against: sides.module_of(against)}, plan, chosen(plan, only))
     Console(width=None if sys.stdout.isatty() else _WIDE).print(as_table(figures, OURS, against, plan))
     if files.json:
         files.json.write_text(json.dumps(as_values(figures, OURS, against, plan), indent=2) + "\n")

@@ -11,9 +11,9 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import track
 
-from rpcbench.bench import startup
+from rpcbench.bench import sides, startup
 from rpcbench.bench.figures import Batch, Figures, Samples
-from rpcbench.bench.goals import BOTH, HOSTS, OURS, PLAIN
+from rpcbench.bench.goals import BOTH, HOSTS, OURS, PLAIN, Workload
 from rpcbench.bench.hosts import obstacle, two_hosts
 from rpcbench.bench.pair import Pair, Side, pairs
 from rpcbench.bench.plan import Plan
@@ -22,7 +22,7 @@ from rpcbench.bench.workloads import WORKLOADS
 T = TypeVar("T")
 
 
-def compare(sides: dict[str, str], plan: Plan, chosen: Collection[str]) -> Figures:
+def compare(apis: dict[str, str], plan: Plan, chosen: Collection[str]) -> Figures:
     """Measure the chosen rows on each side (its name and RPC module; ours comes first).
 
     BenchError where a side cannot do its work. What this machine cannot show is left out, which is said.
@@ -30,7 +30,7 @@ def compare(sides: dict[str, str], plan: Plan, chosen: Collection[str]) -> Figur
     order = random.Random(plan.seed)
     rows = plan.rows()
     figures: Figures = {}
-    for title, name, batch in chain(_calls(sides, plan, order, chosen), _worlds(sides, plan, order, chosen)):
+    for title, name, batch in chain(_calls(apis, plan, order, chosen), _worlds(apis, plan, order, chosen)):
         samples = figures.setdefault(title, {}).setdefault(name, Samples(rows[title].quantile))
         samples.batches.append(batch)
     return {title: figures[title] for title in rows if title in figures}
@@ -39,13 +39,13 @@ def compare(sides: dict[str, str], plan: Plan, chosen: Collection[str]) -> Figur
 Measured = Iterator[tuple[str, str, Batch]]
 
 
-def _calls(sides: dict[str, str], plan: Plan, order: random.Random, chosen: Collection[str]) -> Measured:
+def _calls(apis: dict[str, str], plan: Plan, order: random.Random, chosen: Collection[str]) -> Measured:
     work = [title for title in WORKLOADS if title in chosen]
     if not work:
         return
-    ours = next(iter(sides))
-    with _met(sides, {WORKLOADS[title].on for title in work}) as frozen:
-        able = {title: _able(frozen, ours, WORKLOADS[title].on) for title in work}
+    ours = next(iter(apis))
+    with _met(apis, {WORKLOADS[title].on for title in work}) as frozen:
+        able = {title: _able(frozen, ours, WORKLOADS[title]) for title in work}
         batches = [(number, title) for number in range(plan.rounds) for title in _shuffled(order, work) if able[title]]
         for number, title in _shown(batches, "calls"):
             for pair in _shuffled(order, able[title]):
@@ -54,31 +54,34 @@ def _calls(sides: dict[str, str], plan: Plan, order: random.Random, chosen: Coll
 
 
 @contextlib.contextmanager
-def _met(sides: dict[str, str], needed: set[str]) -> Iterator[list[Pair]]:
+def _met(apis: dict[str, str], needed: set[str]) -> Iterator[list[Pair]]:
     """The pairs of all sides that are needed."""
     with contextlib.ExitStack() as stack:
-        all_sides = [Side(name, api) for name, api in sides.items()]
+        all_sides = [Side(name, api) for name, api in apis.items()]
         if far := needed & {HOSTS, PLAIN}:
             if problem := obstacle():
                 Console(stderr=True).print(f"Not measured between hosts: {problem}.")
             else:
                 places = stack.enter_context(two_hosts())
-                apis = {HOSTS: next(iter(sides.values())), PLAIN: PLAIN}
-                all_sides += [Side(kind, apis[kind], places) for kind in sorted(far)]
+                far_apis = {HOSTS: next(iter(apis.values())), PLAIN: PLAIN}
+                all_sides += [Side(kind, far_apis[kind], places) for kind in sorted(far)]
         yield stack.enter_context(pairs(all_sides))
 
 
-def _able(frozen: list[Pair], ours: str, on: str) -> list[Pair]:
+def _able(frozen: list[Pair], ours: str, workload: Workload) -> list[Pair]:
     """The pairs that a workload is measured on."""
+    on = workload.on
     if on == BOTH:
-        return [pair for pair in frozen if pair.name not in (HOSTS, PLAIN)]
+        both = [pair for pair in frozen if pair.name not in (HOSTS, PLAIN)]
+        return [pair for pair in both if sides.does(pair.api, workload.needs)]
     return [pair for pair in frozen if pair.name == (ours if on == OURS else on)]
 
 
-def _worlds(sides: dict[str, str], plan: Plan, order: random.Random, chosen: Collection[str]) -> Measured:
+def _worlds(apis: dict[str, str], plan: Plan, order: random.Random, chosen: Collection[str]) -> Measured:
+    able = [name for name, api in apis.items() if sides.does(api, sides.WORLDS)]
     for scene in _shown(plan.scenes(chosen) * plan.repeats, "worlds"):
-        for name in _shuffled(order, sides):
-            for title, value in zip(scene.rows, startup.measure(sides[name], scene), strict=True):
+        for name in _shuffled(order, able):
+            for title, value in zip(scene.rows, startup.measure(apis[name], scene), strict=True):
                 if title in chosen:
                     yield title, name, Batch([value])
 

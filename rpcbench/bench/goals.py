@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rpcbench.bench.operation import Prepare
+from rpcbench.bench.sides import CALLS
 
-PLAIN = "plain"
+PLAIN = "rpcbench.bench.plain"
 BOTH, OURS, HOSTS = "both", "ours", "hosts"
 SECONDS, BYTES, CORES = "s", "B", "cores"
 
@@ -38,8 +39,10 @@ class Workload:
     """How to make its operation, its row, and who is measured.
 
     `on`: BOTH sides; OURS alone; ours between two HOSTS; a PLAIN loop over TCP between these, for comparison.
+    `needs`: what the other side must be able to do.
     """
 
     prepare: Prepare
     row: Row
     on: str = BOTH
+    needs: str = CALLS

@@ -7,6 +7,7 @@ the seconds of every call, and what CPU time a call took. A wrong result is an e
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import random
 import signal
@@ -21,8 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rpcbench.bench import plain
-from rpcbench.bench.goals import PLAIN
 from rpcbench.bench.operation import CALLEE, Api, Operation
 from rpcbench.bench.workloads import WORKLOADS
 
@@ -83,8 +82,8 @@ def _drive(api: Api, orders: socket.socket) -> None:
 
 
 def _join(name: str, rank: int, url: str) -> Api:
-    if name == PLAIN:
-        return Api(plain.Peer(rank, url), None, None)
+    if name.startswith(f"{__package__}."):
+        return Api(importlib.import_module(name).join(rank, url), None, None)
     api = Api.named(name)
     options = api.rpc.TensorPipeRpcBackendOptions(init_method=url)
     api.rpc.init_rpc(["driver", CALLEE][rank], rank=rank, world_size=2, rpc_backend_options=options)

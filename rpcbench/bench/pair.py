@@ -56,7 +56,7 @@ def launch(
 
 
 class Side(NamedTuple):
-    """Who is measured: what errors call it, its RPC module (or PLAIN), and where its two processes are."""
+    """Who is measured: what errors call it, its module (see `sides`), and where its two processes are."""
 
     name: str
     api: str
@@ -67,7 +67,7 @@ class Pair:
     """The driver and the worker of one side, which meet at `url`."""
 
     def __init__(self, side: Side, url: str, env: Mapping[str, str]) -> None:
-        self.name = side.name
+        self.name, self.api = side.name, side.api
         here, there = (host.command() for host in side.hosts) if side.hosts else ([], [])
         ours, theirs = socket.socketpair()
         ours.settimeout(_REPLY_SECONDS)

@@ -15,6 +15,7 @@ from rpcbench.bench.figures import Figures, Samples
 from rpcbench.bench.goals import BYTES, CORES, Row
 from rpcbench.bench.plan import Plan
 from rpcbench.bench.plots import bars
+from rpcbench.bench.sides import has_goals
 
 
 class Line(NamedTuple):
@@ -38,15 +39,16 @@ def lines(figures: Figures, ours: str, theirs: str, plan: Plan) -> Iterator[Line
         theirs_cell = _cell(other, row.unit) if other else ""
         ratio = f"{other.value / mine.value:.2f}x" if other else ""
         cpu = f"{other.cpu / mine.cpu:.2f}x" if other and mine.cpu and other.cpu else ""
-        yield Line(
-            title, _cell(mine, row.unit), theirs_cell, ratio, cpu, _against_goal(row, mine, other, figures, ours)
-        )
+        goal = _against_goal(row, mine, other if has_goals(theirs) else None, figures, ours)
+        yield Line(title, _cell(mine, row.unit), theirs_cell, ratio, cpu, goal)
 
 
 def _against_goal(row: Row, mine: Samples, other: Samples | None, figures: Figures, ours: str) -> str:
     goal = row.goal
     if goal.ratio is not None:
-        reached = other is not None and other.value / mine.value >= goal.ratio
+        if other is None:
+            return ""
+        reached = other.value / mine.value >= goal.ratio
         return f"{_mark(reached)} {goal.ratio:g}x" + (f" ({goal.stretch:g}x)" if goal.stretch else "")
     if goal.most is None:
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rpcbench.bench import calls, payloads, plain, training
 from rpcbench.bench.goals import HOSTS, OURS, PLAIN, Goal, Row, Workload
 from rpcbench.bench.payloads import KB, MB
+from rpcbench.bench.sides import RREFS, TRAINING
 
 SMALL = "function returning an int"
 LOOP = "send 128 MB in a plain loop, between hosts"
@@ -13,8 +14,8 @@ WORKLOADS: dict[str, Workload] = {
     SMALL: Workload(calls.int_call, Row(Goal(4, 6))),
     "function on two tiny tensors": Workload(calls.python_on_tensors, Row(Goal(3, 4))),
     "torch.add on tiny tensors": Workload(calls.torch_add, Row(Goal(2.2, 3))),
-    "remote + to_here": Workload(calls.remote_value, Row(Goal(3, 4))),
-    "method through an RRef": Workload(calls.method, Row(Goal(4, 5))),
+    "remote + to_here": Workload(calls.remote_value, Row(Goal(3, 4)), needs=RREFS),
+    "method through an RRef": Workload(calls.method, Row(Goal(4, 5)), needs=RREFS),
     "1 in flight, per call": Workload(calls.in_flight(1), Row(Goal(3.5, 5))),
     "16 in flight, per call": Workload(calls.in_flight(16), Row(Goal(5, 8))),
     "256 in flight, per call": Workload(calls.in_flight(256), Row(Goal(6, 8))),
@@ -24,11 +25,13 @@ WORKLOADS: dict[str, Workload] = {
     "echo 16 MB": Workload(payloads.echo(16 * MB), Row(Goal(1.5, 2))),
     "echo 128 MB": Workload(payloads.echo(128 * MB), Row(Goal(2.2, 3))),
     "send 16 MB, int back": Workload(payloads.send(16 * MB), Row(Goal(1.3, 1.8))),
-    "context + backward, d=16": Workload(training.backward(16, 4), Row(Goal(1.6, 2))),
-    "context + backward, d=128": Workload(training.backward(128, 32), Row(Goal(1.3, 1.4))),
-    "context + backward, d=512": Workload(training.backward(512, 64), Row(Goal(1.12, 1.15))),
-    "optimizer step, 6 + 6 parameters": Workload(training.step(16, 4), Row(Goal(1.3, 1.5))),
-    "beside a busy thread, 99th percentile": Workload(calls.beside_busy_thread, Row(Goal(most=1e-3), quantile=0.99)),
+    "context + backward, d=16": Workload(training.backward(16, 4), Row(Goal(1.6, 2)), needs=TRAINING),
+    "context + backward, d=128": Workload(training.backward(128, 32), Row(Goal(1.3, 1.4)), needs=TRAINING),
+    "context + backward, d=512": Workload(training.backward(512, 64), Row(Goal(1.12, 1.15)), needs=TRAINING),
+    "optimizer step, 6 + 6 parameters": Workload(training.step(16, 4), Row(Goal(1.3, 1.5)), needs=TRAINING),
+    "beside a busy thread, 99th percentile": Workload(
+        calls.beside_busy_thread, Row(Goal(most=1e-3), quantile=0.99), needs=RREFS
+    ),
     "with a panel open": Workload(calls.panel_open, Row(Goal(most=1.2, of=SMALL)), on=OURS),
     f"{SMALL}, between hosts": Workload(calls.int_call, Row(Goal(most=1.5, of=SMALL)), on=HOSTS),
     "send 128 MB, between hosts": Workload(payloads.send(128 * MB), Row(Goal(most=1.25, of=LOOP)), on=HOSTS),

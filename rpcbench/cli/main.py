@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     secret.set_defaults(run=_secret)
 
     bench = commands.add_parser("bench", help="time our RPC and another one on the same work, in one run")
-    bench.add_argument("--against", choices=["torch"], default="torch", help="the other side (default: torch)")
+    bench.add_argument("--against", choices=["torch", "ray", "monarch"], default="torch", help="the other side")
     bench.add_argument("--only", action="append", default=[], metavar="TEXT", help="only rows with this in their title")
     bench.add_argument("--rounds", type=_positive, metavar="N", help="batches of each workload on each side")
     bench.add_argument("--quick", action="store_true", help="only see that everything runs")

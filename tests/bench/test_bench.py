@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import random
 import socket
@@ -20,7 +21,7 @@ import psutil
 import pytest
 import torch
 
-from rpcbench.bench import command
+from rpcbench.bench import command, sides
 from rpcbench.bench.figures import Batch, Samples
 from rpcbench.bench.goals import BOTH, HOSTS, PLAIN
 from rpcbench.bench.hosts import obstacle, two_hosts
@@ -110,6 +111,7 @@ def leaves(node: Any) -> Iterator[torch.Tensor]:
             yield from leaves(parent)
 
 
+TORCH = sides.OTHERS["torch"].module
 ACTED = [title for title, work in WORKLOADS.items() if work.on == BOTH]
 
 
@@ -239,7 +241,7 @@ def test_rows_are_chosen_by_a_part_of_their_title() -> None:
         command.chosen(plan, ["echo 3 KB"])
 
 
-@pytest.fixture(params=command.MODULES.values())
+@pytest.fixture(params=[command.OUR_MODULE, TORCH])
 def api(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -259,7 +261,7 @@ def test_a_pair_waits_stopped_and_works_when_thawed(api: str) -> None:
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
 def test_what_fails_on_one_side_is_an_error_with_its_traceback() -> None:
-    with pairs([Side("the side", command.MODULES["torch"])]) as [side]:
+    with pairs([Side("the side", TORCH)]) as [side]:
         side.thaw()
         with pytest.raises(BenchError, match=r"(?s)the side:.*Traceback.*KeyError: 'no such work'"):
             side.ask("no such work", "seed", 0.0)
@@ -274,7 +276,7 @@ def test_a_pair_does_not_outlive_a_killed_comparison() -> None:
     script = f"""
 import signal
 from rpcbench.bench.pair import Side, pairs
-with pairs([Side("side", {command.MODULES["torch"]!r})]):
+with pairs([Side("side", {TORCH!r})]):
     print("frozen", flush=True)
     signal.pause()
 """
@@ -320,6 +322,38 @@ def test_two_hosts_hear_each_other_and_go() -> None:
     assert names.isdisjoint(path.name for path in Path("/run/netns").iterdir())
 
 
+def test_another_runtime_is_measured_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["bench", "--against", "monarch"]) == 1
+    assert "monarch is not installed here: pip install torchmonarch" in capsys.readouterr().err
+
+
+def test_a_runtime_does_only_what_it_has_and_has_no_goals() -> None:
+    ray, monarch = (sides.OTHERS[name].module for name in ("ray", "monarch"))
+    can = {title: [sides.does(api, work.needs) for api in (ray, monarch, TORCH)] for title, work in WORKLOADS.items()}
+    assert can[SMALL] == [True, True, True]
+    assert can["method through an RRef"] == [True, False, True]
+    assert can["context + backward, d=16"] == [False, False, True]
+    figures = {SMALL: {"rpcbench": Samples(0.5, [Batch([1e-3])]), "ray": Samples(0.5, [Batch([5e-3])])}}
+    (line,) = lines(figures, "rpcbench", "ray", Plan(1))
+    assert (line.ratio, line.goal) == ("5.00x", "")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["ray", "monarch"])
+def test_another_runtime_does_the_same_work(name: str, tmp_path: Path) -> None:
+    """Run where it is installed; no environment of ours brings it."""
+    pytest.importorskip(sides.OTHERS[name].imports)
+    file = tmp_path / "figures.json"
+    assert main(["bench", "--against", name, "--quick", "--seed", "1", "--json", str(file)]) == 0
+    values = json.loads(file.read_text())["workloads"]
+    module = sides.OTHERS[name].module
+    able = {title for title, work in WORKLOADS.items() if work.on == BOTH and sides.does(module, work.needs)}
+    assert {title for title, work in values.items() if name in work} == able
+
+
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
 def test_one_run_measures_rows_of_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,7 +368,7 @@ def test_one_run_measures_rows_of_every_kind(tmp_path: Path, capsys: pytest.Capt
     assert set(values["workloads"]) == set(command.chosen(Plan.quick(42), texts)) - beyond
     for title, work in values["workloads"].items():
         both = title not in WORKLOADS or WORKLOADS[title].on == BOTH
-        assert {side for side in command.MODULES if side in work} == ({*command.MODULES} if both else {command.OURS})
+        assert ("torch" in work) == both and command.OURS in work
         assert all(side["p10"] > 0 for side in work.values() if isinstance(side, dict))
     printed = capsys.readouterr()
     assert "seed 42" in printed.out
