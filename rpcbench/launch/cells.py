@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from rpcbench.agent.current import caller, current
 from rpcbench.launch.outbox import CellKey, CellStream, Notice, Outbox
+from rpcbench.launch.stdin import ANSWER, Stdin
 from rpcbench.words.errors import CallCancelled
 from rpcbench.words.futures import blocked
 
@@ -74,6 +75,7 @@ class CellRunner:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._logs = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._outbox = Outbox(self._notify, self._logs)
+        self._stdin = Stdin(self._outbox)
         self._gate = threading.Lock()
         self._running: CellKey | None = None
         self._given_up: deque[CellKey] = deque(maxlen=64)
@@ -82,14 +84,16 @@ class CellRunner:
         self._heard: queue.SimpleQueue[None] = queue.SimpleQueue()
         agent.on_notice(INTERRUPT, self._interrupt)
         agent.on_notice(SHOWN, self._outbox.shown)
+        agent.on_notice(ANSWER, self._stdin.answered)
 
     def serve(self) -> None:
-        """Run cells until `stop`. Takes over SIGINT, `sys.stdout` and `sys.stderr` meanwhile."""
+        """Run cells until `stop`. Takes over SIGINT, `sys.stdout`, `sys.stderr` and `input` meanwhile."""
         before = signal.signal(signal.SIGINT, self._on_signal)
         sys.stdout, sys.stderr = (CellStream(name, self._outbox, log) for name, log in self._logs.items())
         try:
-            while (job := self._jobs.get()) is not None:
-                self._reply(job, self._attempt(job))
+            with self._stdin.installed():
+                while (job := self._jobs.get()) is not None:
+                    self._reply(job, self._attempt(job))
         finally:
             sys.stdout, sys.stderr = self._logs.values()
             signal.signal(signal.SIGINT, before)
@@ -132,6 +136,7 @@ class CellRunner:
         return outcome
 
     def _admit(self, key: CellKey) -> None:
+        signal.signal(signal.SIGINT, self._on_signal)  # a debugger in the cell before may have left its own
         with self._gate:
             given_up = key in self._given_up
             self._running = None if given_up else key
@@ -147,6 +152,7 @@ class CellRunner:
         error = outcome.error
         kind = None if error is None else type(error).__name__
         self._outbox.end(job.key, json.dumps({"error": kind, "traceback": outcome.traceback}))
+        self._stdin.end()
         if error is None:
             job.reply.set_result(outcome.values)
         elif isinstance(error, Exception):

@@ -80,11 +80,13 @@ class Outbox:
             return
         self._put((key, stream, text))
 
-    def show(self, kind: str, content: str) -> None:
-        """A display, a result or a clear for the cell that runs; nobody sees those when none does."""
+    def show(self, kind: str, content: str) -> bool:
+        """A display, a question or the like for the cell that runs. False if none does, or in a forked child."""
         key = self._key
-        if key is not None and os.getpid() == self._pid:
-            self._put((key, kind, content))
+        if key is None or os.getpid() != self._pid:
+            return False
+        self._put((key, kind, content))
+        return True
 
     def shown(self, asker: int, notice: Notice) -> None:
         """The asker has shown this many notices of its cell. On a pool thread."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
+from rpcbench.notebook.prompts import BESIDE, Prompts
 from rpcbench.notebook.relay import Inbox, Relay
 from rpcbench.notebook.screen import Pane, Screen
 from rpcbench.notebook.tracebacks import Failed, interrupted, timed_out
@@ -70,14 +71,15 @@ class Answer(NamedTuple):
 class _Part:
     """The cell on one worker."""
 
-    def __init__(self, member: WorkerInfo, pane: Pane, changed: Callable[[], object]) -> None:
+    def __init__(self, member: WorkerInfo, pane: Pane, prompts: Prompts, changed: Callable[[], object]) -> None:
         self.member = member
         self._changed = changed
-        self.inbox = Inbox(pane)
+        self._prompts = prompts
         self.values: Values = {}
         self.error: Exception | None = None
         self.asked = False
         self.replied = Flag()
+        self.inbox = Inbox(pane, lambda content: prompts.put(member, content, self.replied.is_set))
 
     def settle(self, answer: Callable[[], Values]) -> None:
         """The reply is here, or never will be."""
@@ -86,6 +88,7 @@ class _Part:
         except Exception as error:  # noqa: BLE001  (whatever the cell raised is what came of it)
             self.error = error
         self.replied.set()
+        self._prompts.look()
         self._changed()
 
     @property
@@ -106,8 +109,8 @@ class _Part:
         return True
 
     def finish(self, deadline: float) -> bool:
-        """As `wait`; then all that was held back is shown."""
-        if not self.wait(deadline):
+        """As `wait`; meanwhile the user is asked what workers ask. Then all that was held back is shown."""
+        if not (self._prompts.attend(self.replied, deadline) and self.wait(deadline)):
             return False
         self.inbox.pane.finish()
         return True
@@ -127,8 +130,9 @@ def _wait(event: Flag, deadline: float) -> bool:
 class Sent:
     """A cell on its workers. `answer` begins once; `stop` may come from any thread."""
 
-    def __init__(self, agent: Agent, cell: Cell, parts: list[_Part], seconds: float) -> None:
+    def __init__(self, agent: Agent, cell: Cell, parts: list[_Part], prompts: Prompts, seconds: float) -> None:
         self._agent = agent
+        self._prompts = prompts
         self._cell = cell
         self._parts = parts
         self._seconds = seconds
@@ -156,6 +160,7 @@ class Sent:
     def stop(self) -> tuple[list[Failed], list[str]]:
         """Interrupt the cell everywhere and wait a little: where it stood, and the workers that still run it."""
         deadline = time.monotonic() + PATIENCE
+        self._prompts.close()
         asked = [part for part in self._parts if part.asked]
         try:
             self.interrupt()
@@ -200,7 +205,7 @@ class CellDesk:
         Errors: UnknownWorkerError or WorkerLostError before anything runs; KeyboardInterrupt after Ctrl-C,
         RpcTimeoutError after `way.seconds`; what happens on a worker is in the answer.
         """
-        sent = self._sent(screen, workers, code, ask, way or Way(), lambda: None)
+        sent = self._sent(screen, workers, code, ask, way or Way(), Prompts(self.agent), lambda: None)
         try:
             sent.begin(self._relay)
             return sent.answer()
@@ -211,18 +216,25 @@ class CellDesk:
         self, screen: Screen, workers: Sequence[str], code: str, ask: Ask, way: Way, changed: Callable[[], object]
     ) -> Sent:
         """As `run`, without waiting. `changed` is called whenever a worker is through."""
-        sent = self._sent(screen, workers, code, ask, way, changed)
+        sent = self._sent(screen, workers, code, ask, way, Prompts(self.agent, BESIDE), changed)
         sent.begin(self._relay)
         return sent
 
     def _sent(
-        self, screen: Screen, workers: Sequence[str], code: str, ask: Ask, way: Way, changed: Callable[[], object]
+        self,
+        screen: Screen,
+        workers: Sequence[str],
+        code: str,
+        ask: Ask,
+        way: Way,
+        prompts: Prompts,
+        changed: Callable[[], object],
     ) -> Sent:
         cell = Cell(self._numbers.next(), code, ask.push, ask.want, ask.value, ask.leave)
         members = [self.agent.member(name) for name in workers]
         labelled = way.labelled or len(members) > 1
-        parts = [_Part(m, Pane(screen, m.name, m.name if labelled else ""), changed) for m in members]
-        return Sent(self.agent, cell, parts, way.seconds)
+        parts = [_Part(m, Pane(screen, m.name, m.name if labelled else ""), prompts, changed) for m in members]
+        return Sent(self.agent, cell, parts, prompts, way.seconds)
 
 
 def _raise(error: Exception) -> Values:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,10 +58,14 @@ class End:
 
 
 class Inbox:
-    """The output of one cell on one worker: shown on its pane as it comes, until the end is there."""
+    """The output of one cell on one worker: shown on its pane as it comes, until the end is there.
 
-    def __init__(self, pane: Pane) -> None:
+    `ask` takes the questions that the cell asks.
+    """
+
+    def __init__(self, pane: Pane, ask: Callable[[str], object]) -> None:
         self.pane = pane
+        self._ask = ask
         self.begun = Flag()
         self.over = Flag()
         self.end: End | None = None
@@ -74,6 +78,8 @@ class Inbox:
         for kind, content in self._items.add(notice):
             if kind == "end":
                 self.end = End(**json.loads(content))
+            elif kind == "input":
+                self._ask(content)
             else:
                 self._show(kind, content)
         self.shown = self._items.passed

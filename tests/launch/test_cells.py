@@ -240,6 +240,18 @@ def test_interrupts_at_any_moment_neither_end_the_worker_nor_hit_another_cell(be
     assert sorted(bench.agent.ended.get(timeout=10) for _ in range(300)) == list(range(300))
 
 
+def test_a_handler_that_a_cell_leaves_behind_lasts_no_longer_than_the_cell(bench):
+    def script():
+        bench.ask(0, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+        started = threading.Event()
+        cell = in_background(lambda: bench.ask(1, sleeper(started)))
+        started.wait(10)
+        bench.interrupt(1)
+        assert isinstance(cell(), CallCancelled)
+
+    bench.serve(script)
+
+
 def test_streams_and_the_signal_handler_are_given_back(bench):
     before = sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT)
     bench.serve(lambda: print("not for a cell") or bench.ask(0, lambda: None))

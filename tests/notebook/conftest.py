@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import signal
 from dataclasses import dataclass, field
 
 import pytest
+import zmq
 from jupyter_client.manager import KernelManager
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -23,6 +25,7 @@ class Reply:
     evalue: str
     outputs: list[tuple[str, dict]] = field(default_factory=list)
     strays: list[dict] = field(default_factory=list)
+    prompts: list[tuple[str, bool]] = field(default_factory=list)
 
     @property
     def text(self):
@@ -49,11 +52,14 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
 
-    def run(self, code, stop_at=(), timeout=60):
-        """Run a cell to its end. For each of `stop_at`, lists of texts: press the stop button when all are shown."""
+    def run(self, code, stop_at=(), answers=(), timeout=60, allow_stdin=True):
+        """Run a cell to its end. For each of `stop_at`, lists of texts: press the stop button when all are shown.
+
+        `answers` are texts for its prompts, or functions to call instead of an answer.
+        """
         reply = Reply("", "", "")
-        stops = list(stop_at)
-        cell = self.client.execute(code)
+        stops, answers = list(stop_at), list(answers)
+        cell = self.client.execute(code, allow_stdin=allow_stdin)
 
         def hook(message):
             kind, content = message["msg_type"], message["content"]
@@ -64,20 +70,39 @@ class Kernel:
                 stops.pop(0)
                 self.interrupt()
 
-        self._read(cell, hook, reply, timeout)
+        def asked(message):
+            assert message["parent_header"]["msg_id"] == cell
+            reply.prompts.append((message["content"]["prompt"], message["content"]["password"]))
+            answer = answers.pop(0)
+            answer() if callable(answer) else self.client.input(answer)
+
+        self._read(cell, hook, asked, reply, timeout)
         content = self.answer(cell, timeout)
         reply.status, reply.ename, reply.evalue = content["status"], content.get("ename", ""), content.get("evalue", "")
         return reply
 
-    def _read(self, cell, hook, reply, timeout):
+    def _read(self, cell, hook, asked, reply, timeout):
         while True:
-            message = self.client.get_iopub_msg(timeout=timeout)
-            if message["parent_header"].get("msg_id") != cell:
+            message = self._next(timeout)
+            if message["msg_type"] == "input_request":
+                asked(message)
+            elif message["parent_header"].get("msg_id") != cell:
                 reply.strays.append(message)
             elif message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
                 return
             else:
                 hook(message)
+
+    def _next(self, timeout):
+        """The next message that the kernel sends, be it output or a question."""
+        channels = {c.socket: c for c in (self.client.iopub_channel, self.client.stdin_channel)}
+        poller = zmq.Poller()
+        for socket in channels:
+            poller.register(socket, zmq.POLLIN)
+        ready = poller.poll(timeout * 1000)
+        if not ready:
+            raise queue.Empty
+        return channels[ready[0][0]].get_msg(timeout=timeout)
 
     def answer(self, cell, timeout=60):
         """The reply to a cell; `wait_for_ready` may have left others behind."""
