@@ -26,6 +26,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rpcbench.agent.current import caller, current
+from rpcbench.launch import pager
 from rpcbench.launch.outbox import CellKey, CellStream, Notice, Outbox
 from rpcbench.launch.stdin import ANSWER, Stdin
 from rpcbench.words.errors import CallCancelled
@@ -129,7 +130,7 @@ class CellRunner:
         from rpcbench.rpc import RRef
 
         if not WorkerShell.initialized():
-            WorkerShell.start(self._agent.name, self._outbox)
+            pager.install(WorkerShell.start(self._agent.name, self._outbox), self._outbox)
         outcome = WorkerShell.instance().run(cell.code, cell.push, (*cell.want, *cell.leave), cell.value)
         if outcome.error is None:
             outcome.values.update((name, RRef(outcome.values[name])) for name in cell.leave)

@@ -21,10 +21,14 @@ class AutoRemote:
         """As `%%remote` takes them; empty: cells run here."""
 
     def __call__(self, lines: list[str]) -> list[str]:
-        first = next((line.strip() for line in lines if line.strip()), "")
-        if not self.targets or not first or first.startswith(_OWN):
+        if self.before("".join(lines)) is None:
             return lines
         return [f"%%remote --label {self.targets}\n", *lines]
+
+    def before(self, code: str) -> str | None:
+        """Where the cell goes; None where it runs as it says."""
+        first = code.lstrip()
+        return self.targets if self.targets and first and not first.startswith(_OWN) else None
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

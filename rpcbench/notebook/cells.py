@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rpcbench.launch import pager
 from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
-from rpcbench.notebook.prompts import BESIDE, Prompts
+from rpcbench.launch.prompts import BESIDE, Prompts
 from rpcbench.notebook.relay import Inbox, Relay
 from rpcbench.notebook.screen import Pane, Screen
 from rpcbench.notebook.tracebacks import Failed, interrupted, timed_out
@@ -79,7 +80,14 @@ class _Part:
         self.error: Exception | None = None
         self.asked = False
         self.replied = Flag()
-        self.inbox = Inbox(pane, lambda content: prompts.put(member, content, self.replied.is_set))
+        self.inbox = Inbox(pane, self._take_over)
+
+    def _take_over(self, kind: str, content: str) -> bool:
+        """What the cell says to the notebook itself. On a pool thread."""
+        if kind == "input":
+            self._prompts.put(self.member, content, self.replied.is_set)
+            return True
+        return kind == "page" and self._prompts.pager and pager.show(content)
 
     def settle(self, answer: Callable[[], Values]) -> None:
         """The reply is here, or never will be."""
@@ -233,6 +241,7 @@ class CellDesk:
         cell = Cell(self._numbers.next(), code, ask.push, ask.want, ask.value, ask.leave)
         members = [self.agent.member(name) for name in workers]
         labelled = way.labelled or len(members) > 1
+        prompts.pager &= len(members) == 1
         parts = [_Part(m, Pane(screen, m.name, m.name if labelled else ""), prompts, changed) for m in members]
         return Sent(self.agent, cell, parts, prompts, way.seconds)
 

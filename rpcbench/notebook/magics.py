@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import re
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,13 +17,15 @@ from IPython.display import display
 
 from rpcbench.launch import process
 from rpcbench.launch.cluster import Cluster, cluster
+from rpcbench.notebook.assist import Assist
 from rpcbench.notebook.auto import AutoRemote
 from rpcbench.notebook.cells import Answer, Ask, CellDesk, Way
-from rpcbench.notebook.commands import Commands
+from rpcbench.notebook.commands import Commands, running
 from rpcbench.notebook.handle import CellHandle
 from rpcbench.notebook.screen import Screen
 from rpcbench.notebook.targets import Targets
 from rpcbench.notebook.tracebacks import raised, short, shown_as
+from rpcbench.notebook.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -56,6 +59,7 @@ class ClusterMagics(Magics):
         self._desk: CellDesk | None = None
         self._targets = Targets()
         self.auto = AutoRemote()
+        self.assist: Assist | None = None
         self.commands = Commands(self._targets, lambda running: shell.push({"cluster": running}))
 
     @line_magic
@@ -187,6 +191,23 @@ class ClusterMagics(Magics):
             self.auto.targets = line.strip()
             sys.stdout.write(f"Cells run on {', '.join(names)} until %autoremote off.\n")
 
+    def first_of(self, line: str) -> str | None:
+        """The first worker that a line of `%%remote` means, if it means any."""
+        found = running()
+        if found is None:
+            return None
+        try:
+            return self._targets.find(_remote_line().parse_args(shlex.split(line)).workers, found.workers)[0]
+        except (UsageError, RuntimeError, ValueError):  # the line is not complete yet
+            return None
+
+    def vocabulary(self) -> Vocabulary:
+        """What may stand on the lines of these magics now."""
+        found = running()
+        options = tuple(re.findall(r"--?[a-z]+", _remote_line().format_usage()))
+        workers = tuple(found.workers) if found else ()
+        return Vocabulary(workers, tuple(self._targets.groups), options, tuple(self.commands.by_name))
+
 
 class _Line(argparse.ArgumentParser):
     """The line of a magic: a mistake in it is IPython's UsageError, not the end of the process."""
@@ -211,12 +232,19 @@ def _remote_line() -> _Line:
     return line
 
 
+def assist(shell: Any, magics: ClusterMagics) -> Assist | None:
+    """Tab and its like, where there is a kernel that a front end asks."""
+    kernel = getattr(shell, "kernel", None)
+    return kernel and Assist(kernel, magics.first_of, magics.auto.before, lambda *at: magics.vocabulary().after(*at))
+
+
 def register(shell: InteractiveShell) -> None:
     """Make the magics known, and torch warm for the workers to come. Loading twice changes nothing."""
     if ClusterMagics.__name__ not in shell.magics_manager.registry:
         magics = ClusterMagics(shell)
         shell.register_magics(magics)
         shell.input_transformers_cleanup.append(magics.auto)
+        magics.assist = assist(shell, magics)
         process.warm()
 
 
@@ -230,4 +258,6 @@ def unregister(shell: InteractiveShell) -> None:
         for name in names:
             manager.magics[kind].pop(name, None)
     shell.input_transformers_cleanup.remove(magics.auto)
+    if magics.assist is not None:
+        magics.assist.remove()
     magics.commands.stop_started()

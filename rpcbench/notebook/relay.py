@@ -60,12 +60,12 @@ class End:
 class Inbox:
     """The output of one cell on one worker: shown on its pane as it comes, until the end is there.
 
-    `ask` takes the questions that the cell asks.
+    `take_over(kind, content)` is asked first: what it takes is not shown.
     """
 
-    def __init__(self, pane: Pane, ask: Callable[[str], object]) -> None:
+    def __init__(self, pane: Pane, take_over: Callable[[str, str], bool]) -> None:
         self.pane = pane
-        self._ask = ask
+        self._take_over = take_over
         self.begun = Flag()
         self.over = Flag()
         self.end: End | None = None
@@ -78,8 +78,6 @@ class Inbox:
         for kind, content in self._items.add(notice):
             if kind == "end":
                 self.end = End(**json.loads(content))
-            elif kind == "input":
-                self._ask(content)
             else:
                 self._show(kind, content)
         self.shown = self._items.passed
@@ -88,7 +86,8 @@ class Inbox:
 
     def _show(self, kind: str, content: str) -> None:
         try:
-            self.pane.show(kind, content)
+            if not self._take_over(kind, content):
+                self.pane.show(kind, content)
         except Exception:
             # A closed stream, say. The cell goes on, and so must its end come through.
             logger.exception("a remote cell's %s could not be shown", kind)

@@ -26,6 +26,7 @@ class Reply:
     outputs: list[tuple[str, dict]] = field(default_factory=list)
     strays: list[dict] = field(default_factory=list)
     prompts: list[tuple[str, bool]] = field(default_factory=list)
+    payload: list[dict] = field(default_factory=list)
 
     @property
     def text(self):
@@ -78,6 +79,7 @@ class Kernel:
 
         self._read(cell, hook, asked, reply, timeout)
         content = self.answer(cell, timeout)
+        reply.payload = content.get("payload", [])
         reply.status, reply.ename, reply.evalue = content["status"], content.get("ename", ""), content.get("evalue", "")
         return reply
 
@@ -109,6 +111,22 @@ class Kernel:
         while (message := self.client.get_shell_msg(timeout=timeout))["parent_header"].get("msg_id") != cell:
             pass
         return message["content"]
+
+    def complete(self, marked, timeout=60):
+        """What Tab offers at the `|` in the code, and the code with the first offer taken: it must land right."""
+        cursor = marked.index("|")
+        code = marked.replace("|", "", 1)
+        content = self.answer(self.client.complete(code, cursor), timeout)
+        assert content["status"] == "ok"
+        matches = content["matches"]
+        taken = code[: content["cursor_start"]] + matches[0] + code[content["cursor_end"] :] if matches else code
+        return matches, taken
+
+    def inspect(self, marked, detail=0, timeout=60):
+        """What Shift-Tab shows at the `|` in the code; empty if nothing is found."""
+        cursor = marked.index("|")
+        content = self.answer(self.client.inspect(marked.replace("|", "", 1), cursor, detail), timeout)
+        return _COLOUR.sub("", content["data"]["text/plain"]) if content["found"] else ""
 
     def interrupt(self):
         """What the stop button does: a signal to the whole process group of the kernel."""

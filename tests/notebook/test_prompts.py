@@ -9,7 +9,7 @@ import time
 import pytest
 from worlds import PATIENCE
 
-from rpcbench.notebook import prompts
+from rpcbench.launch import prompts
 from rpcbench.words.changes import Flag
 
 pytestmark = pytest.mark.process

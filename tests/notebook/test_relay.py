@@ -27,6 +27,10 @@ class Pane:
         self.shown.append((kind, content))
 
 
+def taken(kind, content):
+    return kind == "input"
+
+
 class Agent:
     def __init__(self):
         self.handlers, self.told, self.watchers = {}, [], []
@@ -53,7 +57,7 @@ def test_any_order_of_arrival_gives_the_order_of_writing(notices):
 
 
 def test_a_cell_is_over_only_when_all_before_its_end_was_shown():
-    inbox = Inbox(Pane(), print)
+    inbox = Inbox(Pane(), taken)
     first, second, end = numbered(("stdout", "a"), ("stdout", "b"), ("end", END))
     for notice in (end, second):
         inbox.take(notice)
@@ -64,7 +68,7 @@ def test_a_cell_is_over_only_when_all_before_its_end_was_shown():
 
 
 def test_output_that_cannot_be_shown_does_not_keep_the_cell_from_its_end(caplog):
-    inbox = Inbox(Pane(), print)
+    inbox = Inbox(Pane(), taken)
     for notice in numbered(("stdout", "bad"), ("stdout", "good"), ("end", END)):
         inbox.take(notice)
     assert inbox.over.is_set()
@@ -75,7 +79,7 @@ def test_output_that_cannot_be_shown_does_not_keep_the_cell_from_its_end(caplog)
 def test_each_cell_of_each_worker_has_its_own_inbox_and_the_worker_hears_what_was_shown():
     agent = Agent()
     relay = Relay(agent)
-    one, other = Inbox(Pane(), print), Inbox(Pane(), print)
+    one, other = Inbox(Pane(), taken), Inbox(Pane(), taken)
     relay.open(1, 3, one)
     relay.open(2, 3, other)
     for notice in numbered(("stdout", "a"), ("stdout", "b")):
@@ -90,7 +94,7 @@ def test_each_cell_of_each_worker_has_its_own_inbox_and_the_worker_hears_what_wa
 def test_a_lost_worker_ends_its_inboxes_and_no_other():
     agent = Agent()
     relay = Relay(agent)
-    lost, kept = Inbox(Pane(), print), Inbox(Pane(), print)
+    lost, kept = Inbox(Pane(), taken), Inbox(Pane(), taken)
     relay.open(1, 3, lost)
     relay.open(2, 3, kept)
     member = type("Member", (), {"name": "worker1", "id": 1})

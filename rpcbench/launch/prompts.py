@@ -43,10 +43,14 @@ class Question(NamedTuple):
 
 
 class Prompts:
-    """The questions of one cell; with a `refusal` each is answered by that."""
+    """The questions of one cell; with a `refusal` each is answered by that.
+
+    `pager` says whether the notebook waits for the cell, so that it has a place for a pager, too.
+    """
 
     def __init__(self, agent: Agent, refusal: str = "") -> None:
         self._agent = agent
+        self.pager = not refusal
         self._answer_all = (REFUSED, refusal) if refusal else None
         self._waiting: collections.deque[Question] = collections.deque()
         self._open: tuple[Question, _Breakable] | None = None

@@ -1,0 +1,181 @@
+"""Tab and Shift-Tab in cells that run on workers, through a real kernel: the names are the worker's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from rpcbench.launch.names import Names
+from rpcbench.notebook.assist import Assist, Spot
+from rpcbench.notebook.vocabulary import Vocabulary
+
+pytestmark = pytest.mark.process
+
+THERE = """%%remote worker1
+class Wagon:
+    '''Rolls on rails.'''
+    def roll_on(self, speed):
+        return speed * 2
+    axles_there = 4
+wagon = Wagon()
+"""
+
+
+@pytest.fixture(scope="module")
+def there(kernel):
+    """A kernel whose worker1 has names that the notebook lacks, or has otherwise."""
+    assert kernel.run(THERE).status == "ok"
+    assert kernel.run("%%remote worker2\nwagon = 2").status == "ok"
+    kernel.run("wagon = 'of the notebook'")
+    return kernel
+
+
+def test_names_are_those_of_the_worker(there):
+    code = "%%remote worker1\nx = wagon.ro|\ny = 1"
+    assert there.complete(code) == (["roll_on"], "%%remote worker1\nx = wagon.roll_on\ny = 1")
+    assert there.complete("%%remote worker2\nwagon.bit_l|")[0] == ["bit_length"]
+    assert there.complete("wagon.capitali|")[0] == ["capitalize"]
+
+
+def test_offsets_count_characters_below_the_line_of_the_magic(there):
+    code = "\n%%remote worker1 --timeout 9\nnäme = '😀'\nif 1:\n    wagon.ax| + 1"
+    assert there.complete(code) == (["axles_there"], code.replace("ax|", "axles_there"))
+
+
+def test_an_expression_on_a_line_too(there):
+    assert there.complete("a = 1\nb = %remote worker1 wagon.axl|") == (
+        ["axles_there"],
+        "a = 1\nb = %remote worker1 wagon.axles_there",
+    )
+
+
+def test_what_it_is_is_told_by_the_worker(there):
+    assert "Rolls on rails." in there.inspect("%%remote worker1\nWagon|")
+    assert "Signature: wagon.roll_on(speed)" in there.inspect("%%remote worker1\nwagon.roll_on(|)")
+    assert "return speed * 2" in there.inspect("%%remote worker1\nwagon.roll_on|", detail=1)
+    assert "int" in there.inspect("%%remote worker2\nwagon|")
+    assert there.inspect("%%remote worker1\nnowhere_at_all|") == ""
+
+
+def test_autoremote_sends_questions_along(there):
+    there.run("%autoremote worker1")
+    try:
+        assert there.complete("wagon.ro|") == (["roll_on"], "wagon.roll_on")
+        assert "Wagon" in there.inspect("1\nwagon|")
+    finally:
+        there.run("%autoremote off")
+    assert there.complete("wagon.ro|")[0] == []
+
+
+def test_a_busy_worker_answers(there, tmp_path):
+    go = tmp_path / "go"
+    busy = f"while not pathlib.Path({str(go)!r}).exists():\n    sum(range(1000))"
+    there.run(f"%%remote worker1 --async\nimport pathlib\nprint('begun')\n{busy}")
+    there.run("handle = _")
+    try:
+        assert there.complete("%%remote worker1\nwagon.ro|")[0] == ["roll_on"]
+        assert "Rolls on rails." in there.inspect("%%remote worker1\nWagon|")
+    finally:
+        go.touch()
+    assert there.run("handle.wait()").status == "ok"
+
+
+def test_a_worker_that_hangs_holds_nobody_up(there):
+    pid = int(there.value("cluster.pid('worker1')"))
+    there.run("wage_here = 1")
+    assert there.complete("wage|")[0] == ["wage_here"]  # loads what the notebook's own completer needs
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        matches, _ = there.complete("%%remote worker1\nwage|")
+        assert time.monotonic() - begun < 2.5
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert matches == ["wage_here"], "the notebook's own names stand in"
+    assert there.complete("%%remote worker1\nwagon.ro|")[0] == ["roll_on"]
+
+
+def test_a_worker_that_is_not_there_holds_nobody_up(there):
+    assert there.complete("%%remote worker9\nwage|")[0] == there.complete("wage|")[0]
+
+
+def test_the_line_of_a_magic_has_its_own_words(there):
+    assert there.complete("%%remote wor|") == (["worker1", "worker2"], "%%remote worker1")
+    assert there.complete("%%remote worker1 wor|\n1")[0] == ["worker2"]
+    assert there.complete("%%remote worker1 --ti|\n1") == (["--timeout"], "%%remote worker1 --timeout\n1")
+    assert there.complete("x = 1\n%cluster sta|")[0] == ["start", "status"]
+    assert there.complete("%cluster restart al|")[0] == ["all"]
+    assert there.complete("%autoremote o|")[0] == ["off"]
+
+
+def test_help_is_shown_in_the_pager_or_in_the_output(there):
+    reply = there.run("%%remote worker1\nWagon?")
+    (page,) = reply.payload
+    assert page["source"] == "page"
+    assert "Rolls on rails." in page["data"]["text/plain"]
+    assert reply.outputs == []
+    (page,) = there.run("%%remote worker1\nwagon.roll_on??").payload
+    assert "return" in page["data"]["text/plain"]
+    several = there.run("%%remote all\nwagon?")
+    assert several.payload == []
+    assert "[worker1]" in several.text
+    assert "[worker2]" in several.text
+
+
+def test_what_was_put_before_the_kernel_is_taken_away_again(there):
+    own = "(get_ipython().kernel.do_complete.__qualname__, get_ipython().kernel.do_inspect.__qualname__)"
+    assert there.value(own) == "('Assist.complete', 'Assist.inspect')"
+    made = "from rpcbench.notebook.assist import Assist\nclass K:\n  do_complete = do_inspect = 7\nk = K()\n"
+    there.run(made + "Assist(k, None, None, None).remove()")
+    assert there.value("(k.do_complete, k.do_inspect)") == "(7, 7)"
+
+
+class Kernel:
+    do_complete = do_inspect = None
+
+
+@pytest.mark.parametrize(
+    ("marked", "spot"),
+    [
+        ("%%remote w\nab|c", Spot("w", 11)),
+        ("\n  %%remote w -o y\n|", Spot("w -o y", 19)),
+        ("%%remote w|\nabc", None),
+        ("x\n%%remote w\nab|c", None),
+        ("%remote w ab|c", Spot("w", 10)),
+        ("y = %remote w ab|c\nz", Spot("w", 14)),
+        ("%remote w abc\nz|", None),
+        ("%remote w|", None),
+        ("# %remote w ab|c", None),
+        ("a.b|", None),
+    ],
+)
+def test_where_code_goes(marked, spot):
+    at = marked.index("|")
+    where = Assist(Kernel(), str.strip, lambda code: None, lambda *_: []).spot(marked.replace("|", ""), at)
+    assert where == spot
+
+
+def test_all_goes_to_the_worker_that_is_switched_on():
+    assist = Assist(Kernel(), str, lambda code: "w" if not code.startswith("%") else None, lambda *_: [])
+    assert assist.spot("a.b", 3) == Spot("w", 0)
+    assert assist.spot("%time a.b", 3) is None
+
+
+def test_words_of_a_line():
+    words = Vocabulary(("worker1",), ("some",), ("-i", "--async"), ("start", "logs"))
+    assert words.after("%%remote", ["worker1"]) == ["all", "some", "-i", "--async"]
+    assert words.after("%remote", []) == ["worker1", "all", "some"]
+    assert words.after("%remote", ["worker1"]) == []
+    assert words.after("%cluster", []) == ["start", "logs"]
+    assert words.after("%cluster", ["logs"]) == ["worker1", "all", "some"]
+    assert words.after("%cluster", ["start"]) == []
+    assert words.after("%autoremote", []) == ["worker1", "all", "some", "off"]
+
+
+def test_a_question_that_cannot_begin_is_given_up():
+    names = Names(None)
+    with names._lock, pytest.raises(TimeoutError, match="another question"), names.free():
+        pass
