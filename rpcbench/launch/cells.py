@@ -26,7 +26,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rpcbench.agent.current import caller, current
-from rpcbench.launch import pager
+from rpcbench.launch import debugger, pager
 from rpcbench.launch.outbox import CellKey, CellStream, Notice, Outbox
 from rpcbench.launch.stdin import ANSWER, Stdin
 from rpcbench.words.errors import CallCancelled
@@ -131,6 +131,7 @@ class CellRunner:
 
         if not WorkerShell.initialized():
             pager.install(WorkerShell.start(self._agent.name, self._outbox), self._outbox)
+            debugger.install()
         outcome = WorkerShell.instance().run(cell.code, cell.push, (*cell.want, *cell.leave), cell.value)
         if outcome.error is None:
             outcome.values.update((name, RRef(outcome.values[name])) for name in cell.leave)

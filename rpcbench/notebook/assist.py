@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 PATIENCE = 0.5
 _CELL = re.compile(r"\s*%%remote\b([^\n]*)\n")
 _LINE = re.compile(r"(?m)^[^\n%#]*?%remote[ \t]+(\S+)[ \t]+(?=\S)")
-_OWN_LINE = re.compile(r"\s*(%%remote|%remote|%autoremote|%cluster)[ \t]+([^\n]*)\Z")
+_OWN_LINE = re.compile(r"\s*(%%remote|%remote|%autoremote|%debug|%cluster)[ \t]+([^\n]*)\Z")
 
 Reply = dict[str, Any]
 

@@ -17,15 +17,18 @@ from IPython.display import display
 
 from rpcbench.launch import process
 from rpcbench.launch.cluster import Cluster, cluster
+from rpcbench.launch.debugger import POST_MORTEM
 from rpcbench.notebook.assist import Assist
 from rpcbench.notebook.auto import AutoRemote
 from rpcbench.notebook.cells import Answer, Ask, CellDesk, Way
 from rpcbench.notebook.commands import Commands, running
+from rpcbench.notebook.debug import DebugMagics
 from rpcbench.notebook.handle import CellHandle
 from rpcbench.notebook.screen import Screen
 from rpcbench.notebook.targets import Targets
 from rpcbench.notebook.tracebacks import raised, short, shown_as
 from rpcbench.notebook.vocabulary import Vocabulary
+from rpcbench.words.errors import UnknownWorkerError, WorkerLostError
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -191,6 +194,23 @@ class ClusterMagics(Magics):
             self.auto.targets = line.strip()
             sys.stdout.write(f"Cells run on {', '.join(names)} until %autoremote off.\n")
 
+    def is_worker(self, word: str) -> bool:
+        """Whether that is the name of a worker, or was."""
+        found = running()
+        if found is None or not word:
+            return False
+        try:
+            return found.agent.member(word).name in found.workers
+        except UnknownWorkerError:
+            return False
+        except WorkerLostError:  # that is told when it is used
+            return True
+
+    def debug_on(self, worker: str) -> None:
+        """Open a debugger there on the cell that failed last."""
+        with short():
+            self._run([worker], POST_MORTEM, Ask())
+
     def first_of(self, line: str) -> str | None:
         """The first worker that a line of `%%remote` means, if it means any."""
         found = running()
@@ -242,7 +262,7 @@ def register(shell: InteractiveShell) -> None:
     """Make the magics known, and torch warm for the workers to come. Loading twice changes nothing."""
     if ClusterMagics.__name__ not in shell.magics_manager.registry:
         magics = ClusterMagics(shell)
-        shell.register_magics(magics)
+        shell.register_magics(magics, DebugMagics(shell, magics.is_worker, magics.debug_on))
         shell.input_transformers_cleanup.append(magics.auto)
         magics.assist = assist(shell, magics)
         process.warm()
@@ -257,6 +277,7 @@ def unregister(shell: InteractiveShell) -> None:
     for kind, names in magics.magics.items():
         for name in names:
             manager.magics[kind].pop(name, None)
+    manager.registry.pop(DebugMagics.__name__).give_back()
     shell.input_transformers_cleanup.remove(magics.auto)
     if magics.assist is not None:
         magics.assist.remove()

@@ -26,4 +26,5 @@ class Vocabulary(NamedTuple):
             return targets if before[0] in _OF_WORKERS else []
         if before:
             return []
-        return {"%cluster": list(self.actions), "%autoremote": [*targets, "off"]}.get(magic, targets)
+        others = {"%cluster": list(self.actions), "%autoremote": [*targets, "off"], "%debug": list(self.workers)}
+        return others.get(magic, targets)

@@ -101,7 +101,7 @@ def test_a_debugger_talks_through_the_prompt(usable):
     reply = usable.run("%%remote worker1\nx = 6\nbreakpoint()\nprint('on')", answers=["p x * 7", "c"])
     assert reply.status == "ok", reply.traceback
     assert "42\n" in reply.text
-    assert [prompt for prompt, _ in reply.prompts] == ["[worker1] (Pdb) ", "[worker1] (Pdb) "]
+    assert [prompt for prompt, _ in reply.prompts] == ["[worker1] ipdb> ", "[worker1] ipdb> "]
 
 
 def test_only_the_wait_that_is_meant_is_broken():
