@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from rpcbench.agent.current import caller, current
 from rpcbench.launch import debugger, pager
+from rpcbench.launch.comms import COMM, Comms
 from rpcbench.launch.outbox import CellKey, CellStream, Notice, Outbox
 from rpcbench.launch.stdin import ANSWER, Stdin
 from rpcbench.words.errors import CallCancelled
@@ -77,6 +78,7 @@ class CellRunner:
         self._logs = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._outbox = Outbox(self._notify, self._logs)
         self._stdin = Stdin(self._outbox)
+        self._comms = Comms(self._outbox)
         self._gate = threading.Lock()
         self._running: CellKey | None = None
         self._given_up: deque[CellKey] = deque(maxlen=64)
@@ -86,6 +88,7 @@ class CellRunner:
         agent.on_notice(INTERRUPT, self._interrupt)
         agent.on_notice(SHOWN, self._outbox.shown)
         agent.on_notice(ANSWER, self._stdin.answered)
+        agent.on_notice(COMM, self._comms.heard)
 
     def serve(self) -> None:
         """Run cells until `stop`. Takes over SIGINT, `sys.stdout`, `sys.stderr` and `input` meanwhile."""
@@ -132,6 +135,7 @@ class CellRunner:
         if not WorkerShell.initialized():
             pager.install(WorkerShell.start(self._agent.name, self._outbox), self._outbox)
             debugger.install()
+            self._comms.install()
         outcome = WorkerShell.instance().run(cell.code, cell.push, (*cell.want, *cell.leave), cell.value)
         if outcome.error is None:
             outcome.values.update((name, RRef(outcome.values[name])) for name in cell.leave)

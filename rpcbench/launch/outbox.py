@@ -12,6 +12,7 @@ Guarantees
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
@@ -30,6 +31,10 @@ _FULL = 10_000
 _SILENCE_SECONDS = 1.0
 _LONGEST = 1 << 18
 _TEXT = ("stdout", "stderr")
+_LASTING = ("comm",)
+"""What means something also when the cell is over that it came from."""
+BESIDE = -1
+"""Instead of the number of a cell: it belongs to none."""
 
 Notice = dict[str, Any]
 
@@ -55,6 +60,7 @@ class Outbox:
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._room = threading.Lock()
         self._key: CellKey | None = None
+        self._asker: int | None = None
         self._live: CellKey | None = None
         self._count = 0
         self._lock = threading.Lock()
@@ -65,7 +71,7 @@ class Outbox:
     def begin(self, key: CellKey) -> None:
         """From here on everything written in this process belongs to this cell."""
         self._put((key, "begin", ""))
-        self._key = key
+        self._key, self._asker = key, key.asker
 
     def end(self, key: CellKey, content: str) -> None:
         """The cell is over: `content` is its last item."""
@@ -87,6 +93,12 @@ class Outbox:
             return False
         self._put((key, kind, content))
         return True
+
+    def tell(self, kind: str, content: str) -> None:
+        """As `show`; while no cell runs it goes, beside all cells, to the member that asked for the last one."""
+        asker = self._asker
+        if asker is not None and os.getpid() == self._pid:
+            self._put((self._key or CellKey(asker, BESIDE), kind, content))
 
     def shown(self, asker: int, notice: Notice) -> None:
         """The asker has shown this many notices of its cell. On a pool thread."""
@@ -122,14 +134,20 @@ class Outbox:
     def _send(self, key: CellKey, kind: str, content: str) -> None:
         if kind == "begin":
             self._begin(key)
-        elif key != self._live:
-            self._log(kind, content)
-        else:
+        elif key == self._live:
             self._deliver(key, kind, content)
+        elif kind in _LASTING:
+            self._send_beside(key.asker, kind, content)
+        else:
+            self._log(kind, content)
 
     def _begin(self, key: CellKey | None) -> None:
         with self._lock:
             self._live, self._count, self._shown_count = key, 0, 0
+
+    def _send_beside(self, asker: int, kind: str, content: str) -> None:
+        with contextlib.suppress(RpcError):  # it is gone, and with it who could look
+            self._notify(asker, {"cell": BESIDE, "n": 0, "kind": kind, "content": content})
 
     def _deliver(self, key: CellKey, kind: str, content: str) -> None:
         """Send an item, in pieces if need be."""

@@ -21,6 +21,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from rpcbench.launch import pager
+from rpcbench.launch.comms import COMM
+from rpcbench.launch.mirrors import Mirrors
 from rpcbench.launch.stdin import ANSWER, END, REFUSED, TEXT
 from rpcbench.words.changes import Changes, Flag
 
@@ -55,6 +58,16 @@ class Prompts:
         self._waiting: collections.deque[Question] = collections.deque()
         self._open: tuple[Question, _Breakable] | None = None
         self._changes = Changes()
+
+    def take_over(self, worker: WorkerInfo, over: Callable[[], bool], kind: str, content: str) -> bool:
+        """Whether this is no output, but said to the notebook itself: then it is seen to. From any thread."""
+        if kind == "input":
+            self.put(worker, content, over)
+            return True
+        if kind == COMM:
+            self._agent.part(Mirrors).take(worker.id, content)
+            return True
+        return kind == "page" and self.pager and pager.show(content)
 
     def put(self, asker: WorkerInfo, content: str, over: Callable[[], bool]) -> None:
         """A worker asks. From any thread."""

@@ -11,6 +11,7 @@ import base64
 import json
 import os
 import sys
+import threading
 import traceback
 import warnings
 from dataclasses import dataclass, field
@@ -153,9 +154,10 @@ class WorkerShell(InteractiveShell):
             super().showtraceback((kind, error, frames), *args, **kwargs)
 
     def _showtraceback(self, etype: Any, evalue: BaseException, stb: list[str]) -> None:
-        """Keep the traceback of the cell's own error; print one that the cell asked to see (`%tb`)."""
+        """Keep the traceback of the cell's own error; print one that it asked to see, or of a callback."""
         running = self.displayhook.exec_result
-        if running is None or running.error_in_exec is evalue:
+        own = running is None or running.error_in_exec is evalue
+        if own and threading.current_thread() is threading.main_thread():
             self._shown = evalue, tuple(stb)
         else:
             super()._showtraceback(etype, evalue, stb)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rpcbench.launch import pager
 from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
 from rpcbench.launch.prompts import BESIDE, Prompts
 from rpcbench.notebook.relay import Inbox, Relay
@@ -80,14 +79,7 @@ class _Part:
         self.error: Exception | None = None
         self.asked = False
         self.replied = Flag()
-        self.inbox = Inbox(pane, self._take_over)
-
-    def _take_over(self, kind: str, content: str) -> bool:
-        """What the cell says to the notebook itself. On a pool thread."""
-        if kind == "input":
-            self._prompts.put(self.member, content, self.replied.is_set)
-            return True
-        return kind == "page" and self._prompts.pager and pager.show(content)
+        self.inbox = Inbox(pane, functools.partial(prompts.take_over, member, self.replied.is_set))
 
     def settle(self, answer: Callable[[], Values]) -> None:
         """The reply is here, or never will be."""

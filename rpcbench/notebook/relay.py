@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from rpcbench.agent.roster import GONE
 from rpcbench.launch.cells import OUTPUT, SHOWN
+from rpcbench.launch.mirrors import Mirrors
+from rpcbench.launch.outbox import BESIDE
 from rpcbench.words.changes import Flag
 
 if TYPE_CHECKING:
@@ -121,6 +123,9 @@ class Relay:
 
     def _arrived(self, worker: int, notice: Notice) -> None:
         cell = notice["cell"]
+        if cell == BESIDE:
+            self._agent.part(Mirrors).take(worker, notice["content"])
+            return
         with self._lock:
             inbox = self._inboxes.get((worker, cell))
         if inbox is None:

@@ -27,6 +27,7 @@ class Reply:
     strays: list[dict] = field(default_factory=list)
     prompts: list[tuple[str, bool]] = field(default_factory=list)
     payload: list[dict] = field(default_factory=list)
+    comms: list[dict] = field(default_factory=list)
 
     @property
     def text(self):
@@ -53,23 +54,28 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
 
-    def run(self, code, stop_at=(), answers=(), timeout=60, allow_stdin=True):
+    def run(self, code, stop_at=(), answers=(), when=None, timeout=60, allow_stdin=True):
         """Run a cell to its end. For each of `stop_at`, lists of texts: press the stop button when all are shown.
 
-        `answers` are texts for its prompts, or functions to call instead of an answer.
+        `answers` are texts for its prompts, or functions to call instead of an answer; `when` has functions to call
+        when a text is shown.
         """
         reply = Reply("", "", "")
-        stops, answers = list(stop_at), list(answers)
+        stops, answers, deeds = list(stop_at), list(answers), dict(when or {})
         cell = self.client.execute(code, allow_stdin=allow_stdin)
 
         def hook(message):
             kind, content = message["msg_type"], message["content"]
+            if kind.startswith("comm_"):
+                reply.comms.append(message)
             if kind in _NOT_OUTPUT:
                 return
             reply.outputs.append((kind, content))
             if stops and all(text in reply.text for text in stops[0]):
                 stops.pop(0)
                 self.interrupt()
+            for text in [text for text in deeds if text in reply.text]:
+                deeds.pop(text)()
 
         def asked(message):
             assert message["parent_header"]["msg_id"] == cell
@@ -127,6 +133,13 @@ class Kernel:
         cursor = marked.index("|")
         content = self.answer(self.client.inspect(marked.replace("|", "", 1), cursor, detail), timeout)
         return _COLOUR.sub("", content["data"]["text/plain"]) if content["found"] else ""
+
+    def say(self, comm, data, buffers=(), subshell=None):
+        """What a front end says to a comm; the message's id."""
+        message = self.client.session.msg("comm_msg", {"comm_id": comm, "data": data})
+        message["header"]["subshell_id"] = subshell
+        self.client.session.send(self.client.shell_channel.socket, message, buffers=list(buffers))
+        return message["header"]["msg_id"]
 
     def interrupt(self):
         """What the stop button does: a signal to the whole process group of the kernel."""
