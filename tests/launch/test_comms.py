@@ -55,13 +55,14 @@ class Sides:
         self.comms = Comms(SimpleNamespace(tell=lambda kind, content: self.outbox.append(content)))
         self.agent = Agent()
         self.mirrors = Mirrors(self.agent)
-        Front.said = []
+        # A class for each test: comms of another test may only now be collected, and say goodbye.
+        self.front_end = type("FrontEnd", (Front,), {"said": []})
         self.on("worker")
 
     def on(self, side):
         """From here on this process is that one."""
         self._patch.setattr(comm, "get_comm_manager", lambda: self.managers[side])
-        self._patch.setattr(comm, "create_comm", Front)
+        self._patch.setattr(comm, "create_comm", self.front_end)
         if side == "worker":
             self.comms.install()
 
@@ -110,7 +111,7 @@ def test_what_a_worker_says_is_said_here_in_order(sides, order):
     made.close({"c": 3})
     sides.deliver(order)
     keys = {"target_name": "t", "target_module": None}
-    assert Front.said == [
+    assert sides.front_end.said == [
         ("comm_open", made.comm_id, {"a": 1}, {"version": "2"}, [b"xy"], keys),
         ("comm_msg", made.comm_id, {"b": 2}, {}, [b"z"], {}),
         ("comm_close", made.comm_id, {"c": 3}, {}, [], {}),
@@ -170,7 +171,7 @@ def test_nobody_answers_any_more_so_it_is_closed(sides, end):
         sides.agent.watchers[0]("joined", SimpleNamespace(id=1), "")
         assert len(sides.managers["notebook"].comms) == 2
         sides.agent.watchers[0](end, SimpleNamespace(id=1), "why")
-    closed = {said[1] for said in Front.said if said[0] == "comm_close"}
+    closed = {said[1] for said in sides.front_end.said if said[0] == "comm_close"}
     assert closed == ({gone.comm_id, kept.comm_id} if end == "the cluster's" else {gone.comm_id})
 
 
