@@ -7,7 +7,7 @@ import time
 import nbformat
 import psutil
 import pytest
-from lab import LESSON, SECONDS, missing, running
+from lab import LESSON, SECONDS
 
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(400)]
 
@@ -34,21 +34,6 @@ MOVED = "most => runs() && Object.values(seen).filter(pictures => pictures.lengt
 TITLES = "all => Object.fromEntries(all.map(e => [e.dataset.rref, e.querySelector('title').textContent]))"
 TABLES = "{0: cluster.agent.tables(), **{i: cluster.rpc_sync(f'worker{i}', tables) for i in (1, 2)}}"
 ASK = "from rpcbench.agent.current import current\ndef tables():\n    return current().tables()\n"
-
-
-@pytest.fixture(scope="module")
-def lab(leak_check, tmp_path_factory):
-    if reason := missing():
-        pytest.skip(reason)
-    with leak_check(grace=SECONDS), running(tmp_path_factory.mktemp("lab")) as lab:
-        yield lab
-
-
-@pytest.fixture
-def show(lab):
-    """Opens a notebook; at the end no page has had an error or asked any other host for something."""
-    yield lab.open
-    assert lab.wrong == []
 
 
 def settles(page, read, wanted):
