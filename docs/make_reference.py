@@ -132,9 +132,9 @@ def _magics() -> str:
     module = importlib.import_module(MAGICS)
     text = Text("notebook.md", "In a notebook", module)
     text.add("`%load_ext rpcbench` makes these known to a notebook.", _where(module))
-    for name, prefix in (("cluster", "%"), ("remote", "%%"), ("autoremote", "%"), ("panel", "%")):
+    for name, prefix in (("cluster", "%"), ("remote", "%%"), ("autoremote", "%"), ("debug", "%"), ("panel", "%")):
         text.heading(f"{prefix}{name}", 2)
-        text.add(_prose(_doc(getattr(module.ClusterMagics, name))))
+        text.add(_prose(_doc(getattr(module.DebugMagics if name == "debug" else module.ClusterMagics, name))))
     return str(text)
 
 

@@ -106,7 +106,9 @@ class Prompts:
         self._open = question, waits
         try:
             with _ended_at(deadline, waits):
-                text = None if question.over() else waits.run(functools.partial(_asked, question))
+                if question.over():
+                    waits.end()
+                text = waits.run(functools.partial(_asked, question))
         except EOFError:
             self._reply(question, END)
         except NotImplementedError as error:  # the front end's own refusal
@@ -152,7 +154,10 @@ def _ended_at(deadline: float, waits: _Breakable) -> Iterator[None]:
 
 
 class _Breakable:
-    """Runs a wait of the main thread. `end`, from another thread, ends it by a signal, and nothing else."""
+    """Runs a wait of the main thread. `end`, from another thread, ends it by a signal, and nothing else.
+
+    Where `end` comes first there is no wait.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -162,9 +167,10 @@ class _Breakable:
     def run(self, wait: Callable[[], str]) -> str | None:
         """What `wait` returns; None where it was ended. KeyboardInterrupt where the user did that."""
         try:
-            self._running = True
+            with self._lock:
+                self._running = not self._ended
             try:
-                return wait()
+                return wait() if self._running else None
             finally:
                 with self._lock:  # who ends it has it, so the signal comes before this is over
                     self._running = False
@@ -175,6 +181,6 @@ class _Breakable:
 
     def end(self) -> None:
         with self._lock:
-            if self._running and not self._ended:
-                self._ended = True
+            first, self._ended = not self._ended, True  # before the signal, which the main thread may handle at once
+            if self._running and first:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -106,10 +106,12 @@ def test_a_debugger_talks_through_the_prompt(usable):
 
 def test_only_the_wait_that_is_meant_is_broken():
     waits = prompts._Breakable()
-    waits.end()  # nothing runs yet
     threading.Timer(0.2, waits.end).start()
     assert waits.run(lambda: time.sleep(PATIENCE)) is None
     waits.end()  # it is over
+    early = prompts._Breakable()
+    early.end()
+    assert early.run(lambda: pytest.fail("nobody waits for the answer")) is None
     done = prompts._Breakable()
     assert done.run(lambda: "said") == "said"
     done.end()
