@@ -26,10 +26,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rpcbench.agent.current import caller, current
-from rpcbench.launch import debugger, pager
-from rpcbench.launch.comms import COMM, Comms
 from rpcbench.launch.outbox import CellKey, CellStream, Notice, Outbox
-from rpcbench.launch.stdin import ANSWER, Stdin
+from rpcbench.launch.talk import Talk
 from rpcbench.words.errors import CallCancelled
 from rpcbench.words.futures import blocked
 
@@ -77,8 +75,7 @@ class CellRunner:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._logs = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._outbox = Outbox(self._notify, self._logs)
-        self._stdin = Stdin(self._outbox)
-        self._comms = Comms(self._outbox)
+        self._talk = Talk(agent, self._outbox)
         self._gate = threading.Lock()
         self._running: CellKey | None = None
         self._given_up: deque[CellKey] = deque(maxlen=64)
@@ -87,15 +84,13 @@ class CellRunner:
         self._heard: queue.SimpleQueue[None] = queue.SimpleQueue()
         agent.on_notice(INTERRUPT, self._interrupt)
         agent.on_notice(SHOWN, self._outbox.shown)
-        agent.on_notice(ANSWER, self._stdin.answered)
-        agent.on_notice(COMM, self._comms.heard)
 
     def serve(self) -> None:
         """Run cells until `stop`. Takes over SIGINT, `sys.stdout`, `sys.stderr` and `input` meanwhile."""
         before = signal.signal(signal.SIGINT, self._on_signal)
         sys.stdout, sys.stderr = (CellStream(name, self._outbox, log) for name, log in self._logs.items())
         try:
-            with self._stdin.installed():
+            with self._talk.in_charge():
                 while (job := self._jobs.get()) is not None:
                     self._reply(job, self._attempt(job))
         finally:
@@ -133,9 +128,7 @@ class CellRunner:
         from rpcbench.rpc import RRef
 
         if not WorkerShell.initialized():
-            pager.install(WorkerShell.start(self._agent.name, self._outbox), self._outbox)
-            debugger.install()
-            self._comms.install()
+            self._talk.equip(WorkerShell.start(self._agent.name, self._outbox))
         outcome = WorkerShell.instance().run(cell.code, cell.push, (*cell.want, *cell.leave), cell.value)
         if outcome.error is None:
             outcome.values.update((name, RRef(outcome.values[name])) for name in cell.leave)
@@ -158,7 +151,7 @@ class CellRunner:
         error = outcome.error
         kind = None if error is None else type(error).__name__
         self._outbox.end(job.key, json.dumps({"error": kind, "traceback": outcome.traceback}))
-        self._stdin.end()
+        self._talk.end()
         if error is None:
             job.reply.set_result(outcome.values)
         elif isinstance(error, Exception):
