@@ -62,9 +62,16 @@ class Comms:
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
 
-    def install(self) -> None:
-        """`comm.create_comm`, which widgets use, makes one of ours from now on."""
-        comm.create_comm = functools.partial(WorkerComm, functools.partial(self._outbox.tell, COMM))
+    def install(self, shell: Any) -> None:
+        """`comm.create_comm`, which widgets use, makes one of ours from now on; in a kernel only while a cell of the
+        notebook runs, as it has other clients, too."""
+        others = comm.create_comm if hasattr(shell, "kernel") else None
+        comm.create_comm = functools.partial(self._create, others)
+
+    def _create(self, others: Callable[..., BaseComm] | None, *args: Any, **kwargs: Any) -> BaseComm:
+        if others is not None and not self._outbox.runs:
+            return others(*args, **kwargs)
+        return WorkerComm(functools.partial(self._outbox.tell, COMM), *args, **kwargs)
 
     def heard(self, _asker: int, notice: Notice) -> None:
         """A front end says something. On a pool thread, one at a time."""

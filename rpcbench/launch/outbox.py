@@ -78,6 +78,11 @@ class Outbox:
         self._key = None
         self._put((key, "end", content))
 
+    @property
+    def runs(self) -> bool:
+        """Whether a cell does."""
+        return self._key is not None
+
     def write(self, stream: str, text: str) -> None:
         """Text for "stdout" or "stderr" of the cell that runs; for the log if none does, or in a forked child."""
         key = self._key

@@ -35,7 +35,7 @@ class Talk:
         """Before the first cell runs in this shell."""
         pager.install(shell, self._outbox)
         debugger.install()
-        self._comms.install()
+        self._comms.install(shell)
 
     def end(self) -> None:
         """A cell is over."""

@@ -52,19 +52,20 @@ class Sides:
         self._patch = patch
         self.managers = {"worker": CommManager(), "notebook": CommManager()}
         self.outbox = []
-        self.comms = Comms(SimpleNamespace(tell=lambda kind, content: self.outbox.append(content)))
+        self.cell = SimpleNamespace(runs=True, tell=lambda kind, content: self.outbox.append(content))
+        self.comms = Comms(self.cell)
         self.agent = Agent()
         self.mirrors = Mirrors(self.agent)
         # A class for each test: comms of another test may only now be collected, and say goodbye.
         self.front_end = type("FrontEnd", (Front,), {"said": []})
         self.on("worker")
 
-    def on(self, side):
+    def on(self, side, shell=None):
         """From here on this process is that one."""
         self._patch.setattr(comm, "get_comm_manager", lambda: self.managers[side])
         self._patch.setattr(comm, "create_comm", self.front_end)
         if side == "worker":
-            self.comms.install()
+            self.comms.install(shell)
 
     def deliver(self, order=list):
         """What the worker has said arrives in the notebook."""
@@ -134,6 +135,17 @@ def test_what_the_front_end_says_reaches_the_callbacks_in_order(sides, order):
     sides.reply(order)
     assert heard == [({"n": 1}, [b"x"]), ({"n": 2}, []), "closed"]
     assert sides.managers["worker"].comms == {}
+
+
+@pytest.mark.parametrize(("kind", "there"), [("process", True), ("kernel", False)])
+def test_in_a_kernel_only_cells_of_the_notebook_make_comms_for_it(sides, kind, there):
+    sides.on("worker", SimpleNamespace(kernel=True) if kind == "kernel" else None)
+    during = comm.create_comm()
+    sides.cell.runs = False
+    beside = comm.create_comm()
+    sides.deliver()
+    assert (during.comm_id in sides.managers["notebook"].comms) is True
+    assert (beside.comm_id in sides.managers["notebook"].comms) is there
 
 
 def test_words_for_a_comm_that_is_closed_are_dropped(sides):
