@@ -37,11 +37,15 @@ class Stdin:
     def installed(self) -> Iterator[None]:
         """Inside, `input` and `getpass.getpass` ask the notebook."""
         before = builtins.input, getpass.getpass
-        builtins.input, getpass.getpass = self.input, self.getpass
+        self.install()
         try:
             yield
         finally:
             builtins.input, getpass.getpass = before
+
+    def install(self) -> None:
+        """As `installed`, for good."""
+        builtins.input, getpass.getpass = self.input, self.getpass
 
     def input(self, prompt: object = "", /) -> str:
         """As Python's: EOFError where the user ends the input."""

@@ -32,7 +32,8 @@ class Talk:
         return self._stdin.installed()
 
     def equip(self, shell: Any) -> None:
-        """Before the first cell runs in this shell."""
+        """Before the first cell runs in this shell. For good: a kernel takes `input` back while another client runs."""
+        self._stdin.install()
         pager.install(shell, self._outbox)
         debugger.install()
         self._comms.install(shell)
