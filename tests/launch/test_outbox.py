@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from rpcbench.launch.outbox import WINDOW, CellKey, CellStream, Outbox
+from rpcbench.launch.outbox import BESIDE, WINDOW, CellKey, CellStream, Outbox
 from rpcbench.words.errors import WorkerLostError
 
 KEY = CellKey(0, 7)
@@ -143,3 +143,32 @@ def test_a_forked_child_writes_to_the_log(tmp_path):
             os._exit(0)
         os.waitpid(pid, 0)
         assert (tmp_path / "log").read_text() == "child"
+
+
+def test_words_of_comms_are_in_order_with_the_cell_and_go_beside_it_when_it_is_over(asker):
+    asker.outbox.tell("comm", "nobody has asked for anything yet")
+
+    def write(outbox):
+        outbox.write("stdout", "a")
+        outbox.tell("comm", "within")
+        outbox.write("stdout", "b")
+
+    assert [(n["kind"], n["content"]) for n in run(asker, write)] == [
+        ("stdout", "a"), ("comm", "within"), ("stdout", "b"), ("end", "over")
+    ]  # fmt: skip
+    asker.outbox.tell("comm", "after")
+    beside = asker.notices.get(timeout=10)
+    assert (beside["cell"], beside["kind"], beside["content"]) == (BESIDE, "comm", "after")
+
+
+def test_words_of_comms_for_an_asker_that_is_gone_are_dropped(asker):
+    asker.outbox.begin(LOST)
+    asker.outbox.end(LOST, "over")
+    asker.outbox.tell("comm", "for nobody")
+    assert [n["kind"] for n in run(asker, lambda outbox: outbox.tell("comm", "heard"))] == ["comm", "end"]
+
+
+def test_what_is_shown_outside_a_cell_says_so(asker):
+    assert not asker.outbox.show("input", "{}")
+    assert not asker.outbox.runs
+    run(asker, lambda outbox: (outbox.show("input", "{}") and outbox.runs) or pytest.fail("a cell runs"))

@@ -65,6 +65,25 @@ def test_a_slider_moves_both_ways_while_the_worker_rests(kernel):
     assert {"value": 3} in updates
 
 
+def test_a_thread_moves_it_while_no_cell_runs(kernel, tmp_path):
+    model, go = shown(kernel), tmp_path / "go"
+    mover = f"""%%remote worker1
+import pathlib, threading, time
+def move():
+    while not pathlib.Path({str(go)!r}).exists():
+        time.sleep(0.01)
+    slider.value = 2
+threading.Thread(target=move).start()"""
+    assert kernel.run(mover).status == "ok"
+    go.touch()
+    said, deadline = [], time.monotonic() + PATIENCE
+    while {"value": 2} not in said and time.monotonic() < deadline:
+        reply = kernel.run("%cluster status")  # no cell of the worker
+        ours = [m for m in (*reply.comms, *reply.strays) if m["content"].get("comm_id") == model]
+        said += [m["content"]["data"]["state"] for m in ours]
+    assert {"value": 2} in said
+
+
 def test_a_callback_runs_while_the_cell_runs_and_prints_there(kernel):
     """Also while the notebook waits for that cell, where the front end has a subshell for its comms."""
     model = shown(kernel)
