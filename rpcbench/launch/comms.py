@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar, cast
 import comm
 from comm.base_comm import BaseComm
 
+from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.launch.outbox import Notice, Outbox
 from rpcbench.words.ids import Counter
 
@@ -99,7 +100,8 @@ class WorkerComm(BaseComm):
     ) -> None:
         message = {"kind": msg_type, "data": data or {}, "metadata": metadata or {}, "buffers": buffers, **keys}
         content = encoded(message)  # before it is counted, as this may fail
-        self._say(json.dumps({"comm": self.comm_id, "n": self._numbers.next(), "content": content}))
+        with uninterrupted:  # a number that is never heard of would hold up all that follow
+            self._say(json.dumps({"comm": self.comm_id, "n": self._numbers.next(), "content": content}))
 
     def handle_msg(self, msg: Any) -> None:
         """As comm's, without telling IPython of it, which takes it for the beginning and the end of a cell."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import comm
 from comm.base_comm import BaseComm
 
+from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.agent.roster import GONE
 from rpcbench.launch.comms import COMM, InTurn, Message, decoded, encoded
 from rpcbench.words.ids import Counter
@@ -106,9 +107,10 @@ class _Mirror:
         """A front end says something."""
         data = message["content"].get("data", {})
         said = {"kind": kind, "data": data, "metadata": message["metadata"], "buffers": message["buffers"]}
-        notice = {"comm": self._id, "n": self._numbers.next(), "content": encoded(said)}
-        # Not on this thread: Ctrl-C must not cut a send in half.
-        self._agent.submit(functools.partial(self._agent.notify, self._worker, COMM, notice))
+        content = encoded(said)
+        with uninterrupted:  # a number that is never heard of would hold up all that follow
+            notice = {"comm": self._id, "n": self._numbers.next(), "content": content}
+            self._agent.submit(functools.partial(self._agent.notify, self._worker, COMM, notice))
 
     def close(self) -> None:
         """There is nobody any more who could answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 from types import SimpleNamespace
 
 import comm
@@ -146,6 +147,23 @@ def test_in_a_kernel_only_cells_of_the_notebook_make_comms_for_it(sides, kind, t
     sides.deliver()
     assert (during.comm_id in sides.managers["notebook"].comms) is True
     assert (beside.comm_id in sides.managers["notebook"].comms) is there
+
+
+def test_an_interrupt_takes_no_word_from_the_midst(sides, monkeypatch):
+    made = comm.create_comm()
+    say = made._say
+
+    def interrupted(content):
+        signal.raise_signal(signal.SIGINT)
+        say(content)
+
+    monkeypatch.setattr(made, "_say", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.send({"n": 1})
+    monkeypatch.setattr(made, "_say", say)
+    made.send({"n": 2})
+    sides.deliver()
+    assert [data for kind, _, data, *_ in sides.front_end.said if kind == "comm_msg"] == [{"n": 1}, {"n": 2}]
 
 
 def test_words_for_a_comm_that_is_closed_are_dropped(sides):
