@@ -115,8 +115,8 @@ def test_only_the_wait_that_is_meant_is_broken():
     done = prompts._Breakable()
     assert done.run(lambda: "said") == "said"
     done.end()
-    threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
         prompts._Breakable().run(lambda: time.sleep(PATIENCE))
 
 
