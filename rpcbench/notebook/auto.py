@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-_OWN = ("%%", "%cluster", "%remote", "%autoremote", "%panel", "%load_ext", "%unload_ext", "%reload_ext")
+_OWN = ("%%", "%cluster", "%remote", "%autoremote", "%panel", "%debug ", "%load_ext", "%unload_ext", "%reload_ext")
 
 
 class AutoRemote:

@@ -63,6 +63,17 @@ def test_without_a_worker_it_is_that_of_ipython(failed):
     assert (reply.status, len(reply.prompts)) == ("ok", 1)
 
 
+def test_while_all_cells_go_to_a_worker_both_ways_lead_there(failed):
+    failed.run("%autoremote worker1")
+    try:
+        for line in ("%debug", "%debug worker1"):
+            reply = failed.run(line, answers=["p doubled", "q"])
+            assert (reply.status, reply.prompts) == ("ok", [PROMPT] * 2)
+            assert "42\n" in reply.text
+    finally:
+        failed.run("%autoremote off")
+
+
 def test_a_cell_stops_where_it_says(failed):
     code = "%%remote worker1\nfor i in range(3):\n    breakpoint()\nprint('thr' 'ough', i)"
     reply = failed.run(code, answers=["p i + 40", "c", "i = 9", "c", "c"])
