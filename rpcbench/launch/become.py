@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 import types
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 Request = dict[str, Any]
@@ -41,7 +42,7 @@ def _work(request: Request) -> int:
     try:
         _separate(request)
         _move_in(request)
-        _settle_torch(request["environ"])
+        settle_torch(request["environ"])
         from rpcbench.words.config import WorldConfig
 
         module, _, function = request["entry"].partition(":")
@@ -81,7 +82,7 @@ def _move_in(request: Request) -> None:
     gc.enable()
 
 
-def _settle_torch(environ: dict[str, str]) -> None:
+def settle_torch(environ: Mapping[str, str]) -> None:
     """Threads as the caller wants them, and random numbers that no sibling draws (`random` sees to itself)."""
     import numpy
     import torch

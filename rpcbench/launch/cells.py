@@ -1,5 +1,8 @@
 """Cells on a worker: taken from a queue, run one after the other on the worker's main thread.
 
+In a process worker that thread does nothing else (`serve`); in a kernel worker it is the kernel's event loop, which
+performs one job after the other (see `kernel_worker`).
+
 Rules
 - An interrupt names its cell. It raises KeyboardInterrupt on the main thread while that very cell runs; a cell that
   still waits is dropped; one that is over is left alone, and so is whatever runs next. A send is not cut in half.
@@ -19,11 +22,12 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rpcbench.agent.current import caller, current
 from rpcbench.launch.outbox import CellKey, CellStream, Notice, Outbox
@@ -33,7 +37,7 @@ from rpcbench.words.futures import blocked
 
 if TYPE_CHECKING:
     from rpcbench.agent.core import Agent
-    from rpcbench.launch.shell import Outcome
+    from rpcbench.launch.shell import CellShell, Outcome
 
 OUTPUT = "cell"
 SHOWN = "shown"
@@ -61,21 +65,30 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Job:
+    """A cell that somebody waits for."""
+
     key: CellKey
     cell: Cell
     reply: Future[dict[str, Any]] = field(default_factory=Future)
 
 
 class CellRunner:
-    """Runs cells on the thread that calls `serve`, which must be the main one."""
+    """Runs cells on the main thread.
+
+    `shell`: where; a worker without one makes its own. `elsewhere`: called by an interrupt that finds the main thread
+    outside the cell's code, as the cell awaits something on a loop that is not its own.
+    """
+
+    shell: CellShell | None = None
+    elsewhere: Callable[[], object] | None = None
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._logs = {"stdout": sys.stdout, "stderr": sys.stderr}
-        self._outbox = Outbox(self._notify, self._logs)
-        self._talk = Talk(agent, self._outbox)
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._logs = _logs()
+        self.outbox = Outbox(self._notify, self._logs)
+        self.talk = Talk(agent, self.outbox)
         self._gate = threading.Lock()
         self._running: CellKey | None = None
         self._given_up: deque[CellKey] = deque(maxlen=64)
@@ -83,19 +96,33 @@ class CellRunner:
         self._insisting = False
         self._heard: queue.SimpleQueue[None] = queue.SimpleQueue()
         agent.on_notice(INTERRUPT, self._interrupt)
-        agent.on_notice(SHOWN, self._outbox.shown)
+        agent.on_notice(SHOWN, self.outbox.shown)
 
     def serve(self) -> None:
-        """Run cells until `stop`. Takes over SIGINT, `sys.stdout`, `sys.stderr` and `input` meanwhile."""
-        before = signal.signal(signal.SIGINT, self._on_signal)
-        sys.stdout, sys.stderr = (CellStream(name, self._outbox, log) for name, log in self._logs.items())
+        """Run cells on this thread until `stop`."""
+        with self.talk.in_charge(), self.in_charge():
+            for job in self.jobs():
+                _finish(self.perform(job))
+
+    @contextlib.contextmanager
+    def in_charge(self) -> Iterator[None]:
+        """SIGINT, `sys.stdout` and `sys.stderr` are ours meanwhile. On the main thread."""
+        streams, before = (sys.stdout, sys.stderr), signal.signal(signal.SIGINT, self._on_signal)
+        sys.stdout, sys.stderr = (CellStream(name, self.outbox, log) for name, log in self._logs.items())
         try:
-            with self._talk.in_charge():
-                while (job := self._jobs.get()) is not None:
-                    self._reply(job, self._attempt(job))
+            yield
         finally:
-            sys.stdout, sys.stderr = self._logs.values()
+            sys.stdout, sys.stderr = streams
             signal.signal(signal.SIGINT, before)
+
+    def jobs(self) -> Iterator[Job]:
+        """Those that come, until `stop`."""
+        while (job := self._jobs.get()) is not None:
+            yield job
+
+    async def perform(self, job: Job) -> None:
+        """Run a cell, while `in_charge`. Waits only for what the cell awaits, and if that has a loop not its own."""
+        self._reply(job, await self._attempt(job))
 
     def stop(self) -> None:
         """End `serve` after the cells that wait already. From any thread."""
@@ -103,33 +130,34 @@ class CellRunner:
 
     def run(self, key: CellKey, cell: Cell) -> dict[str, Any]:
         """Queue the cell and wait for its values; its error is raised. Called on a pool thread."""
-        job = _Job(key, cell)
+        job = Job(key, cell)
         self._jobs.put(job)
         with blocked():
             return job.reply.result()
 
-    def _attempt(self, job: _Job) -> Outcome:
+    async def _attempt(self, job: Job) -> Outcome:
         """The outcome of the cell, whatever happens in it and whenever an interrupt comes."""
         from rpcbench.launch.shell import Outcome
 
-        self._outbox.begin(job.key)
+        self.outbox.begin(job.key)
         try:
             try:
                 self._admit(job.key)
-                return self._run(job.cell)
+                return await self._run(job.cell)
             finally:
                 self._dismiss()
         except BaseException as error:  # noqa: BLE001  (an interrupt that came just before or after the cell's own code)
             self._dismiss()
             return Outcome(error=error, traceback=(f"{type(error).__name__}: {error}",))
 
-    def _run(self, cell: Cell) -> Outcome:
+    async def _run(self, cell: Cell) -> Outcome:
         from rpcbench.launch.shell import WorkerShell
         from rpcbench.rpc import RRef
 
-        if not WorkerShell.initialized():
-            self._talk.equip(WorkerShell.start(self._agent.name, self._outbox))
-        outcome = WorkerShell.instance().run(cell.code, cell.push, (*cell.want, *cell.leave), cell.value)
+        if self.shell is None:
+            self.shell = WorkerShell.start(self._agent.name, self.outbox)
+            self.talk.equip(self.shell)
+        outcome = await self.shell.run(cell.code, cell.push, (*cell.want, *cell.leave), cell.value)
         if outcome.error is None:
             outcome.values.update((name, RRef(outcome.values[name])) for name in cell.leave)
         return outcome
@@ -147,11 +175,11 @@ class CellRunner:
         with self._gate:
             self._running = None
 
-    def _reply(self, job: _Job, outcome: Outcome) -> None:
+    def _reply(self, job: Job, outcome: Outcome) -> None:
         error = outcome.error
         kind = None if error is None else type(error).__name__
-        self._outbox.end(job.key, json.dumps({"error": kind, "traceback": outcome.traceback}))
-        self._talk.end()
+        self.outbox.end(job.key, json.dumps({"error": kind, "traceback": outcome.traceback}))
+        self.talk.end()
         if error is None:
             job.reply.set_result(outcome.values)
         elif isinstance(error, Exception):
@@ -182,14 +210,15 @@ class CellRunner:
 
     def _on_signal(self, _signal: int, frame: FrameType | None) -> None:
         """On the main thread, between two of its bytecodes; takes no lock, which that thread may hold."""
-        now = time.monotonic()
-        if self._running is not None:
-            if now - self._raised < _CALM_SECONDS or (_in_runtime(frame) and not self._insisting):
-                return  # unheard, so another one comes soon
-            self._raised = now
-            self._heard.put(None)
-            raise KeyboardInterrupt
+        now, running = time.monotonic(), self._running is not None
+        if running and (now - self._raised < _CALM_SECONDS or (_in_runtime(frame) and not self._insisting)):
+            return  # unheard, so another one comes soon
         self._heard.put(None)
+        if running:
+            self._raised = now
+            if self.elsewhere is None or _under(frame, CellRunner._attempt.__code__):
+                raise KeyboardInterrupt
+            self.elsewhere()
 
     def _notify(self, member: int, notice: Notice) -> None:
         self._agent.notify(member, OUTPUT, notice)
@@ -202,6 +231,30 @@ def _in_runtime(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _under(frame: FrameType | None, code: CodeType) -> bool:
+    """Whether that code, or what it called, runs in this frame."""
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _finish(work: Coroutine[Any, Any, None]) -> None:
+    """Run to its end what never has to wait for a loop."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    raise RuntimeError("this worker has no loop on which a cell could wait")
+
+
+def _logs() -> dict[str, TextIO]:
+    """The process's own output, by name, whatever stands in for it in `sys`."""
+    assert sys.__stdout__ is not None and sys.__stderr__ is not None
+    return {"stdout": sys.__stdout__, "stderr": sys.__stderr__}
 
 
 def run_cell(cell: Cell) -> dict[str, Any]:

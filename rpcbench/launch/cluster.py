@@ -23,9 +23,9 @@ from typing import Any, Self
 
 from rpcbench.agent import current
 from rpcbench.agent.roster import WorkerInfo
-from rpcbench.launch.base import Handle
+from rpcbench.launch.base import Handle, Launcher
+from rpcbench.launch.kinds import connection_file, launcher
 from rpcbench.launch.oom import oom_kills
-from rpcbench.launch.process import ProcessLauncher
 from rpcbench.launch.status import ClusterStatus, Looks, Watched
 from rpcbench.launch.worker import LEAVE, meet
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
@@ -47,11 +47,12 @@ _LAST_LINES = 12
 class Cluster:
     """`n` workers, named worker1 … workern. Leave by `shutdown()`, or use it in a `with` block.
 
-    start: "fork" (from a process that has torch loaded; default on Linux) or "spawn". rpc_timeout: seconds a call may
-    take that names no timeout, 0 for none. device_maps: for calls of each worker, by whichever member, the device here
-    and the device there; same_modes: calls of all members take grad mode and autocast along (for both see
-    `TensorPipeRpcBackendOptions`). RpcError where a worker cannot start, ValueError where the
-    device maps do not fit.
+    kind: "process", or "kernel" for workers that are Jupyter kernels, of the kernel spec `kernel`: other clients see
+    what their cells have made (`connection_file`). start, of processes: "fork" (from one that has torch loaded; default
+    on Linux) or "spawn". rpc_timeout: seconds a call may take that names no timeout, 0 for none. device_maps: for calls
+    of each worker, by whichever member, the device here and the device there; same_modes: calls of all members take
+    grad mode and autocast along (for both see `TensorPipeRpcBackendOptions`). RpcError where a worker cannot start,
+    ValueError where kind or start is unknown, or the device maps do not fit.
 
     >>> import rpcbench
     >>> with rpcbench.Cluster(2) as cluster:
@@ -63,6 +64,8 @@ class Cluster:
         self,
         n: int = 2,
         *,
+        kind: str = "process",
+        kernel: str = "python3",
         start: str | None = None,
         rpc_timeout: float = DEFAULT_TIMEOUT,
         device_maps: Mapping[str, Mapping[Any, Name]] | None = None,
@@ -75,7 +78,7 @@ class Cluster:
         with ExitStack() as undo:
             directory = RunDirectory()
             undo.callback(directory.remove)
-            self._launcher = ProcessLauncher(directory, start)
+            self._launcher: Launcher = launcher(kind, directory, start, kernel)
             undo.callback(self._launcher.close)
             self._launcher.warm()
             self._config = replace(config, directory=str(directory.path))
@@ -122,6 +125,11 @@ class Cluster:
     def log(self, name: str) -> str:
         """The last lines that a worker, lost or not, has written outside any cell or call; empty if it wrote none."""
         return self._handle(name).last_words()
+
+    def connection_file(self, name: str) -> str:
+        """By what clients find a kernel worker: `jupyter console --existing FILE`. RuntimeError if it is none."""
+        self._handle(name)
+        return connection_file(self._launcher, name)
 
     def wait_for(self, n: int, timeout: float = START_SECONDS) -> None:
         """Wait until `n` workers serve, also such as others start. RpcError after `timeout` s: who came, who not."""

@@ -97,6 +97,12 @@ class ProcessHandle:
             logging.getLogger(__name__).exception("on_exit of %s failed", self.name)
 
 
+def check_name(name: str) -> None:
+    """ValueError for a worker's name that no file can have."""
+    if not name or "/" in name or "\0" in name:
+        raise ValueError(f"a worker cannot be called {name!r}: its log file takes that name")
+
+
 def tail(log: Path) -> str:
     """The last lines of a log; empty if there is none."""
     try:

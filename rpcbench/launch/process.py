@@ -17,7 +17,7 @@ from typing import Self
 
 from rpcbench.launch import starters
 from rpcbench.launch.base import ExitCallback
-from rpcbench.launch.handle import ProcessHandle
+from rpcbench.launch.handle import ProcessHandle, check_name
 from rpcbench.launch.starter import Starter
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.config import WorldConfig
@@ -53,8 +53,7 @@ class ProcessLauncher:
 
         Errors: ValueError for a name that no file can have, RpcError with the starter's last words, ShutdownError.
         """
-        if not config.name or "/" in config.name or "\0" in config.name:
-            raise ValueError(f"a worker cannot be called {config.name!r}: its log file takes that name")
+        check_name(config.name)
         handle = self._current().start(config, self._directory.path, on_exit)
         if self._closed:
             handle.abandon()

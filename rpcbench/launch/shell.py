@@ -1,6 +1,7 @@
 """The IPython shell in which a worker runs cells: magics, `await`, rich display and tracebacks as in a notebook.
 
-Its namespace is the worker's `__main__`, so a function that a cell defines is the one that a call by reference finds.
+`CellShell` is how a cell runs on every kind of worker, `WorkerShell` the shell of a process that has no other. Its
+namespace is the worker's `__main__`, so a function that a cell defines is the one that a call by reference finds.
 Nothing is printed on the terminal: displays and results go to the outbox as mime bundles (JSON text), the traceback
 of a failed cell comes back in its outcome.
 """
@@ -41,7 +42,7 @@ class Outcome:
     traceback: tuple[str, ...] = ()
 
 
-class _Compiler(CachingCompiler):
+class NamedCompiler(CachingCompiler):
     """Names cells in tracebacks after the worker: `Cell worker1[3], line 2`."""
 
     worker = ""
@@ -52,7 +53,7 @@ class _Compiler(CachingCompiler):
         return "Cell", f"{self.worker}[{self._filename_map[name]}]"
 
 
-class _Publisher(DisplayPublisher):
+class Publisher(DisplayPublisher):
     """`display()`, its updates and `clear_output()` on a worker."""
 
     outbox: Outbox
@@ -75,7 +76,7 @@ class _Publisher(DisplayPublisher):
         self.outbox.show("clear", json.dumps(bool(wait)))
 
 
-class _ResultHook(DisplayHook):
+class ResultHook(DisplayHook):
     """The value of a cell's last expression; held back when the asker wants it as a value."""
 
     outbox: Outbox
@@ -92,31 +93,15 @@ class _ResultHook(DisplayHook):
             self.outbox.show("result", _encoded({"data": format_dict, "metadata": md_dict or {}}))
 
 
-class WorkerShell(InteractiveShell):
-    """IPython's shell without a terminal. One per process, as `get_ipython()` and `__main__` are."""
+class CellShell(InteractiveShell):
+    """IPython's shell while it runs a cell of the notebook. One per process, as `get_ipython()` and `__main__` are."""
 
-    compiler_class = Type(_Compiler)
-    display_pub_class = Type(_Publisher)
-    displayhook_class = Type(_ResultHook)
-
-    compile: _Compiler
-    display_pub: _Publisher
-    displayhook: _ResultHook
+    compile: NamedCompiler
+    display_pub: Publisher
+    displayhook: ResultHook
     _shown: tuple[BaseException, tuple[str, ...]] | None = None
 
-    @classmethod
-    def start(cls, worker: str, outbox: Outbox) -> WorkerShell:
-        """The shell of this process; `worker` is the name that tracebacks show."""
-        config = Config()
-        config.HistoryManager.enabled = False
-        warnings.filterwarnings("ignore", "To exit: use")
-        shell: WorkerShell = cls.instance(config=config, user_module=sys.modules["__main__"])
-        shell.compile.worker = worker
-        shell.display_pub.outbox = outbox
-        shell.displayhook.outbox = outbox
-        return shell
-
-    def run(self, code: str, push: dict[str, Any], want: tuple[str, ...], value: bool) -> Outcome:
+    async def run(self, code: str, push: dict[str, Any], want: tuple[str, ...], value: bool) -> Outcome:
         """Run a cell after setting the variables in `push`; bring back those in `want`.
 
         With `value`, the last expression is not shown but brought back, under the name "".
@@ -124,7 +109,7 @@ class WorkerShell(InteractiveShell):
         self._shown = None
         self.user_ns.update(push)
         self.displayhook.held_back = value
-        result = self.run_cell(code, store_history=True)  # type: ignore[no-untyped-call]
+        result = await self._execute(code)
         error = result.error_before_exec or result.error_in_exec
         if error is not None:
             return Outcome(error=error, traceback=self._rendered(error))
@@ -134,6 +119,10 @@ class WorkerShell(InteractiveShell):
             return Outcome(error=error, traceback=self._rendered(error))
         values = {name: self.user_ns[name] for name in want}
         return Outcome({**values, "": result.result} if value else values)
+
+    async def _execute(self, code: str) -> Any:
+        """IPython's result of a cell. What it awaits runs on a loop of its own."""
+        return self.run_cell(code, store_history=True)  # type: ignore[no-untyped-call]
 
     def _rendered(self, error: BaseException) -> tuple[str, ...]:
         if isinstance(error, UsageError):
@@ -160,7 +149,7 @@ class WorkerShell(InteractiveShell):
         if own and threading.current_thread() is threading.main_thread():
             self._shown = evalue, tuple(stb)
         else:
-            super()._showtraceback(etype, evalue, stb)
+            InteractiveShell._showtraceback(self, etype, evalue, stb)
 
     def show_usage_error(self, exc: BaseException) -> None:
         """The asker shows it."""
@@ -170,6 +159,26 @@ class WorkerShell(InteractiveShell):
 
     def ask_exit(self) -> None:
         raise RuntimeError("exit() does not end a worker: use cluster.restart(name), or %cluster stop")
+
+
+class WorkerShell(CellShell):
+    """The shell of a process worker: without a terminal."""
+
+    compiler_class = Type(NamedCompiler)
+    display_pub_class = Type(Publisher)
+    displayhook_class = Type(ResultHook)
+
+    @classmethod
+    def start(cls, worker: str, outbox: Outbox) -> WorkerShell:
+        """The shell of this process; `worker` is the name that tracebacks show."""
+        config = Config()
+        config.HistoryManager.enabled = False
+        warnings.filterwarnings("ignore", "To exit: use")
+        shell: WorkerShell = cls.instance(config=config, user_module=sys.modules["__main__"])
+        shell.compile.worker = worker
+        shell.display_pub.outbox = outbox
+        shell.displayhook.outbox = outbox
+        return shell
 
 
 def _of_user(frames: TracebackType | None) -> TracebackType | None:

@@ -64,7 +64,7 @@ class Starter:
         self._writer = threading.Thread(target=self._write, name="rpcbench-starter-requests", daemon=True)
         self._writer.start()
         self._reader.start()
-        self._send(prepare=kind.mode, entry=kind.entry, sys_path=_sys_path(), notebook=os.getpid())
+        self._send(prepare=kind.mode, entry=kind.entry, sys_path=import_path(), notebook=os.getpid())
 
     def _open(self, channel: socket.socket) -> subprocess.Popen[bytes]:
         # Numpy's own thread pool would make the starter a process with threads; workers inherit the number.
@@ -97,6 +97,10 @@ class Starter:
     def enter(self, directory: Path) -> None:
         """Remove `directory`, too, if this process ends without `leave`."""
         self._send(enter=str(directory))
+
+    def guard(self, pid: int) -> None:
+        """End this process, too, if the notebook ends; and what it has started, when it ends itself (Linux)."""
+        self._send(guard=pid)
 
     def start(self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None) -> ProcessHandle:
         """Start a worker; returns when its process is there. Errors: RpcError, ShutdownError."""
@@ -138,7 +142,7 @@ class Starter:
         raise self._gone()
 
     def _surroundings(self, name: str) -> dict[str, Any]:
-        surroundings = {"cwd": str(Path.cwd()), "environ": dict(os.environ), "sys_path": _sys_path()}
+        surroundings = {"cwd": str(Path.cwd()), "environ": dict(os.environ), "sys_path": import_path()}
         return {"name": name, "entry": self.kind.entry, **surroundings}
 
     def _overdue(self) -> RpcError:
@@ -236,5 +240,6 @@ def _changed_at(path: str) -> int | None:
         return None
 
 
-def _sys_path() -> list[str]:
+def import_path() -> list[str]:
+    """What this process imports from; a worker shall, too."""
     return [entry for entry in sys.path if isinstance(entry, str)]

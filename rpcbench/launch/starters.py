@@ -37,6 +37,13 @@ class _Starters:
         _stop(idle)
         return warm
 
+    def take_any(self) -> Starter:
+        with self._lock:
+            if self._warm is None or self._warm.lost:
+                self._warm = Starter(Kind("spawn", "", frozenset()))
+            self._users[self._warm] = self._users.get(self._warm, 0) + 1
+            return self._warm
+
     def give_back(self, starter: Starter) -> None:
         with self._lock:
             if starter in self._users:
@@ -81,6 +88,11 @@ def warm(mode: str, entry: str) -> None:
 def take(mode: str, entry: str) -> Starter:
     """A starter of this mode ("fork" or "spawn") and entry, to be given back."""
     return _ours.take(_kind(mode, entry), users=1)
+
+
+def take_any() -> Starter:
+    """A starter to guard what others start, to be given back: the warm one, else one that loads nothing."""
+    return _ours.take_any()
 
 
 def give_back(starter: Starter) -> None:

@@ -16,7 +16,7 @@ LEAVE = "leave"
 
 def main(config: WorldConfig) -> None:
     """Join the world and work in it; returns when it ends or this worker is asked to leave."""
-    agent = start_agent(config, parts=[CellRunner, _obey])
+    agent = start_agent(config, parts=[CellRunner, obey])
     runner = agent.part(CellRunner)
     threading.Thread(target=_end, args=(agent, runner), name="rpcbench-end", daemon=True).start()
     runner.serve()
@@ -34,6 +34,6 @@ def _end(agent: Agent, runner: CellRunner) -> None:
     runner.stop()
 
 
-def _obey(agent: Agent) -> None:
+def obey(agent: Agent) -> None:
     """Leave when asked to, which may be as soon as this worker is in."""
     agent.on_notice(LEAVE, lambda source, _: agent.closing.set())

@@ -3,7 +3,7 @@
 Run as a script by path, with its own run directory as argument, so it imports nothing of ours before it knows the
 notebook's import path. It talks in JSON lines over a socket on its standard input:
     requests  {"prepare": mode, ...}  {"start": number, ...}  {"signal": signal, "to": number}
-              {"enter": run directory}  {"leave": run directory}
+              {"enter": run directory}  {"leave": run directory}  {"guard": pid}
     replies   {"ready": {file it has loaded: when that was changed}}  {"started": number, "pid": pid}
               {"failed": number, "error": text}  {"exited": number, "status": exit status}
 
@@ -15,6 +15,7 @@ Guarantees
   parallel one has threads and locks that its forks inherit broken.
 - A worker inherits no descriptor of the starter or of its siblings; what a worker started ends with it, unless that
   made a session of its own.
+- A process that is guarded, which others started, ends with the notebook, and what it started ends with it (Linux).
 - Nothing here polls.
 """
 
@@ -63,6 +64,7 @@ class Service:
         self._children: dict[int, _Child] = {}
         self._directories = {home}
         self._overdue: dict[str, float] = {}
+        self._guarded: dict[int, int] = {}  # by the descriptor that tells of its end
         self._mode = ""
         self._over = False
         self._orphaned = False
@@ -116,6 +118,8 @@ class Service:
             self._directories.add(request["enter"])
         elif "leave" in request:
             self._leave(request["leave"])
+        elif "guard" in request:
+            self._guard(request["guard"])
         else:
             self._signal(request["to"], request["signal"])
         return None
@@ -144,6 +148,23 @@ class Service:
 
     def _orphan(self) -> None:
         self._over = self._orphaned = True
+
+    def _guard(self, pid: int) -> None:
+        if not hasattr(os, "pidfd_open"):
+            return
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            _kill_group(pid)
+            return
+        self._guarded[descriptor] = pid
+        self._listen(descriptor, lambda: self._let_go(descriptor))
+
+    def _let_go(self, descriptor: int) -> None:
+        """A guarded process has ended."""
+        self._selector.unregister(descriptor)
+        _kill_group(self._guarded.pop(descriptor))
+        os.close(descriptor)
 
     def _start(self, request: Request) -> Request | None:
         number = request["start"]
@@ -175,6 +196,8 @@ class Service:
         for number in _CAUGHT:
             signal.signal(number, signal.SIG_DFL)
         self._own.close()
+        for descriptor in self._guarded:
+            os.close(descriptor)
 
     def _signal(self, number: int, which: int) -> None:
         for pid, child in self._children.items():
@@ -191,9 +214,7 @@ class Service:
         for pid in list(self._children):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                # The worker's number cannot be in use again so soon, or at all while its group has members.
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
+                _kill_group(pid)
                 self._tell({"exited": self._children.pop(pid).number, "status": os.waitstatus_to_exitcode(status)})
 
     def _tell(self, reply: dict[str, Any]) -> None:
@@ -229,6 +250,10 @@ class Service:
             if key.fileobj != self._wake.fileno():
                 self._selector.unregister(key.fileobj)
         left = set(self._directories)
+        for descriptor, pid in self._guarded.items() if self._orphaned else ():
+            _kill_group(pid)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         for directory in {child.directory for child in self._children.values()}:
             self._leave(directory)
         deadline = time.monotonic() + _TERM_SECONDS + _KILL_SECONDS
@@ -272,6 +297,13 @@ def _signal_group(pid: int, which: int) -> None:
         os.killpg(pid, which)
     except (ProcessLookupError, PermissionError):
         os.kill(pid, which)
+
+
+def _kill_group(pid: int) -> None:
+    """What a process that has ended, or will now, has started. Its number cannot be in use again so soon, or at all
+    while its group has members."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _spawn(request: Request) -> int:

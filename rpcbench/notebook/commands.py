@@ -11,9 +11,11 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from rpcbench.launch.cluster import Cluster, cluster
+from rpcbench.launch.kinds import KINDS
 from rpcbench.notebook.targets import Targets
 
 Words = list[str]
+_WHICH_KIND = f"say which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
 
@@ -36,10 +38,13 @@ class Commands:
         }
 
     def _start(self, words: Words) -> str:
+        words, kind = _option(words, "--kind", _WHICH_KIND)
+        if kind not in (None, *KINDS):
+            raise UsageError(_WHICH_KIND)
         size = _number(words, "say how many workers to start: %cluster start 2")
         found = running()
         if found is None:
-            found = self.started = Cluster(size)
+            found = self.started = Cluster(size, kind=kind or KINDS[0])
         elif len(found.workers) != size:
             return f"{sentence(found)} %cluster scale {size} makes it {size}."
         self._bind(found)
@@ -118,6 +123,16 @@ def _number(words: Words, complaint: str) -> int:
     if len(words) != 1 or not words[0].isdecimal() or int(words[0]) < 1:
         raise UsageError(complaint)
     return int(words[0])
+
+
+def _option(words: Words, option: str, complaint: str) -> tuple[Words, str | None]:
+    """The words without the option and its value, and that value."""
+    if option not in words:
+        return words, None
+    at = words.index(option)
+    if at + 1 == len(words):
+        raise UsageError(complaint)
+    return [*words[:at], *words[at + 2 :]], words[at + 1]
 
 
 def _nothing(words: Words, action: str) -> None:

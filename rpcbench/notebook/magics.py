@@ -70,6 +70,7 @@ class ClusterMagics(Magics):
         """The workers of this notebook.
 
             %cluster start 2            start two; twice is harmless. The cluster is bound here under the name `cluster`
+            %cluster start 2 --kind kernel    … kernels, for other clients, too: cluster.connection_file("worker1")
             %cluster status             how each is: process, memory, cpu, calls that wait for it
             %cluster scale 3            start more, or end the last ones
             %cluster restart worker2    end it, if it still runs, and start it again under its name

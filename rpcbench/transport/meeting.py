@@ -65,6 +65,8 @@ class Meeting:
 
     def leave(self, address: str) -> None:
         """This process leads no more, and nobody does after it here."""
+        if not self.path.exists():  # the directory may have gone, too, and the lock would make it again
+            return
         with self._turn, contextlib.suppress(FileNotFoundError):
             if self._read().address == address:
                 self.path.unlink()

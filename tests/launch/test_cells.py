@@ -49,7 +49,10 @@ class Bench:
         self.agent = Agent()
         self.runner = CellRunner(self.agent)
         self.code = {}
-        monkeypatch.setattr(self.runner, "_run", lambda cell: Outcome({"": self.code[cell.number]()}))
+        monkeypatch.setattr(self.runner, "_run", self._run)
+
+    async def _run(self, cell):
+        return Outcome({"": self.code[cell.number]()})
 
     def ask(self, number, function):
         """The value of the cell, or the error that its caller gets."""

@@ -178,3 +178,41 @@ def test_cooled_leaves_nothing_and_the_next_gets_a_new_one(tmp_path):
     second, found = lodger(tmp_path)
     assert found != starter
     second.launcher.close()
+
+
+def test_what_others_start_is_guarded_by_the_warm_starter(tmp_path):
+    first, starter = lodger(tmp_path)
+    guardian = starters.take_any()
+    assert guardian.pid == starter
+    first.launcher.close()
+    starters.give_back(guardian)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="guarding needs Linux")
+@pytest.mark.parametrize("end", ["of the guarded", "of the notebook"])
+def test_a_guarded_process_takes_what_it_has_started_along_and_ends_with_the_notebook(end):
+    script = textwrap.dedent(
+        """
+        import subprocess, sys, time
+        from rpcbench.launch import starters
+        group = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True); input()"
+        guarded = subprocess.Popen([sys.executable, "-c", group], start_new_session=True, stdin=-1, stdout=-1)
+        child = int(guarded.stdout.readline())
+        starters.take_any().guard(guarded.pid)
+        print(guarded.pid, child, flush=True)
+        input()
+        guarded.kill()
+        guarded.wait()
+        input()
+        """
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as notebook:
+        guarded, child = map(int, notebook.stdout.readline().split())
+        if end == "of the notebook":
+            notebook.kill()
+        else:
+            notebook.stdin.write("\n")
+            notebook.stdin.flush()
+        until(lambda: gone(guarded) and gone(child))
+        notebook.kill()

@@ -154,12 +154,12 @@ class Kernel:
         self.manager.shutdown_kernel(now=True)
 
 
-@pytest.fixture(scope="module")
-def kernel():
-    """A kernel with a cluster of two, for all tests of a module."""
+@pytest.fixture(scope="module", params=["process", "kernel"])
+def kernel(request):
+    """A kernel with a cluster of two, for all tests of a module; the parameter is the kind of the workers."""
     made = Kernel()
     try:
-        started = made.run("%load_ext rpcbench\n%cluster start 2")
+        started = made.run(f"%load_ext rpcbench\n%cluster start 2 --kind {request.param}")
         assert started.status == "ok", started.traceback
         assert "worker1, worker2" in started.text
         yield made

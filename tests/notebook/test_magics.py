@@ -157,6 +157,12 @@ def test_a_wrong_cluster_line_is_refused(made, line):
         made.cluster(line)
 
 
+@pytest.mark.parametrize("line", ["start 2 --kind", "start 2 --kind thread"])
+def test_a_wrong_kind_of_worker_is_refused(made, line):
+    with pytest.raises(UsageError, match="process or kernel: %cluster start 2 --kind kernel"):
+        made.cluster(line)
+
+
 def test_the_state_of_each_worker_is_a_table(made, monkeypatch):
     shown = []
     monkeypatch.setattr(magics, "display", shown.append)
