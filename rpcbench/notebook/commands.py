@@ -11,7 +11,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from rpcbench.launch.cluster import Cluster, cluster
-from rpcbench.notebook.targets import Targets
+from rpcbench.launch.targets import Targets
 
 Words = list[str]
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."

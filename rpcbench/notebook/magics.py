@@ -16,13 +16,13 @@ from IPython.display import display
 
 from rpcbench.launch import process
 from rpcbench.launch.cluster import Cluster, cluster
+from rpcbench.launch.desk import Answer, Ask, CellDesk, Way
+from rpcbench.launch.screen import Screen
+from rpcbench.launch.targets import Targets
+from rpcbench.launch.tracebacks import raised, short, shown_as
 from rpcbench.notebook.auto import AutoRemote
-from rpcbench.notebook.cells import Answer, Ask, CellDesk, Way
 from rpcbench.notebook.commands import Commands
 from rpcbench.notebook.handle import CellHandle
-from rpcbench.notebook.screen import Screen
-from rpcbench.notebook.targets import Targets
-from rpcbench.notebook.tracebacks import raised, short, shown_as
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

@@ -9,10 +9,10 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from rpcbench.launch.desk import Answer, Ask, Way
 from rpcbench.launch.status import ClusterStatus, WorkerStatus
+from rpcbench.launch.tracebacks import Failed, interrupted, raised, shown_as
 from rpcbench.notebook import commands, magics
-from rpcbench.notebook.cells import Answer, Ask, Way
-from rpcbench.notebook.tracebacks import Failed, interrupted, raised, shown_as
 
 
 class Desk:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from IPython.core.error import UsageError
 
-from rpcbench.notebook.targets import Targets
+from rpcbench.launch.targets import Targets
 
 WORKERS = ["worker1", "worker2", "worker3"]
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
-from rpcbench.notebook.relay import Inbox, Relay
-from rpcbench.notebook.screen import Pane, Screen
-from rpcbench.notebook.tracebacks import Failed, interrupted, timed_out
+from rpcbench.launch.relay import Inbox, Relay
+from rpcbench.launch.screen import Pane, Screen
+from rpcbench.launch.tracebacks import Failed, interrupted, timed_out
 from rpcbench.words.changes import Flag
 from rpcbench.words.errors import RemoteError, SerializationError
 from rpcbench.words.ids import Counter
