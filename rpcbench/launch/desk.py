@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
 from rpcbench.launch.relay import Inbox, Relay
-from rpcbench.launch.screen import Pane, Screen
+from rpcbench.launch.screen import Pane, Panes, Screen, one_below_the_other
 from rpcbench.launch.tracebacks import Failed, interrupted, timed_out
 from rpcbench.words.changes import Flag
 from rpcbench.words.errors import RemoteError, SerializationError
@@ -47,10 +47,12 @@ class Ask:
 
 
 class Way(NamedTuple):
-    """How a cell is run: for so many `seconds` at most, and with the worker's name before each line or not."""
+    """How a cell is run: for so many `seconds` at most, with the worker's name before each line or not (it is, among
+    several), and shown on which panes."""
 
     seconds: float = math.inf
     labelled: bool = False
+    panes: Panes = one_below_the_other
 
 
 class Answer(NamedTuple):
@@ -220,8 +222,8 @@ class CellDesk:
     ) -> Sent:
         cell = Cell(self._numbers.next(), code, ask.push, ask.want, ask.value, ask.leave)
         members = [self.agent.member(name) for name in workers]
-        labelled = way.labelled or len(members) > 1
-        parts = [_Part(m, Pane(screen, m.name, m.name if labelled else ""), changed) for m in members]
+        panes = way.panes(screen, [member.name for member in members], way.labelled or len(members) > 1)
+        parts = [_Part(member, pane, changed) for member, pane in zip(members, panes, strict=True)]
         return Sent(self.agent, cell, parts, way.seconds)
 
 

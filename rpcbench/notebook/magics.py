@@ -15,14 +15,17 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.display import display
 
 from rpcbench.launch import process
-from rpcbench.launch.cluster import Cluster, cluster
+from rpcbench.launch.cluster import cluster
+from rpcbench.launch.collapse import collapsed
 from rpcbench.launch.desk import Answer, Ask, CellDesk, Way
-from rpcbench.launch.screen import Screen
+from rpcbench.launch.screen import Screen, one_below_the_other
 from rpcbench.launch.targets import Targets
 from rpcbench.launch.tracebacks import raised, short, shown_as
 from rpcbench.notebook.auto import AutoRemote
 from rpcbench.notebook.commands import Commands
 from rpcbench.notebook.handle import CellHandle
+from rpcbench.notebook.needs import needs
+from rpcbench.notebook.tabs import in_tabs
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -53,7 +56,6 @@ class ClusterMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self._shell = shell
-        self._desk: CellDesk | None = None
         self._targets = Targets()
         self.auto = AutoRemote()
         self.commands = Commands(self._targets, lambda running: shell.push({"cluster": running}))
@@ -93,6 +95,8 @@ class ClusterMagics(Magics):
             --timeout 10   interrupt the cell after so many seconds: RpcTimeoutError
             --local        run the cell here, too, once it has run there
             --label        begin each line with the worker's name, as with several workers
+            --collapse     show what several workers wrote alike once, when all are through: [worker1-3] …
+            --tabs         show each worker's output in a tab of its own
 
         As a line, `%remote worker1 expression` is the expression's value there.
         """
@@ -101,7 +105,7 @@ class ClusterMagics(Magics):
                 return self._value(line)
             options = _remote_line().parse_args(shlex.split(line))
             ask = Ask(self._variables(options.i), options.o, leave=options.rref)
-            way = Way(options.timeout, options.label)
+            way = Way(options.timeout, options.label, options.panes)
             if options.later:
                 return self._begin(options, cell, ask, way)
             self._run(options.workers, cell, ask, way)
@@ -119,7 +123,7 @@ class ClusterMagics(Magics):
         """Run it, bind what was asked for, raise what went wrong."""
         running = cluster()
         names = self._targets.find(targets, running.workers)
-        answer = self._desk_of(running).run(Screen(self._shell), names, code, ask, way)
+        answer = running.agent.part(CellDesk).run(Screen(self._shell), names, code, ask, way)
         return self._settled(len(names) > 1, ask, answer)
 
     def _begin(self, options: argparse.Namespace, code: str, ask: Ask, way: Way) -> CellHandle:
@@ -127,7 +131,7 @@ class ClusterMagics(Magics):
         if options.local:
             raise UsageError("--local waits for the cell, --async does not: take one of them")
         running, screen = cluster(), Screen(self._shell)
-        desk, names = self._desk_of(running), self._targets.find(options.workers, running.workers)
+        desk, names = running.agent.part(CellDesk), self._targets.find(options.workers, running.workers)
         return CellHandle(
             screen,
             lambda changed: desk.start(screen, names, code, ask, way, changed),
@@ -147,11 +151,6 @@ class ClusterMagics(Magics):
         if (error := result.error_before_exec or result.error_in_exec) is not None:
             raise shown_as(error, [])  # it has been shown; the cell has failed all the same
 
-    def _desk_of(self, running: Cluster) -> CellDesk:
-        if self._desk is None or self._desk.agent is not running.agent:
-            self._desk = CellDesk(running.agent)
-        return self._desk
-
     def _variables(self, names: tuple[str, ...]) -> dict[str, Any]:
         for name in names:
             if name not in self._shell.user_ns:
@@ -161,7 +160,8 @@ class ClusterMagics(Magics):
     @line_magic
     def panel(self, line: str) -> None:
         """Show a live panel: `%panel rrefs`, `%panel autograd`, `%panel pipeline`."""
-        from rpcbench.panels import PANELS, panel
+        with needs("a panel", "ipywidgets", "anywidget"):
+            from rpcbench.panels import PANELS, panel
 
         name = line.strip()
         if name not in PANELS:
@@ -208,6 +208,10 @@ def _remote_line() -> _Line:
     line.add_argument("--timeout", type=_seconds, default=math.inf, metavar="seconds")
     line.add_argument("--local", action="store_true")
     line.add_argument("--label", action="store_true")
+    shown = line.add_mutually_exclusive_group()
+    shown.set_defaults(panes=one_below_the_other)
+    shown.add_argument("--collapse", dest="panes", action="store_const", const=collapsed)
+    shown.add_argument("--tabs", dest="panes", action="store_const", const=in_tabs)
     return line
 
 
