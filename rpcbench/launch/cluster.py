@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from rpcbench.agent import current
 from rpcbench.agent.roster import WorkerInfo
+from rpcbench.launch import script
 from rpcbench.launch.base import Handle
 from rpcbench.launch.oom import oom_kills
 from rpcbench.launch.process import ProcessLauncher
@@ -159,7 +160,25 @@ class Cluster:
         finally:
             self._launcher.close()
 
-    # -- calls
+    # -- cells and calls
+    def run(
+        self, workers: str | Sequence[str], code: str, *, push: Mapping[str, Any] | None = None,
+        want: str | Sequence[str] = (), timeout: float | None = None,
+    ) -> Any:  # fmt: skip
+        """Run a cell, as `%%remote` does: its output appears here as it comes, its error is raised here with its type.
+
+        workers: a name; or several: names, "all", "[1:]". push: variables to set there first. want: names of variables
+        to bring back, as a dict; with none, the value of the last expression is. From several workers each value is a
+        dict by worker. timeout: seconds; then the cell is interrupted and RpcTimeoutError raised. Ctrl-C interrupts it
+        as well. ValueError for a slice that is none, UnknownWorkerError.
+
+        >>> cluster.run("worker1", "y = x + 1", push={"x": 6}, want=["y"])
+        {'y': 7}
+        >>> cluster.run("all", "import os; os.getpid() > 0")
+        {'worker1': True, 'worker2': True}
+        """
+        return script.run(self.agent, self.workers, workers, code, push, want, timeout)
+
     def rpc_sync(
         self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
     ) -> Any:
