@@ -25,6 +25,8 @@ from rpcbench.agent import current
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.launch import script
 from rpcbench.launch.base import Handle
+from rpcbench.launch.desk import CellDesk
+from rpcbench.launch.history import Rerun
 from rpcbench.launch.oom import oom_kills
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.launch.status import ClusterStatus, Looks, Watched
@@ -136,13 +138,19 @@ class Cluster:
         self._leave([name for name in self.workers if name not in wanted])
         self._start([name for name in wanted if name not in self.workers])
 
-    def restart(self, name: str) -> None:
-        """End a worker, if it still runs, and start it again under its name; what it held is lost."""
+    def restart(self, name: str, *, replay: bool = False) -> list[Rerun]:
+        """End a worker, if it still runs, and start it again under its name; what it held is lost.
+
+        replay: then run the cells again that it had run without an error, in order, and with the variables that were
+        sent along. Returns those cells, each with the error that it failed with this time, or None.
+        """
         handle = self._handle(name)
+        past = self.agent.part(CellDesk).history.take(name)
         handle.kill()
         handle.wait(_LEAVE_SECONDS)
         self._await(lambda: name not in self.workers, [], f"the end of {name}")
         self._start([name])
+        return script.rerun(self.agent, name, past) if replay else []
 
     def interrupt(self, name: str) -> None:
         """Interrupt the cell that runs on a worker, from outside: KeyboardInterrupt there. Harmless when it is idle."""
@@ -219,7 +227,9 @@ class Cluster:
     def _start(self, names: list[str]) -> None:
         """Start workers side by side and wait until all serve."""
         handles = []
+        history = self.agent.part(CellDesk).history
         for name in names:
+            history.take(name)  # it has run nothing
             incarnation = self._incarnations.get(name, -1) + 1
             self._incarnations[name] = incarnation
             self._oom_kills[name] = oom_kills()

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
+from rpcbench.launch.history import History
 from rpcbench.launch.relay import Inbox, Relay
 from rpcbench.launch.screen import Pane, Panes, Screen, one_below_the_other
 from rpcbench.launch.tracebacks import Failed, interrupted, timed_out
@@ -72,9 +73,12 @@ class Answer(NamedTuple):
 class _Part:
     """The cell on one worker."""
 
-    def __init__(self, member: WorkerInfo, pane: Pane, changed: Callable[[], object]) -> None:
+    def __init__(
+        self, member: WorkerInfo, pane: Pane, changed: Callable[[], object], ran: Callable[[], object]
+    ) -> None:
         self.member = member
         self._changed = changed
+        self._ran = ran
         self.inbox = Inbox(pane)
         self.values: Values = {}
         self.error: Exception | None = None
@@ -87,6 +91,8 @@ class _Part:
             self.values = answer()
         except Exception as error:  # noqa: BLE001  (whatever the cell raised is what came of it)
             self.error = error
+        else:
+            self._ran()
         self.replied.set()
         self._changed()
 
@@ -193,6 +199,7 @@ class CellDesk:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
+        self.history = History()
         self._relay = Relay(agent)
         self._numbers = Counter()
 
@@ -223,7 +230,10 @@ class CellDesk:
         cell = Cell(self._numbers.next(), code, ask.push, ask.want, ask.value, ask.leave)
         members = [self.agent.member(name) for name in workers]
         panes = way.panes(screen, [member.name for member in members], way.labelled or len(members) > 1)
-        parts = [_Part(member, pane, changed) for member, pane in zip(members, panes, strict=True)]
+        parts = [
+            _Part(member, pane, changed, functools.partial(self.history.note, member.name, cell))
+            for member, pane in zip(members, panes, strict=True)
+        ]
         return Sent(self.agent, cell, parts, way.seconds)
 
 

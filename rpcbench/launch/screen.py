@@ -156,3 +156,19 @@ Panes = Callable[[Screen, Sequence[str], bool], Sequence[Pane]]
 def one_below_the_other(screen: Screen, workers: Sequence[str], labelled: bool) -> list[Pane]:
     """As output comes, in one place."""
     return [Pane(screen, worker, worker if labelled else "") for worker in workers]
+
+
+def unseen(screen: Screen, workers: Sequence[str], labelled: bool) -> list[Pane]:
+    """Nothing is shown."""
+    return [Pane(_Nowhere(), worker) for worker in workers]
+
+
+class _Nowhere:
+    def text(self, stream: str, text: str) -> None:
+        pass
+
+    def display(self, bundle: dict[str, Any], update: bool = False) -> None:
+        pass
+
+    def clear(self, wait: bool) -> None:
+        pass

@@ -1,4 +1,4 @@
-"""A cell sent from plain Python, as `Cluster.run` does. It needs no notebook; in one, displays look as of `%%remote`."""
+"""A cell sent from plain Python: what `Cluster.run` does. In a notebook, displays look as those of `%%remote`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rpcbench.launch.desk import Ask, CellDesk, Way
-from rpcbench.launch.screen import Screen
+from rpcbench.launch.history import Past, Rerun, replay
+from rpcbench.launch.screen import Screen, unseen
 from rpcbench.launch.targets import Targets
 from rpcbench.launch.tracebacks import raised
 
@@ -32,6 +33,16 @@ def run(
         raise raised(answer.failures, shell)
     values = answer.by_name(several=[workers] != names)
     return values if wanted else values[""]
+
+
+def rerun(agent: Agent, worker: str, past: Past) -> list[Rerun]:
+    """Run what a worker had run again, on the one that is there now, unseen."""
+
+    def run(code: str, push: dict[str, Any]) -> BaseException | None:
+        failures = agent.part(CellDesk).run(Screen(None), [worker], code, Ask(push), Way(panes=unseen)).failures
+        return failures[0].error if failures else None
+
+    return replay(past, run)
 
 
 def _shell() -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from rpcbench.launch.cluster import Cluster, cluster
+from rpcbench.launch.history import Rerun
 from rpcbench.launch.targets import Targets
 
 Words = list[str]
@@ -57,14 +58,16 @@ class Commands:
         return sentence(found)
 
     def _restart(self, words: Words) -> str:
+        replay = "--replay" in words
+        words = [word for word in words if word != "--replay"]
         if not words:
             raise UsageError("say which: %cluster restart worker2")
         found = cluster()
         there = [row.name for row in found.status()]  # lost ones as well
         names = self._targets.find(words, there)
-        for name in names:
-            found.restart(name)
-        return f"Started again: {', '.join(names)}. What they held is lost."
+        again = [sentence_of_replay(name, found.restart(name, replay=replay)) for name in names]
+        first = f"Started again: {', '.join(names)}."
+        return "\n".join([first, *again]) if replay else f"{first} What they held is lost."
 
     def _interrupt(self, words: Words) -> str:
         found = cluster()
@@ -112,6 +115,22 @@ def running() -> Cluster | None:
 def sentence(found: Cluster) -> str:
     names = found.workers
     return f"{len(names)} worker{'s' if len(names) != 1 else ''}: {', '.join(names)}."
+
+
+def sentence_of_replay(name: str, cells: list[Rerun]) -> str:
+    """How a worker has done with what it ran again: one line, and one for each cell that failed."""
+    failed = [cell for cell in cells if cell.error is not None]
+    if not cells:
+        return f"{name} had run no cell."
+    if not failed:
+        return f"{name} has run its {len(cells)} cell{'s' if len(cells) != 1 else ''} again."
+    lines = [f"  {_first_line(cell.code)}  ->  {type(cell.error).__name__}: {cell.error}" for cell in failed]
+    return "\n".join([f"{name} has run its {len(cells)} cells again; {len(failed)} failed:", *lines])
+
+
+def _first_line(code: str) -> str:
+    first, *rest = code.strip().splitlines() or [""]
+    return f"{first[:60]} …" if rest or len(first) > 60 else first
 
 
 def _number(words: Words, complaint: str) -> int:

@@ -10,6 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from rpcbench.launch.desk import Answer, Ask, Way
+from rpcbench.launch.history import Rerun
 from rpcbench.launch.status import ClusterStatus, WorkerStatus
 from rpcbench.launch.tracebacks import Failed, interrupted, raised, shown_as
 from rpcbench.notebook import commands, magics
@@ -36,7 +37,7 @@ class Running:
     def __init__(self, agent):
         self.agent = agent
         self.workers = ["worker1", "worker2"]
-        self.done = []
+        self.done, self.replayed = [], []
 
     def status(self):
         lost = WorkerStatus("worker3", 103, "killed by SIGKILL", 0, "here", 0.0, None, 0.0, 0)
@@ -45,8 +46,9 @@ class Running:
     def scale(self, n):
         self.workers = [f"worker{i}" for i in range(1, n + 1)]
 
-    def restart(self, name):
+    def restart(self, name, replay):
         self.done.append(("restart", name))
+        return self.replayed if replay else []
 
     def interrupt(self, name):
         self.done.append(("interrupt", name))
@@ -181,6 +183,23 @@ def test_workers_are_changed_by_a_line(made, capsys):
     done = magics.cluster().done
     assert done[:2] == [("restart", "worker2"), ("restart", "worker3")]
     assert done[2:] == [("interrupt", name) for name in ("worker1", "worker2", "worker3", "worker1")]
+
+
+def test_a_restart_tells_what_was_run_again_and_what_failed(made, capsys):
+    made.cluster("restart worker2")
+    made.cluster("restart worker2 --replay")
+    magics.cluster().replayed = [Rerun("x = 1", None)]
+    made.cluster("restart --replay worker2")
+    magics.cluster().replayed = [Rerun("x = 1", None), Rerun("y = x\nz", NameError("z")), Rerun("a" * 70, KeyError(1))]
+    made.cluster("restart worker2 --replay")
+    assert capsys.readouterr().out.splitlines() == [
+        "Started again: worker2. What they held is lost.",
+        "Started again: worker2.", "worker2 had run no cell.",
+        "Started again: worker2.", "worker2 has run its 1 cell again.",
+        "Started again: worker2.", "worker2 has run its 3 cells again; 2 failed:",
+        "  y = x …  ->  NameError: z",
+        f"  {'a' * 60} …  ->  KeyError: 1",
+    ]  # fmt: skip
 
 
 def test_logs_are_told_by_worker_also_of_one_that_is_lost(made, capsys):
