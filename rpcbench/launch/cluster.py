@@ -46,6 +46,8 @@ _LEAVE_SECONDS = 3.0
 _OBITUARY_SECONDS = 0.5
 _LAST_LINES = 12
 
+Progress = Callable[[int, int], object]
+
 
 class Cluster:
     """`n` workers, named worker1 … workern. Leave by `shutdown()`, or use it in a `with` block.
@@ -53,8 +55,8 @@ class Cluster:
     start: "fork" (from a process that has torch loaded; default on Linux) or "spawn". rpc_timeout: seconds a call may
     take that names no timeout, 0 for none. device_maps: for calls of each worker, by whichever member, the device here
     and the device there; same_modes: calls of all members take grad mode and autocast along (for both see
-    `TensorPipeRpcBackendOptions`). RpcError where a worker cannot start, ValueError where the
-    device maps do not fit.
+    `TensorPipeRpcBackendOptions`). progress: called, while they start, with how many serve and of how many. RpcError
+    where a worker cannot start, ValueError where the device maps do not fit.
 
     >>> import rpcbench
     >>> with rpcbench.Cluster(2) as cluster:
@@ -70,6 +72,7 @@ class Cluster:
         rpc_timeout: float = DEFAULT_TIMEOUT,
         device_maps: Mapping[str, Mapping[Any, Name]] | None = None,
         same_modes: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         if n < 1:
             raise ValueError(f"a cluster has at least one worker, not {n}")
@@ -98,10 +101,14 @@ class Cluster:
         self.agent.on_member(self._member_changed)
         atexit.register(self.shutdown)
         try:
-            self._start([f"worker{i}" for i in range(1, n + 1)])
+            self._start([f"worker{i}" for i in range(1, n + 1)], progress)
         except BaseException:
             self.shutdown()
             raise
+
+    def prefer(self) -> None:
+        """Make this one the current cluster, of several that run."""
+        current.prefer(self.agent)
 
     # -- members
     @property
@@ -224,8 +231,15 @@ class Cluster:
         return f"<Cluster of {', '.join(self.workers) or 'no workers'}{f'; lost: {lost}' if lost else ''}>"
 
     # -- starting and ending
-    def _start(self, names: list[str]) -> None:
+    def _start(self, names: list[str], progress: Progress | None = None) -> None:
         """Start workers side by side and wait until all serve."""
+
+        def joined() -> bool:
+            serve = len(set(names) & set(self.workers))
+            if progress is not None:
+                progress(serve, len(names))
+            return serve == len(names)
+
         handles = []
         history = self.agent.part(CellDesk).history
         for name in names:
@@ -246,7 +260,7 @@ class Cluster:
             )
             self._handles[name] = handle = self._launcher.start(config, self._exited)
             handles.append(handle)
-        self._await(lambda: set(names) <= set(self.workers), handles, f"{', '.join(names)} to join")
+        self._await(joined, handles, f"{', '.join(names)} to join")
         count = len(self.workers) + 1
         wait_all([self.agent.call(name, meet, (count,), timeout=START_SECONDS) for name in names])
 

@@ -1,20 +1,25 @@
 """What `%cluster` does: start, look at, change and stop the workers of a notebook. Each answers what to say or show.
 
-A cluster that was started here is stopped by `stop`, by unloading the extension, and at exit.
+Clusters that were started here are stopped by `stop`, by unloading the extension, and at exit. Several may run side by
+side, each under a name; one is the current one, which all magics mean, and `rpcbench.cluster()`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from IPython.core.error import UsageError
 
+from rpcbench.launch import process, room
 from rpcbench.launch.cluster import Cluster, cluster
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.targets import Targets
+from rpcbench.notebook.progress import Starting
 
 Words = list[str]
+MAIN = "main"
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
 
@@ -22,11 +27,14 @@ class Commands:
     """`bind(cluster)` makes a cluster known to the notebook under its name."""
 
     def __init__(self, targets: Targets, bind: Callable[[Cluster], object]) -> None:
-        self.started: Cluster | None = None
+        self.named: dict[str, Cluster] = {}
+        self.started: list[Cluster] = []
         self._targets = targets
         self._bind = bind
         self.by_name: dict[str, Callable[[Words], Any]] = {
             "start": self._start,
+            "list": self._list,
+            "use": self._use,
             "status": self._status,
             "scale": self._scale,
             "restart": self._restart,
@@ -37,14 +45,47 @@ class Commands:
         }
 
     def _start(self, words: Words) -> str:
+        words, name = _option(words, "--name", "say what to call it: %cluster start 2 --name other")
         size = _number(words, "say how many workers to start: %cluster start 2")
-        found = running()
+        self._adopt()
+        found = running() if name is None else self.named.get(name)
         if found is None:
-            found = self.started = Cluster(size)
+            found = self.named[name or MAIN] = self._make(size)
         elif len(found.workers) != size:
             return f"{sentence(found)} %cluster scale {size} makes it {size}."
+        return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."
+
+    def _make(self, size: int) -> Cluster:
+        _warn(size)
+        self.started.append(Cluster(size, progress=Starting(size)))
+        return self.started[-1]
+
+    def _take(self, found: Cluster) -> str:
+        """Make it the current one."""
+        found.prefer()
         self._bind(found)
-        return f"{sentence(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."
+        return sentence(found)
+
+    def _adopt(self) -> None:
+        """Forget clusters that have ended, and give the current one a name if it was made elsewhere."""
+        self.named = {name: one for name, one in self.named.items() if one.agent.running}
+        self.started = [one for one in self.started if one.agent.running]
+        found = running()
+        if found is not None and found not in self.named.values():
+            self.named[MAIN if MAIN not in self.named else f"cluster{len(self.named) + 1}"] = found
+
+    def _list(self, words: Words) -> str:
+        _nothing(words, "list")
+        self._adopt()
+        current = running()
+        marks = {name: "*" if one is current else " " for name, one in self.named.items()}
+        return "\n".join(f"{marks[name]} {name}: {sentence(one)}" for name, one in self.named.items()) or NONE_RUNS
+
+    def _use(self, words: Words) -> str:
+        self._adopt()
+        if len(words) != 1 or words[0] not in self.named:
+            raise UsageError(f"say which: %cluster use NAME; there are {', '.join(self.named) or 'none'}")
+        return f"{words[0]}: {self._take(self.named[words[0]])}"
 
     def _status(self, words: Words) -> Any:
         _nothing(words, "status")
@@ -54,6 +95,8 @@ class Commands:
     def _scale(self, words: Words) -> str:
         size = _number(words, "say how many workers there shall be: %cluster scale 3")
         found = cluster()
+        if size > len(found.workers):
+            _warn(size)
         found.scale(size)
         return sentence(found)
 
@@ -97,12 +140,15 @@ class Commands:
         if found is None:
             return "No cluster runs."
         found.shutdown()
-        return "The cluster is stopped."
+        self._adopt()
+        left = running()
+        told = "The cluster is stopped."
+        return told if left is None else f"{told} The current one is now: {self._take(left)}"
 
     def stop_started(self) -> None:
-        """Stop the cluster that `start` made, if it still runs."""
-        if self.started is not None:
-            self.started.shutdown()
+        """Stop the clusters that `start` made, if they still run."""
+        for one in self.started:
+            one.shutdown()
 
 
 def running() -> Cluster | None:
@@ -110,6 +156,13 @@ def running() -> Cluster | None:
         return cluster()
     except RuntimeError:
         return None
+
+
+def _warn(size: int) -> None:
+    """Say before they start what so many workers lack here."""
+    for complaint in room.complaints(size, process.default_mode()):
+        sys.stderr.write(f"{complaint}\n")
+    sys.stderr.flush()  # above what follows
 
 
 def sentence(found: Cluster) -> str:
@@ -131,6 +184,16 @@ def sentence_of_replay(name: str, cells: list[Rerun]) -> str:
 def _first_line(code: str) -> str:
     first, *rest = code.strip().splitlines() or [""]
     return f"{first[:60]} …" if rest or len(first) > 60 else first
+
+
+def _option(words: Words, option: str, complaint: str) -> tuple[Words, str | None]:
+    """The words without the option and its value, and that value."""
+    if option not in words:
+        return words, None
+    at = words.index(option)
+    if at + 1 == len(words):
+        raise UsageError(complaint)
+    return [*words[:at], *words[at + 2 :]], words[at + 1]
 
 
 def _number(words: Words, complaint: str) -> int:

@@ -65,6 +65,9 @@ class ClusterMagics(Magics):
         """The workers of this notebook.
 
             %cluster start 2            start two; twice is harmless. The cluster is bound here under the name `cluster`
+            %cluster start 2 --name b   start another one beside it, which is the current one from now on
+            %cluster use main           make another one the current one, which all magics and `cluster` mean
+            %cluster list               the clusters that run, and how many workers they have
             %cluster status             how each is: process, memory, cpu, calls that wait for it
             %cluster scale 3            start more, or end the last ones
             %cluster restart worker2    end it, if it still runs, and start it again under its name; with --replay it

@@ -20,7 +20,7 @@ class Desk:
     """Answers every cell with what the test wants, and keeps what it was asked."""
 
     def __init__(self):
-        self.agent = SimpleNamespace(part=lambda kind: self)
+        self.agent = SimpleNamespace(part=lambda kind: self, running=True)
         self.asked = []
         self.failures = []
 
@@ -38,6 +38,9 @@ class Running:
         self.agent = agent
         self.workers = ["worker1", "worker2"]
         self.done, self.replayed = [], []
+
+    def prefer(self):
+        self.done.append(("prefer", ""))
 
     def status(self):
         lost = WorkerStatus("worker3", 103, "killed by SIGKILL", 0, "here", 0.0, None, 0.0, 0)
@@ -294,7 +297,7 @@ def test_magics_come_once_and_go_with_the_cluster_they_started(monkeypatch):
     assert shell.find_cell_magic("remote") == first
     assert warmed == [True]
     stopped = []
-    first.__self__.commands.started = SimpleNamespace(shutdown=lambda: stopped.append(True))
+    first.__self__.commands.started.append(SimpleNamespace(shutdown=lambda: stopped.append(True)))
     magics.unregister(shell)
     assert stopped == [True]
     assert [shell.find_line_magic(name) for name in ("cluster", "remote", "autoremote", "panel")] == [None] * 4
