@@ -103,7 +103,7 @@ def test_unloading_stops_what_was_started_here_and_nothing_else(monkeypatch):
     own.shutdown = lambda: own.stopped.append(True)
     current = [other]
     monkeypatch.setattr(commands, "cluster", lambda: current[-1])
-    monkeypatch.setattr(commands, "Cluster", lambda size, progress: own)
+    monkeypatch.setattr(commands, "Cluster", lambda size, **options: own)
     made = Commands(None, lambda cluster: None)
     made.by_name["start"](["1", "--name", "mine"])
     current.append(own)
