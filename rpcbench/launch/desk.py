@@ -91,10 +91,12 @@ class _Part:
             self.values = answer()
         except Exception as error:  # noqa: BLE001  (whatever the cell raised is what came of it)
             self.error = error
-        else:
-            self._ran()
-        self.replied.set()
-        self._changed()
+        try:
+            if self.error is None:
+                self._ran()
+        finally:
+            self.replied.set()
+            self._changed()
 
     @property
     def state(self) -> str:

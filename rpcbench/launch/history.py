@@ -9,11 +9,13 @@ Rules
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy
 import torch
 
 from rpcbench.rpc.rref import RRef
@@ -36,9 +38,9 @@ class Rerun(NamedTuple):
 class Kept(NamedTuple):
     """A cell with its variables, but for those that are `missing`: too large, or RRefs."""
 
-    number: int
     code: str
     push: dict[str, Any]
+    bytes: float
     missing: tuple[str, ...]
 
 
@@ -48,19 +50,20 @@ class Past:
     def __init__(self) -> None:
         self.cells: dict[int, Kept] = {}
         self.forgotten = 0
-        self._bytes = 0
+        self._bytes = 0.0
 
     def note(self, cell: Cell) -> None:
-        kept: dict[str, Any] = {}
+        kept, total = {}, 0.0
         for name, value in cell.push.items():
             size = _size(value)
-            if size + self._bytes <= BYTES and not isinstance(value, RRef):
+            if size + total + self._bytes <= BYTES:
                 kept[name] = value
-                self._bytes += size
-        self.cells[cell.number] = Kept(cell.number, cell.code, kept, tuple(cell.push.keys() - kept.keys()))
+                total += size
+        missing = tuple(name for name in cell.push if name not in kept)
+        self.cells[cell.number] = Kept(cell.code, kept, total, missing)
+        self._bytes += total
         if len(self.cells) > CELLS:
-            oldest = self.cells.pop(min(self.cells))
-            self._bytes -= sum(map(_size, oldest.push.values()))
+            self._bytes -= self.cells.pop(min(self.cells)).bytes
             self.forgotten += 1
 
 
@@ -105,12 +108,15 @@ def _error(cell: Kept, run: Run) -> BaseException | None:
     return run(cell.code, cell.push)
 
 
-def _size(value: Any) -> int:
-    """Bytes that are kept with it, about."""
+def _size(value: Any, inside: tuple[int, ...] = ()) -> float:
+    """Bytes that are kept with it, about; of an RRef, or what holds one, without end."""
+    if isinstance(value, RRef):
+        return math.inf
+    if isinstance(value, torch.Tensor | numpy.ndarray):
+        return value.nbytes
     if isinstance(value, torch.nn.Module):
         return sum(parameter.nbytes for parameter in value.parameters())
-    if isinstance(value, dict):
-        return sum(map(_size, value.values()))
-    if isinstance(value, list | tuple | set | frozenset):
-        return sum(map(_size, value))
-    return int(getattr(value, "nbytes", 0)) or sys.getsizeof(value)
+    if isinstance(value, dict | list | tuple | set | frozenset) and id(value) not in inside:
+        held = value.values() if isinstance(value, dict) else value
+        return sys.getsizeof(value) + sum(_size(each, (*inside, id(value))) for each in held)
+    return sys.getsizeof(value)

@@ -73,6 +73,15 @@ def test_large_variables_are_not_kept_and_their_cells_told_of(monkeypatch):
     seen, reruns = ran(past)
     assert seen == [("needs little", {"small": 1})]
     assert "run it again with -i large" in str(reruns[0].error)
+    assert [rerun.error is None for rerun in reruns] == [False, False, True]
+
+
+def test_what_holds_itself_is_kept_like_anything_else():
+    circle = [1]
+    circle.append({"again": circle})
+    past = Past()
+    past.note(Cell(1, "code", {"circle": circle}))
+    assert ran(past)[0] == [("code", {"circle": circle})]
 
 
 def test_what_was_forgotten_makes_room(monkeypatch):
@@ -93,7 +102,7 @@ def test_a_new_worker_has_what_the_old_one_had_run():
         cluster.run("all", "here = 'both'")
         with pytest.raises(ZeroDivisionError):
             cluster.run("worker1", "x = 99\n1 / 0")
-        cluster.run("worker1", "held", push={"held": held})
+        cluster.run("worker1", "held", push={"held": [held]})
         cluster.run("worker1", "x += 1")
         cluster.run("worker1", "first = os.environ.setdefault('FIRST', str(os.getpid()))")
         os.kill(cluster.pid("worker1"), signal.SIGKILL)
