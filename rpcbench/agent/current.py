@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from rpcbench.agent.core import NOT_INITIALIZED, Agent
 from rpcbench.agent.serve import caller, cancelled
 
-__all__ = ["caller", "cancelled", "current", "find", "start", "using"]
+__all__ = ["caller", "cancelled", "current", "find", "prefer", "start", "using"]
 _innermost: ContextVar[Agent | None] = ContextVar("rpcbench_agent", default=None)
 _started: list[Agent] = []
 _lock = threading.Lock()
@@ -62,6 +62,14 @@ def _leave(agent: Agent) -> None:
     with _lock:
         if agent in _started:
             _started.remove(agent)
+
+
+def prefer(agent: Agent) -> None:
+    """Make one that runs the current one, as if it were the latest started."""
+    with _lock:
+        if agent in _started:
+            _started.remove(agent)
+            _started.append(agent)
 
 
 @contextlib.contextmanager

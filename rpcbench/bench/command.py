@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rpcbench.bench import scaling, sides, soak
+from rpcbench.bench import notebook, scaling, sides, soak
 from rpcbench.bench.compare import compare
 from rpcbench.bench.plan import Plan
 from rpcbench.bench.report import as_markdown, as_plot, as_table, as_values
@@ -78,6 +78,14 @@ def run_scaling(*, quick: bool, files: Files) -> None:
     Console(width=None if sys.stdout.isatty() else _WIDE).print(scaling.as_table(curves))
     if files.json:
         files.json.write_text(json.dumps(scaling.as_values(curves), indent=2) + "\n")
+
+
+def run_notebook(*, quick: bool, seed: int, files: Files) -> None:
+    """Print what a user of the notebook waits for, beside the bounds."""
+    bounds = list(notebook.measure(notebook.QUICK if quick else notebook.Plan(), seed))
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(notebook.as_table(bounds))
+    if files.json:
+        files.json.write_text(json.dumps(notebook.as_values(bounds, seed), indent=2) + "\n")
 
 
 def run_soak(*, quick: bool) -> None:

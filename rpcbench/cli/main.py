@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--quick", action="store_true", help="only see that everything runs")
     bench.add_argument("--soak", action="store_true", help="instead: many calls and RRefs, and whether memory grows")
     bench.add_argument("--scaling", action="store_true", help="instead: how cost grows with payloads, workers, RRefs")
+    bench.add_argument("--notebook", action="store_true", help="instead: what a user of the notebook waits for")
     bench.add_argument("--seed", type=int, help="repeat the draws of an earlier run")
     bench.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
     bench.add_argument("--svg", type=Path, metavar="FILE", help="also plot the ratios here")
@@ -127,6 +128,9 @@ def _bench(options: argparse.Namespace) -> None:
         command.run_scaling(quick=options.quick, files=files)
         return
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
+    if options.notebook:
+        command.run_notebook(quick=options.quick, seed=seed, files=files)
+        return
     command.run(
         against=options.against, seed=seed, quick=options.quick, rounds=options.rounds, only=options.only,
         files=files,

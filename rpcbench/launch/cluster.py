@@ -23,7 +23,10 @@ from typing import Any, Self
 
 from rpcbench.agent import current
 from rpcbench.agent.roster import WorkerInfo
+from rpcbench.launch import script
 from rpcbench.launch.base import Handle, Launcher
+from rpcbench.launch.desk import CellDesk
+from rpcbench.launch.history import Rerun
 from rpcbench.launch.kinds import connection_file, launcher
 from rpcbench.launch.oom import oom_kills
 from rpcbench.launch.status import ClusterStatus, Looks, Watched
@@ -43,6 +46,8 @@ _LEAVE_SECONDS = 3.0
 _OBITUARY_SECONDS = 0.5
 _LAST_LINES = 12
 
+Progress = Callable[[int, int], object]
+
 
 class Cluster:
     """`n` workers, named worker1 … workern. Leave by `shutdown()`, or use it in a `with` block.
@@ -51,8 +56,9 @@ class Cluster:
     what their cells have made (`connection_file`). start, of processes: "fork" (from one that has torch loaded; default
     on Linux) or "spawn". rpc_timeout: seconds a call may take that names no timeout, 0 for none. device_maps: for calls
     of each worker, by whichever member, the device here and the device there; same_modes: calls of all members take
-    grad mode and autocast along (for both see `TensorPipeRpcBackendOptions`). RpcError where a worker cannot start,
-    ValueError where kind or start is unknown, or the device maps do not fit.
+    grad mode and autocast along (for both see `TensorPipeRpcBackendOptions`). progress: called, while they start, with
+    how many serve and of how many. RpcError where a worker cannot start, ValueError where kind or start is unknown, or
+    the device maps do not fit.
 
     >>> import rpcbench
     >>> with rpcbench.Cluster(2) as cluster:
@@ -70,6 +76,7 @@ class Cluster:
         rpc_timeout: float = DEFAULT_TIMEOUT,
         device_maps: Mapping[str, Mapping[Any, Name]] | None = None,
         same_modes: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         if n < 1:
             raise ValueError(f"a cluster has at least one worker, not {n}")
@@ -84,6 +91,7 @@ class Cluster:
             self._config = replace(config, directory=str(directory.path))
             self.agent = start_agent(self._config)
             undo.pop_all()
+        self.kind = kind
         self._handles: dict[str, Handle] = {}
         self._incarnations: dict[str, int] = {}
         self._oom_kills: dict[str, int] = {}  # when each worker was started
@@ -98,10 +106,14 @@ class Cluster:
         self.agent.on_member(self._member_changed)
         atexit.register(self.shutdown)
         try:
-            self._start([f"worker{i}" for i in range(1, n + 1)])
+            self._start([f"worker{i}" for i in range(1, n + 1)], progress)
         except BaseException:
             self.shutdown()
             raise
+
+    def prefer(self) -> None:
+        """Make this one the current cluster, of several that run."""
+        current.prefer(self.agent)
 
     # -- members
     @property
@@ -143,13 +155,19 @@ class Cluster:
         self._leave([name for name in self.workers if name not in wanted])
         self._start([name for name in wanted if name not in self.workers])
 
-    def restart(self, name: str) -> None:
-        """End a worker, if it still runs, and start it again under its name; what it held is lost."""
+    def restart(self, name: str, *, replay: bool = False) -> list[Rerun]:
+        """End a worker, if it still runs, and start it again under its name; what it held is lost.
+
+        replay: then run the cells again that it had run without an error, in order, and with the variables that were
+        sent along. Returns those cells, each with the error that it failed with this time, or None.
+        """
         handle = self._handle(name)
+        past = self.agent.part(CellDesk).history.take(name)
         handle.kill()
         handle.wait(_LEAVE_SECONDS)
         self._await(lambda: name not in self.workers, [], f"the end of {name}")
         self._start([name])
+        return script.rerun(self.agent, name, past) if replay else []
 
     def interrupt(self, name: str) -> None:
         """Interrupt the cell that runs on a worker, from outside: KeyboardInterrupt there. Harmless when it is idle."""
@@ -167,7 +185,25 @@ class Cluster:
         finally:
             self._launcher.close()
 
-    # -- calls
+    # -- cells and calls
+    def run(
+        self, workers: str | Sequence[str], code: str, *, push: Mapping[str, Any] | None = None,
+        want: str | Sequence[str] = (), timeout: float | None = None,
+    ) -> Any:  # fmt: skip
+        """Run a cell, as `%%remote` does: its output appears here as it comes, its error is raised here with its type.
+
+        workers: a name; or several: names, "all", "[1:]". push: variables to set there first. want: names of variables
+        to bring back, as a dict; with none, the value of the last expression is. From several workers each value is a
+        dict by worker. timeout: seconds; then the cell is interrupted and RpcTimeoutError raised. Ctrl-C interrupts it
+        as well. ValueError for a slice that is none, UnknownWorkerError.
+
+        >>> cluster.run("worker1", "y = x + 1", push={"x": 6}, want=["y"])
+        {'y': 7}
+        >>> cluster.run("all", "import os; os.getpid() > 0")
+        {'worker1': True, 'worker2': True}
+        """
+        return script.run(self.agent, self.workers, workers, code, push, want, timeout)
+
     def rpc_sync(
         self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
     ) -> Any:
@@ -205,10 +241,19 @@ class Cluster:
         return f"<Cluster of {', '.join(self.workers) or 'no workers'}{f'; lost: {lost}' if lost else ''}>"
 
     # -- starting and ending
-    def _start(self, names: list[str]) -> None:
+    def _start(self, names: list[str], progress: Progress | None = None) -> None:
         """Start workers side by side and wait until all serve."""
+
+        def joined() -> bool:
+            serve = len(set(names) & set(self.workers))
+            if progress is not None:
+                progress(serve, len(names))
+            return serve == len(names)
+
         handles = []
+        history = self.agent.part(CellDesk).history
         for name in names:
+            history.take(name)  # it has run nothing
             incarnation = self._incarnations.get(name, -1) + 1
             self._incarnations[name] = incarnation
             self._oom_kills[name] = oom_kills()
@@ -225,7 +270,7 @@ class Cluster:
             )
             self._handles[name] = handle = self._launcher.start(config, self._exited)
             handles.append(handle)
-        self._await(lambda: set(names) <= set(self.workers), handles, f"{', '.join(names)} to join")
+        self._await(joined, handles, f"{', '.join(names)} to join")
         count = len(self.workers) + 1
         wait_all([self.agent.call(name, meet, (count,), timeout=START_SECONDS) for name in names])
 

@@ -98,6 +98,11 @@ def warm(start: str | None = None) -> None:
     starters.warm(_mode(start), ENTRY)
 
 
+def default_mode() -> str:
+    """How workers are started unless a cluster says otherwise: "fork" or "spawn"."""
+    return _mode(None)
+
+
 def _closed() -> ShutdownError:
     return ShutdownError("this launcher is closed and starts no workers; make a new cluster")
 

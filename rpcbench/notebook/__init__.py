@@ -1,1 +1,1 @@
-"""Floor 8: cells on workers: magics, the relay of their output, and how their errors look in a notebook."""
+"""Floor 8: cells on workers as a notebook has them: magics, and handles of cells that run on."""

@@ -1,20 +1,26 @@
 """What `%cluster` does: start, look at, change and stop the workers of a notebook. Each answers what to say or show.
 
-A cluster that was started here is stopped by `stop`, by unloading the extension, and at exit.
+Clusters that were started here are stopped by `stop`, by unloading the extension, and at exit. Several may run side by
+side, each under a name; one is the current one, which all magics mean, and `rpcbench.cluster()`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from IPython.core.error import UsageError
 
+from rpcbench.launch import process, room
 from rpcbench.launch.cluster import Cluster, cluster
+from rpcbench.launch.history import Rerun
 from rpcbench.launch.kinds import KINDS
-from rpcbench.notebook.targets import Targets
+from rpcbench.launch.targets import Targets
+from rpcbench.notebook.progress import Starting
 
 Words = list[str]
+MAIN = "main"
 _WHICH_KIND = f"say which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
@@ -23,11 +29,14 @@ class Commands:
     """`bind(cluster)` makes a cluster known to the notebook under its name."""
 
     def __init__(self, targets: Targets, bind: Callable[[Cluster], object]) -> None:
-        self.started: Cluster | None = None
+        self.named: dict[str, Cluster] = {}
+        self.started: list[Cluster] = []
         self._targets = targets
         self._bind = bind
         self.by_name: dict[str, Callable[[Words], Any]] = {
             "start": self._start,
+            "list": self._list,
+            "use": self._use,
             "status": self._status,
             "scale": self._scale,
             "restart": self._restart,
@@ -41,14 +50,47 @@ class Commands:
         words, kind = _option(words, "--kind", _WHICH_KIND)
         if kind not in (None, *KINDS):
             raise UsageError(_WHICH_KIND)
+        words, name = _option(words, "--name", "say what to call it: %cluster start 2 --name other")
         size = _number(words, "say how many workers to start: %cluster start 2")
-        found = running()
+        self._adopt()
+        found = running() if name is None else self.named.get(name)
         if found is None:
-            found = self.started = Cluster(size, kind=kind or KINDS[0])
+            found = self.named[name or MAIN] = self._make(size, kind or KINDS[0])
         elif len(found.workers) != size:
             return f"{sentence(found)} %cluster scale {size} makes it {size}."
+        return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."
+
+    def _make(self, size: int, kind: str) -> Cluster:
+        _warn(size, kind)
+        self.started.append(Cluster(size, kind=kind, progress=Starting(size)))
+        return self.started[-1]
+
+    def _take(self, found: Cluster) -> str:
+        """Make it the current one."""
+        found.prefer()
         self._bind(found)
-        return f"{sentence(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."
+        return sentence(found)
+
+    def _adopt(self) -> None:
+        """Forget clusters that have ended, and give the current one a name if it was made elsewhere."""
+        self.named = {name: one for name, one in self.named.items() if one.agent.running}
+        self.started = [one for one in self.started if one.agent.running]
+        found = running()
+        if found is not None and found not in self.named.values():
+            self.named[MAIN if MAIN not in self.named else f"cluster{len(self.named) + 1}"] = found
+
+    def _list(self, words: Words) -> str:
+        _nothing(words, "list")
+        self._adopt()
+        current = running()
+        marks = {name: "*" if one is current else " " for name, one in self.named.items()}
+        return "\n".join(f"{marks[name]} {name}: {sentence(one)}" for name, one in self.named.items()) or NONE_RUNS
+
+    def _use(self, words: Words) -> str:
+        self._adopt()
+        if len(words) != 1 or words[0] not in self.named:
+            raise UsageError(f"say which: %cluster use NAME; there are {', '.join(self.named) or 'none'}")
+        return f"{words[0]}: {self._take(self.named[words[0]])}"
 
     def _status(self, words: Words) -> Any:
         _nothing(words, "status")
@@ -58,18 +100,22 @@ class Commands:
     def _scale(self, words: Words) -> str:
         size = _number(words, "say how many workers there shall be: %cluster scale 3")
         found = cluster()
+        if size > len(found.workers):
+            _warn(size, found.kind)
         found.scale(size)
         return sentence(found)
 
     def _restart(self, words: Words) -> str:
+        replay = "--replay" in words
+        words = [word for word in words if word != "--replay"]
         if not words:
             raise UsageError("say which: %cluster restart worker2")
         found = cluster()
         there = [row.name for row in found.status()]  # lost ones as well
         names = self._targets.find(words, there)
-        for name in names:
-            found.restart(name)
-        return f"Started again: {', '.join(names)}. What they held is lost."
+        again = [sentence_of_replay(name, found.restart(name, replay=replay)) for name in names]
+        first = f"Started again: {', '.join(names)}."
+        return "\n".join([first, *again]) if replay else f"{first} What they held is lost."
 
     def _interrupt(self, words: Words) -> str:
         found = cluster()
@@ -99,12 +145,15 @@ class Commands:
         if found is None:
             return "No cluster runs."
         found.shutdown()
-        return "The cluster is stopped."
+        self._adopt()
+        left = running()
+        told = "The cluster is stopped."
+        return told if left is None else f"{told} The current one is now: {self._take(left)}"
 
     def stop_started(self) -> None:
-        """Stop the cluster that `start` made, if it still runs."""
-        if self.started is not None:
-            self.started.shutdown()
+        """Stop the clusters that `start` made, if they still run."""
+        for one in self.started:
+            one.shutdown()
 
 
 def running() -> Cluster | None:
@@ -114,9 +163,32 @@ def running() -> Cluster | None:
         return None
 
 
+def _warn(size: int, kind: str) -> None:
+    """Say before they start what so many workers lack here."""
+    for complaint in room.complaints(size, process.default_mode() if kind == KINDS[0] else "spawn"):
+        sys.stderr.write(f"{complaint}\n")
+    sys.stderr.flush()  # above what follows
+
+
 def sentence(found: Cluster) -> str:
     names = found.workers
     return f"{len(names)} worker{'s' if len(names) != 1 else ''}: {', '.join(names)}."
+
+
+def sentence_of_replay(name: str, cells: list[Rerun]) -> str:
+    """How a worker has done with what it ran again: one line, and one for each cell that failed."""
+    failed = [cell for cell in cells if cell.error is not None]
+    if not cells:
+        return f"{name} had run no cell."
+    if not failed:
+        return f"{name} has run its {len(cells)} cell{'s' if len(cells) != 1 else ''} again."
+    lines = [f"  {_first_line(cell.code)}  ->  {type(cell.error).__name__}: {cell.error}" for cell in failed]
+    return "\n".join([f"{name} has run its {len(cells)} cells again; {len(failed)} failed:", *lines])
+
+
+def _first_line(code: str) -> str:
+    first, *rest = code.strip().splitlines() or [""]
+    return f"{first[:60]} …" if rest or len(first) > 60 else first
 
 
 def _number(words: Words, complaint: str) -> int:

@@ -19,9 +19,9 @@ from typing import Any
 
 from IPython.display import publish_display_data
 
-from rpcbench.notebook.cells import Answer, Sent
-from rpcbench.notebook.screen import Screen
-from rpcbench.notebook.tracebacks import shown_as
+from rpcbench.launch.desk import Answer, Sent
+from rpcbench.launch.screen import Screen
+from rpcbench.launch.tracebacks import shown_as
 from rpcbench.words.changes import Flag
 from rpcbench.words.errors import CallCancelled
 

@@ -16,17 +16,20 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.display import display
 
 from rpcbench.launch import process
-from rpcbench.launch.cluster import Cluster, cluster
+from rpcbench.launch.cluster import cluster
+from rpcbench.launch.collapse import collapsed
 from rpcbench.launch.debugger import POST_MORTEM
+from rpcbench.launch.desk import Answer, Ask, CellDesk, Way
+from rpcbench.launch.screen import Screen, one_below_the_other
+from rpcbench.launch.targets import Targets
+from rpcbench.launch.tracebacks import raised, short, shown_as
 from rpcbench.notebook.assist import Assist
 from rpcbench.notebook.auto import AutoRemote
-from rpcbench.notebook.cells import Answer, Ask, CellDesk, Way
 from rpcbench.notebook.commands import Commands, running
 from rpcbench.notebook.debug import DebugMagics
 from rpcbench.notebook.handle import CellHandle
-from rpcbench.notebook.screen import Screen
-from rpcbench.notebook.targets import Targets
-from rpcbench.notebook.tracebacks import raised, short, shown_as
+from rpcbench.notebook.needs import needs
+from rpcbench.notebook.tabs import in_tabs
 from rpcbench.notebook.vocabulary import Vocabulary
 from rpcbench.words.errors import UnknownWorkerError, WorkerLostError
 
@@ -59,7 +62,6 @@ class ClusterMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self._shell = shell
-        self._desk: CellDesk | None = None
         self._targets = Targets()
         self.auto = AutoRemote()
         self.assist: Assist | None = None
@@ -71,9 +73,13 @@ class ClusterMagics(Magics):
 
             %cluster start 2            start two; twice is harmless. The cluster is bound here under the name `cluster`
             %cluster start 2 --kind kernel    … kernels, for other clients, too: cluster.connection_file("worker1")
+            %cluster start 2 --name b   start another one beside it, which is the current one from now on
+            %cluster use main           make another one the current one, which all magics and `cluster` mean
+            %cluster list               the clusters that run, and how many workers they have
             %cluster status             how each is: process, memory, cpu, calls that wait for it
             %cluster scale 3            start more, or end the last ones
-            %cluster restart worker2    end it, if it still runs, and start it again under its name
+            %cluster restart worker2    end it, if it still runs, and start it again under its name; with --replay it
+                                        then runs again what it had run without an error, and tells what fails
             %cluster interrupt [NAME…]  stop the cells that run there
             %cluster logs [NAME…]       the last lines that they wrote outside cells and calls
             %cluster group rest [1:]    save a name for some of them, for %%remote; alone: the groups there are
@@ -101,6 +107,8 @@ class ClusterMagics(Magics):
             --timeout 10   interrupt the cell after so many seconds: RpcTimeoutError
             --local        run the cell here, too, once it has run there
             --label        begin each line with the worker's name, as with several workers
+            --collapse     show what several workers wrote alike once, when all are through: [worker1-3] …
+            --tabs         show each worker's output in a tab of its own
 
         As a line, `%remote worker1 expression` is the expression's value there.
         """
@@ -109,7 +117,7 @@ class ClusterMagics(Magics):
                 return self._value(line)
             options = _remote_line().parse_args(shlex.split(line))
             ask = Ask(self._variables(options.i), options.o, leave=options.rref)
-            way = Way(options.timeout, options.label)
+            way = Way(options.timeout, options.label, options.panes)
             if options.later:
                 return self._begin(options, cell, ask, way)
             self._run(options.workers, cell, ask, way)
@@ -127,7 +135,7 @@ class ClusterMagics(Magics):
         """Run it, bind what was asked for, raise what went wrong."""
         running = cluster()
         names = self._targets.find(targets, running.workers)
-        answer = self._desk_of(running).run(Screen(self._shell), names, code, ask, way)
+        answer = running.agent.part(CellDesk).run(Screen(self._shell), names, code, ask, way)
         return self._settled(len(names) > 1, ask, answer)
 
     def _begin(self, options: argparse.Namespace, code: str, ask: Ask, way: Way) -> CellHandle:
@@ -135,7 +143,7 @@ class ClusterMagics(Magics):
         if options.local:
             raise UsageError("--local waits for the cell, --async does not: take one of them")
         running, screen = cluster(), Screen(self._shell)
-        desk, names = self._desk_of(running), self._targets.find(options.workers, running.workers)
+        desk, names = running.agent.part(CellDesk), self._targets.find(options.workers, running.workers)
         return CellHandle(
             screen,
             lambda changed: desk.start(screen, names, code, ask, way, changed),
@@ -155,11 +163,6 @@ class ClusterMagics(Magics):
         if (error := result.error_before_exec or result.error_in_exec) is not None:
             raise shown_as(error, [])  # it has been shown; the cell has failed all the same
 
-    def _desk_of(self, running: Cluster) -> CellDesk:
-        if self._desk is None or self._desk.agent is not running.agent:
-            self._desk = CellDesk(running.agent)
-        return self._desk
-
     def _variables(self, names: tuple[str, ...]) -> dict[str, Any]:
         for name in names:
             if name not in self._shell.user_ns:
@@ -169,7 +172,8 @@ class ClusterMagics(Magics):
     @line_magic
     def panel(self, line: str) -> None:
         """Show a live panel: `%panel rrefs`, `%panel autograd`, `%panel pipeline`."""
-        from rpcbench.panels import PANELS, panel
+        with needs("a panel", "ipywidgets", "anywidget"):
+            from rpcbench.panels import PANELS, panel
 
         name = line.strip()
         if name not in PANELS:
@@ -250,6 +254,10 @@ def _remote_line() -> _Line:
     line.add_argument("--timeout", type=_seconds, default=math.inf, metavar="seconds")
     line.add_argument("--local", action="store_true")
     line.add_argument("--label", action="store_true")
+    shown = line.add_mutually_exclusive_group()
+    shown.set_defaults(panes=one_below_the_other)
+    shown.add_argument("--collapse", dest="panes", action="store_const", const=collapsed)
+    shown.add_argument("--tabs", dest="panes", action="store_const", const=in_tabs)
     return line
 
 

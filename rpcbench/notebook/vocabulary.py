@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rpcbench.notebook.targets import ALL
+from rpcbench.launch.targets import ALL
 
 _OF_WORKERS = ("restart", "interrupt", "logs")
 

@@ -9,17 +9,18 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from rpcbench.launch.desk import Answer, Ask, Way
+from rpcbench.launch.history import Rerun
 from rpcbench.launch.status import ClusterStatus, WorkerStatus
+from rpcbench.launch.tracebacks import Failed, interrupted, raised, shown_as
 from rpcbench.notebook import commands, magics
-from rpcbench.notebook.cells import Answer, Ask, Way
-from rpcbench.notebook.tracebacks import Failed, interrupted, raised, shown_as
 
 
 class Desk:
     """Answers every cell with what the test wants, and keeps what it was asked."""
 
     def __init__(self):
-        self.agent = object()
+        self.agent = SimpleNamespace(part=lambda kind: self, running=True)
         self.asked = []
         self.failures = []
 
@@ -35,8 +36,12 @@ class Running:
 
     def __init__(self, agent):
         self.agent = agent
+        self.kind = "process"
         self.workers = ["worker1", "worker2"]
-        self.done = []
+        self.done, self.replayed = [], []
+
+    def prefer(self):
+        self.done.append(("prefer", ""))
 
     def status(self):
         lost = WorkerStatus("worker3", 103, "killed by SIGKILL", 0, "here", 0.0, None, 0.0, 0)
@@ -45,8 +50,9 @@ class Running:
     def scale(self, n):
         self.workers = [f"worker{i}" for i in range(1, n + 1)]
 
-    def restart(self, name):
+    def restart(self, name, replay):
         self.done.append(("restart", name))
+        return self.replayed if replay else []
 
     def interrupt(self, name):
         self.done.append(("interrupt", name))
@@ -77,9 +83,7 @@ def made(shell, desk, monkeypatch):
     running = Running(desk.agent)
     monkeypatch.setattr(magics, "cluster", lambda: running)
     monkeypatch.setattr(commands, "cluster", lambda: running)
-    found = magics.ClusterMagics(shell)
-    found._desk = desk
-    return found
+    return magics.ClusterMagics(shell)
 
 
 def test_a_cell_goes_to_one_worker_with_variables_and_brings_one_back(made, desk, shell):
@@ -191,6 +195,23 @@ def test_workers_are_changed_by_a_line(made, capsys):
     assert done[2:] == [("interrupt", name) for name in ("worker1", "worker2", "worker3", "worker1")]
 
 
+def test_a_restart_tells_what_was_run_again_and_what_failed(made, capsys):
+    made.cluster("restart worker2")
+    made.cluster("restart worker2 --replay")
+    magics.cluster().replayed = [Rerun("x = 1", None)]
+    made.cluster("restart --replay worker2")
+    magics.cluster().replayed = [Rerun("x = 1", None), Rerun("y = x\nz", NameError("z")), Rerun("a" * 70, KeyError(1))]
+    made.cluster("restart worker2 --replay")
+    assert capsys.readouterr().out.splitlines() == [
+        "Started again: worker2. What they held is lost.",
+        "Started again: worker2.", "worker2 had run no cell.",
+        "Started again: worker2.", "worker2 has run its 1 cell again.",
+        "Started again: worker2.", "worker2 has run its 3 cells again; 2 failed:",
+        "  y = x …  ->  NameError: z",
+        f"  {'a' * 60} …  ->  KeyError: 1",
+    ]  # fmt: skip
+
+
 def test_logs_are_told_by_worker_also_of_one_that_is_lost(made, capsys):
     made.cluster("logs")
     assert capsys.readouterr().out.splitlines() == [
@@ -287,7 +308,7 @@ def test_magics_come_once_and_go_with_the_cluster_they_started(monkeypatch):
     assert shell.find_cell_magic("remote") == first
     assert warmed == [True]
     stopped = []
-    first.__self__.commands.started = SimpleNamespace(shutdown=lambda: stopped.append(True))
+    first.__self__.commands.started.append(SimpleNamespace(shutdown=lambda: stopped.append(True)))
     magics.unregister(shell)
     assert stopped == [True]
     assert [shell.find_line_magic(name) for name in ("cluster", "remote", "autoremote", "panel")] == [None] * 4

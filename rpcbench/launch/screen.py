@@ -10,39 +10,63 @@ from __future__ import annotations
 import contextvars
 import json
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 
-class Screen:
-    """The output area of the cell that runs when this is made."""
+class Surface(Protocol):
+    """What a pane can show something on. Called from any thread."""
 
-    def __init__(self, shell: InteractiveShell) -> None:
+    def text(self, stream: str, text: str) -> None:
+        """Write to "stdout" or "stderr"; it is there when this returns."""
+
+    def display(self, bundle: dict[str, Any], update: bool = False) -> None:
+        """Show a mime bundle, or change the one with the same display id."""
+
+    def clear(self, wait: bool) -> None:
+        """Wipe all out, now or (`wait`) when the next is shown."""
+
+
+class Screen:
+    """The output area of the cell that runs when this is made. Without a shell texts are printed, of displays too."""
+
+    def __init__(self, shell: InteractiveShell | None) -> None:
         self._shell = shell
         self._context = contextvars.copy_context()
 
     def text(self, stream: str, text: str) -> None:
-        """Write to "stdout" or "stderr"; it is there when this returns."""
-        self._within(lambda: print(text, end="", file=getattr(sys, stream), flush=True))
+        self.within(lambda: print(text, end="", file=getattr(sys, stream), flush=True))
 
     def display(self, bundle: dict[str, Any], update: bool = False) -> None:
-        """Show a mime bundle, or change the one with the same display id."""
+        shell = self._shell
+        if shell is None:
+            self.text("stdout", f"{plain(bundle)}\n")
+            return
         transient = bundle.get("transient", {})
-        self._within(
-            lambda: self._shell.display_pub.publish(
+        self.within(
+            lambda: shell.display_pub.publish(
                 data=bundle["data"], metadata=bundle["metadata"], transient=transient, update=update
             )
         )
 
     def clear(self, wait: bool) -> None:
-        self._within(lambda: self._shell.display_pub.clear_output(wait))  # type: ignore[no-untyped-call]
+        shell = self._shell
+        if shell is not None:
+            self.within(lambda: shell.display_pub.clear_output(wait))  # type: ignore[no-untyped-call]
 
-    def _within(self, emit: Callable[[], object]) -> None:
+    def within(self, emit: Callable[[], object]) -> None:
+        """Do something as the cell that this belongs to."""
         # A context cannot be entered twice at once, and two threads may show something.
         self._context.copy().run(emit)
+
+
+def plain(bundle: dict[str, Any]) -> str:
+    """A mime bundle where only text can be shown."""
+    data = bundle["data"]
+    return str(data.get("text/plain", f"({', '.join(data)})"))
 
 
 class Pane:
@@ -53,7 +77,7 @@ class Pane:
     wipe out what the others showed.
     """
 
-    def __init__(self, screen: Screen, worker: str, label: str = "") -> None:
+    def __init__(self, screen: Surface, worker: str, label: str = "") -> None:
         self._screen = screen
         self._worker = worker
         self._prefix = f"[{label}] " if label else ""
@@ -123,3 +147,28 @@ class Pane:
         transient = bundle.setdefault("transient", {})
         if "display_id" in transient:
             transient["display_id"] = f"{self._worker}/{transient['display_id']}"
+
+
+Panes = Callable[[Screen, Sequence[str], bool], Sequence[Pane]]
+"""(screen, workers, whether lines shall begin with names) -> the pane of each worker."""
+
+
+def one_below_the_other(screen: Screen, workers: Sequence[str], labelled: bool) -> list[Pane]:
+    """As output comes, in one place."""
+    return [Pane(screen, worker, worker if labelled else "") for worker in workers]
+
+
+def unseen(screen: Screen, workers: Sequence[str], labelled: bool) -> list[Pane]:
+    """Nothing is shown."""
+    return [Pane(_Nowhere(), worker) for worker in workers]
+
+
+class _Nowhere:
+    def text(self, stream: str, text: str) -> None:
+        pass
+
+    def display(self, bundle: dict[str, Any], update: bool = False) -> None:
+        pass
+
+    def clear(self, wait: bool) -> None:
+        pass

@@ -1,4 +1,4 @@
-"""Which workers the words of a magic mean: names, `all`, `[1:]` (a slice of the workers), and groups that were saved.
+"""Which workers words mean: names, `all`, `[1:]` (a slice of the workers), and groups that were saved.
 
 A group is kept as it was written and looked up when it is used, so it follows the workers that come and go: a name
 in it that is not there is left out.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from IPython.core.error import UsageError
-
 ALL = "all"
 _SLICE = re.compile(r"\[(-?\d+)?(?:(:)(-?\d+)?(?::(-?\d+)?)?)?\]")
+
+
+class TargetError(ValueError):
+    """Words that no worker can be meant by."""
 
 
 class Targets:
@@ -22,11 +24,11 @@ class Targets:
         self.groups: dict[str, tuple[str, ...]] = {}
 
     def save(self, name: str, words: Sequence[str], workers: Sequence[str]) -> list[str]:
-        """Keep a group; its workers as of now. UsageError for a name that means something already."""
+        """Keep a group; its workers as of now. TargetError for a name that means something already."""
         if not name.isidentifier() or name == ALL or name in workers:
-            raise UsageError(f"{name!r} cannot name a group: take another word, such as trainers")
+            raise TargetError(f"{name!r} cannot name a group: take another word, such as trainers")
         if self._mention(_split(words), name):
-            raise UsageError(f"{name} cannot be a part of itself")
+            raise TargetError(f"{name} cannot be a part of itself")
         found = self.find(words, workers)
         self.groups[name] = tuple(_split(words))
         return found
@@ -63,12 +65,12 @@ def _split(words: Sequence[str]) -> list[str]:
 def _sliced(word: str, workers: Sequence[str]) -> Sequence[str]:
     found = _SLICE.fullmatch(word)
     if found is None or word == "[]":
-        raise UsageError(f"{word} is no slice of the workers; write [0], [1:], [:2] or [::2]")
+        raise TargetError(f"{word} is no slice of the workers; write [0], [1:], [:2] or [::2]")
     start, colon, *rest = (found[1], found[2], found[3], found[4])
     first, stop, step = (None if text is None else int(text) for text in (start, *rest))
     if colon is not None:
         if step == 0:
-            raise UsageError(f"{word}: the step of a slice cannot be 0")
+            raise TargetError(f"{word}: the step of a slice cannot be 0")
         return workers[first:stop:step]
     assert first is not None, "the pattern has a number or a colon"
     return workers[first : first + 1 or None] if -len(workers) <= first < len(workers) else []

@@ -23,7 +23,7 @@ from rpcbench.words.changes import Flag
 if TYPE_CHECKING:
     from rpcbench.agent.core import Agent
     from rpcbench.agent.roster import WorkerInfo
-    from rpcbench.notebook.screen import Pane
+    from rpcbench.launch.screen import Pane
 
 logger = logging.getLogger(__name__)
 

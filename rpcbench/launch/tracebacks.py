@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
+from rpcbench.launch.targets import TargetError
 from rpcbench.words.errors import RpcError, RpcTimeoutError
 
 E = TypeVar("E", bound=BaseException)
@@ -46,14 +47,17 @@ def shown_as(error: E, lines: list[str]) -> E:
 
 
 def raised(failures: list[Failed], shell: Any) -> BaseException:
-    """The error to raise for a cell that failed on these workers: the first one's, shown with all their tracebacks."""
+    """The error to raise for a cell that failed on these workers: the first one's, shown with all their tracebacks.
+
+    `shell` is the one that will show it; None in a script.
+    """
     first = failures[0]
     if first.stopped:
         return interrupted(failures, [])
     for other in failures[1:]:
         first.error.add_note(f"also on {other.worker}: {_message(other.error)}")
     lines = _story(failures)
-    if isinstance(first.error, SyntaxError | BaseExceptionGroup):
+    if shell is not None and isinstance(first.error, SyntaxError | BaseExceptionGroup):
         _show_next(shell, first.error, lines)
     return shown_as(first.error, lines)
 
@@ -93,9 +97,14 @@ def timed_out(seconds: float, failures: list[Failed], busy: list[str]) -> RpcTim
 
 @contextlib.contextmanager
 def short() -> Iterator[None]:
-    """Errors about workers that are raised inside are shown without a traceback: its frames are ours."""
+    """Errors about workers that are raised inside are shown without a traceback: its frames are ours. Words that mean
+    no worker are a mistake in the line of a magic."""
     try:
         yield
+    except TargetError as error:
+        from IPython.core.error import UsageError
+
+        raise UsageError(str(error)) from None
     except (RpcError, RuntimeError) as error:
         if hasattr(error, "_render_traceback_"):
             raise

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rpcbench.notebook.screen import Pane, Screen
+from rpcbench.launch.screen import Pane, Screen
 
 
 class Recorder:

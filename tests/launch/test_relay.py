@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcbench.launch.cells import OUTPUT, SHOWN
-from rpcbench.notebook.relay import Inbox, InOrder, Relay
+from rpcbench.launch.relay import Inbox, InOrder, Relay
 
 END = json.dumps({"error": None, "traceback": []})
 

@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
+from rpcbench.launch.history import History
 from rpcbench.launch.prompts import BESIDE, Prompts
-from rpcbench.notebook.relay import Inbox, Relay
-from rpcbench.notebook.screen import Pane, Screen
-from rpcbench.notebook.tracebacks import Failed, interrupted, timed_out
+from rpcbench.launch.relay import Inbox, Relay
+from rpcbench.launch.screen import Pane, Panes, Screen, one_below_the_other
+from rpcbench.launch.tracebacks import Failed, interrupted, timed_out
 from rpcbench.words.changes import Flag
 from rpcbench.words.errors import RemoteError, SerializationError
 from rpcbench.words.ids import Counter
@@ -48,10 +49,12 @@ class Ask:
 
 
 class Way(NamedTuple):
-    """How a cell is run: for so many `seconds` at most, and with the worker's name before each line or not."""
+    """How a cell is run: for so many `seconds` at most, with the worker's name before each line or not (it is, among
+    several), and shown on which panes."""
 
     seconds: float = math.inf
     labelled: bool = False
+    panes: Panes = one_below_the_other
 
 
 class Answer(NamedTuple):
@@ -71,10 +74,18 @@ class Answer(NamedTuple):
 class _Part:
     """The cell on one worker."""
 
-    def __init__(self, member: WorkerInfo, pane: Pane, prompts: Prompts, changed: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        member: WorkerInfo,
+        pane: Pane,
+        prompts: Prompts,
+        changed: Callable[[], object],
+        ran: Callable[[], object],
+    ) -> None:
         self.member = member
         self._changed = changed
         self._prompts = prompts
+        self._ran = ran
         self.values: Values = {}
         self.error: Exception | None = None
         self.asked = False
@@ -87,9 +98,13 @@ class _Part:
             self.values = answer()
         except Exception as error:  # noqa: BLE001  (whatever the cell raised is what came of it)
             self.error = error
-        self.replied.set()
-        self._prompts.look()
-        self._changed()
+        try:
+            if self.error is None:
+                self._ran()
+        finally:
+            self.replied.set()
+            self._prompts.look()
+            self._changed()
 
     @property
     def state(self) -> str:
@@ -196,6 +211,7 @@ class CellDesk:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
+        self.history = History()
         self._relay = Relay(agent)
         self._numbers = Counter()
 
@@ -232,9 +248,12 @@ class CellDesk:
     ) -> Sent:
         cell = Cell(self._numbers.next(), code, ask.push, ask.want, ask.value, ask.leave)
         members = [self.agent.member(name) for name in workers]
-        labelled = way.labelled or len(members) > 1
+        panes = way.panes(screen, [member.name for member in members], way.labelled or len(members) > 1)
         prompts.pager &= len(members) == 1
-        parts = [_Part(m, Pane(screen, m.name, m.name if labelled else ""), prompts, changed) for m in members]
+        parts = [
+            _Part(member, pane, prompts, changed, functools.partial(self.history.note, member.name, cell))
+            for member, pane in zip(members, panes, strict=True)
+        ]
         return Sent(self.agent, cell, parts, prompts, way.seconds)
 
 

@@ -1,11 +1,10 @@
-"""The words of a magic become names of workers."""
+"""Words become names of workers."""
 
 from __future__ import annotations
 
 import pytest
-from IPython.core.error import UsageError
 
-from rpcbench.notebook.targets import Targets
+from rpcbench.launch.targets import TargetError, Targets
 
 WORKERS = ["worker1", "worker2", "worker3"]
 
@@ -44,7 +43,7 @@ def test_what_is_no_group_is_left_to_who_knows_the_workers():
 
 @pytest.mark.parametrize("word", ["[]", "[a]", "[1", "[1:2:3:4]", "[1,2]", "[::0]", "[1.0]"])
 def test_what_is_no_slice_is_refused(word):
-    with pytest.raises(UsageError, match="slice"):
+    with pytest.raises(TargetError, match="slice"):
         Targets().find([word], WORKERS)
 
 
@@ -66,7 +65,7 @@ def test_a_group_follows_who_goes():
 
 @pytest.mark.parametrize("name", ["all", "worker1", "a b", "[1]", ""])
 def test_a_group_takes_no_name_that_means_something(name):
-    with pytest.raises(UsageError, match="cannot name a group"):
+    with pytest.raises(TargetError, match="cannot name a group"):
         Targets().save(name, ["worker2"], WORKERS)
 
 
@@ -74,6 +73,6 @@ def test_a_group_is_never_part_of_itself():
     targets = Targets()
     targets.save("one", ["worker1"], WORKERS)
     targets.save("two", ["one"], WORKERS)
-    with pytest.raises(UsageError, match="itself"):
+    with pytest.raises(TargetError, match="itself"):
         targets.save("one", ["two"], WORKERS)
     assert targets.find(["two"], WORKERS) == ["worker1"]

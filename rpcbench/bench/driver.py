@@ -1,0 +1,194 @@
+"""A notebook without a browser: a kernel, and every message it sends, with the moment it arrived.
+
+Moments are seconds of `time.monotonic`, which all processes of a host share. A reply or an output that does not come
+within `PATIENCE` seconds is a BenchError with what came instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import AsyncKernelManager
+
+from rpcbench.bench.pair import BenchError
+from rpcbench.words.changes import Changes
+
+PATIENCE = 60.0
+_GLANCE_SECONDS = 0.2
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Message(NamedTuple):
+    """One message of the kernel, and the cell it belongs to."""
+
+    at: float
+    cell: str
+    kind: str
+    content: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """Of a stream; empty for others."""
+        return str(self.content["text"]) if self.kind == "stream" else ""
+
+    @property
+    def is_idle(self) -> bool:
+        return self.kind == "status" and self.content["execution_state"] == "idle"
+
+
+class Ran(NamedTuple):
+    """A cell that is over."""
+
+    cell: str
+    began: float
+    ended: float
+    messages: list[Message]
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+    @property
+    def text(self) -> str:
+        return "".join(message.text for message in self.messages)
+
+    @property
+    def error(self) -> str:
+        """The name of the error's class; empty if there was none."""
+        return next((message.content["ename"] for message in self.messages if message.kind == "error"), "")
+
+    @property
+    def traceback(self) -> str:
+        lines = (line for message in self.messages if message.kind == "error" for line in message.content["traceback"])
+        return _COLOUR.sub("", "\n".join(lines))
+
+    @property
+    def result(self) -> Message:
+        """The first display or result. BenchError where there is none."""
+        for message in self.messages:
+            if message.kind in ("execute_result", "display_data"):
+                return message
+        raise BenchError(f"the cell shows no result: {self.text}{self.traceback}")
+
+
+class Kernel:
+    """One kernel and its client. Use `kernel(environ)`."""
+
+    def __init__(self, manager: AsyncKernelManager, runner: asyncio.Runner) -> None:
+        self._manager = manager
+        self._runner = runner
+        self._client = BlockingKernelClient()
+        self._client.load_connection_info(manager.get_connection_info())
+        self._client.start_channels()
+        self.messages: list[Message] = []
+        self._changes = Changes()
+        self._over = False
+        self._reader = threading.Thread(target=self._read, name="rpcbench-bench-reader", daemon=True)
+        self._reader.start()
+        self._wait_until_heard()
+
+    def _wait_until_heard(self) -> None:
+        """What the kernel sends before it knows that somebody listens is lost: ask until an answer comes."""
+        asked: set[str] = set()
+        deadline = time.monotonic() + PATIENCE
+        while not self._changes.wait_for(lambda: any(m.is_idle and m.cell in asked for m in self.messages), 0.1):
+            if time.monotonic() > deadline:
+                raise BenchError(f"the kernel did not answer in {PATIENCE:g} s")
+            asked.add(self._client.kernel_info())
+
+    @property
+    def pid(self) -> int:
+        pid: int = cast(Any, self._manager.provisioner).pid
+        return pid
+
+    def send(self, code: str) -> str:
+        """Begin a cell; its name."""
+        name: str = self._client.execute(code)
+        return name
+
+    def wait(self, wanted: Callable[[Message], bool], what: str) -> Message:
+        """The first message that is `wanted`."""
+        seen = 0
+        found: Message | None = None
+
+        def came() -> bool:
+            nonlocal seen, found
+            while found is None and seen < len(self.messages):
+                found = self.messages[seen] if wanted(self.messages[seen]) else None
+                seen += 1
+            return found is not None
+
+        if not self._changes.wait_for(came, PATIENCE):
+            last = [(message.kind, message.content) for message in self.messages[-5:]]
+            raise BenchError(f"waited {PATIENCE:g} s in vain for {what}; the last messages: {last}")
+        assert found is not None
+        return found
+
+    def end(self, cell: str, began: float) -> Ran:
+        """Wait until a cell is over."""
+        idle = self.wait(lambda message: message.cell == cell and message.is_idle, "the end of a cell")
+        return Ran(cell, began, idle.at, [message for message in self.messages if message.cell == cell])
+
+    def run(self, code: str, error: str = "") -> Ran:
+        """Run a cell to its end. BenchError if it does not end in this error, or in none."""
+        began = time.monotonic()
+        ran = self.end(self.send(code), began)
+        if ran.error != error:
+            raise BenchError(f"{code!r} ended in {ran.error or 'no error'}, not in {error or 'none'}:\n{ran.traceback}")
+        return ran
+
+    def interrupt(self) -> None:
+        """What the stop button does."""
+        self._runner.run(_awaited(self._manager.interrupt_kernel()))
+
+    def kill(self) -> None:
+        """End the kernel's own process at once."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self._over = True
+        self._reader.join()
+        self._client.stop_channels()
+
+    def _read(self) -> None:
+        while not self._over:
+            try:
+                message = self._client.iopub_channel.get_msg(timeout=_GLANCE_SECONDS)
+            except queue.Empty:
+                continue
+            at, cell = time.monotonic(), message["parent_header"].get("msg_id", "")
+            self.messages.append(Message(at, cell, message["msg_type"], message["content"]))
+            self._changes.tell()
+
+
+@contextmanager
+def kernel(environ: dict[str, str]) -> Iterator[Kernel]:
+    """A kernel with these variables on top of ours."""
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    # The blocking manager leaves an event loop of its own open.
+    manager = AsyncKernelManager(kernel_name="python3")
+    with asyncio.Runner() as runner:
+        runner.run(_awaited(manager.start_kernel(env={**os.environ, **environ}, **silent)))
+        try:
+            made = Kernel(manager, runner)
+            try:
+                yield made
+            finally:
+                made.close()
+        finally:
+            runner.run(_awaited(manager.shutdown_kernel(now=True)))
+
+
+async def _awaited(what: Awaitable[Any]) -> Any:
+    return await what

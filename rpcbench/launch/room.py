@@ -1,0 +1,37 @@
+"""Whether this machine has room for so many workers: said before they start, as afterwards all is merely slow.
+
+The memory a worker needs is a rough figure, that of one which has run a few small cells; programs need more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import psutil
+
+EACH = {"fork": 60 << 20, "spawn": 300 << 20}
+_GB = 1 << 30
+
+
+def cores() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def complaints(n: int, mode: str) -> Iterator[str]:
+    """A sentence for each thing that `n` workers, started by "fork" or "spawn", have too little of."""
+    there = cores()
+    if n > there:
+        yield f"{_count(n, 'worker')} on {_count(there, 'core')}: when all compute, they take turns."
+    free, needed = psutil.virtual_memory().available, n * EACH[mode]
+    if needed > free:
+        many = f"{_count(n, 'worker')} need{'s' if n == 1 else ''}"
+        room = f"there is room for {free // EACH[mode] or 'none'}"
+        yield f"{many} about {needed / _GB:.1f} GB of memory, and {free / _GB:.1f} GB are free: {room}."
+
+
+def _count(n: int, thing: str) -> str:
+    return f"{n} {thing}{'' if n == 1 else 's'}"

@@ -1,0 +1,95 @@
+"""The bounds of the notebook in small: all of them are measured, and what goes wrong is counted."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from rpcbench.bench import command, notebook
+from rpcbench.bench.driver import Message, Ran, kernel
+from rpcbench.bench.notebook import QUICK, Bound, Plan, as_table
+from rpcbench.bench.pair import BenchError
+from rpcbench.cli.main import main
+
+
+class Acted:
+    """A notebook that shows what its cells print, or not: `twist(cell, lines)` says under which cell what is shown."""
+
+    def __init__(self, twist):
+        self.messages, self.twist, self.cells = [], twist, 0
+
+    def run(self, code):
+        self.cells += 1
+        copies = 2 if code.startswith("%%remote all") else 1
+        lines = re.findall(r"print\('(<.*>)'\)", code) * copies
+        cell, lines = self.twist(f"cell {self.cells}", lines)
+        text = "".join(f"{line}\n" for line in lines)
+        self.messages.append(Message(0.0, cell, "stream", {"name": "stdout", "text": text}))
+        return Ran(f"cell {self.cells}", 0.0, 0.0, [])
+
+
+def mixed(twist):
+    return notebook._mixed(Acted(twist), 30, random.Random(3))
+
+
+def test_lines_in_a_wrong_cell_and_lost_lines_are_counted():
+    assert mixed(lambda cell, lines: (cell, lines)) == (0, 0)
+    wrong, lost = mixed(lambda cell, lines: ("another", lines))
+    assert wrong == lost > 30
+    wrong, lost = mixed(lambda cell, lines: (cell, lines[1:]))
+    assert wrong == 0 < lost
+    wrong, lost = mixed(lambda cell, lines: (cell, lines * 2))
+    assert lost == 0 < wrong
+
+
+def test_a_bound_is_kept_or_not():
+    kept, broken = Bound("kept", 0.5, 0.25), Bound("broken", 0, 2, counts=True)
+    assert [list(column.cells) for column in as_table([kept, broken]).columns] == [
+        ["kept", "broken"], ["500.0 ms", "0"], ["250.0 ms", "2"], ["✓", "✗"]
+    ]  # fmt: skip
+
+
+def test_the_table_is_printed_and_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = []
+
+    def measure(plan: Plan, seed: int) -> list[Bound]:
+        asked.append((plan, seed))
+        return [Bound("restart of a worker", 2.0, 3.0)]
+
+    monkeypatch.setattr(command.notebook, "measure", measure)
+    file = tmp_path / "bounds.json"
+    assert main(["bench", "--notebook", "--seed", "5", "--json", str(file)]) == 0
+    assert asked == [(Plan(), 5)]
+    assert "3.00 s │  ✗" in capsys.readouterr().out
+    assert json.loads(file.read_text())["bounds"]["restart of a worker"] == {"most": 2.0, "measured": 3.0, "ok": False}
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("no_leaks")
+def test_what_does_not_do_as_it_should_is_an_error() -> None:
+    with kernel({}) as made:
+        assert made.run("print('here')\n6 * 7").result.content["data"]["text/plain"] == "42"
+        with pytest.raises(BenchError, match=r"(?s)ended in ZeroDivisionError, not in none.*1 / 0"):
+            made.run("1 / 0")
+        assert made.run("1 / 0", error="ZeroDivisionError").text == ""
+        with pytest.raises(BenchError, match="shows no result"):
+            made.run("x = 1").result
+        began = time.monotonic()
+        assert began <= made.run("print('x')").messages[0].at <= time.monotonic()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("no_leaks")
+def test_one_run_measures_every_bound() -> None:
+    bounds = list(notebook.measure(QUICK, 7))
+    assert len({bound.title for bound in bounds}) == 11
+    assert all(bound.measured > 0 for bound in bounds if not bound.counts)
+    assert [(bound.title, bound.measured) for bound in bounds if bound.counts and bound.measured] == []

@@ -1,0 +1,111 @@
+"""`Cluster.run`: a cell from plain Python. No shell of IPython is here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from IPython import get_ipython
+from worlds import until
+
+from rpcbench import Cluster, RemoteError, RpcTimeoutError, UnknownWorkerError, WorkerLostError
+from rpcbench.launch.targets import TargetError
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster(2) as made:
+        yield made
+
+
+def test_values_come_back_and_variables_go_there(cluster):
+    assert get_ipython() is None
+    assert cluster.run("worker1", "y = x + 1\nz = [y]", push={"x": 6}, want=("y", "z")) == {"y": 7, "z": [7]}
+    assert cluster.run("worker1", "y * 2") == 14
+    assert cluster.run("worker1", "y", want="y") == {"y": 7}
+    assert cluster.run("worker1", "y = 0") is None
+    assert cluster.run("worker1", "import asyncio\nawait asyncio.sleep(0, 'awaited')") == "awaited"
+
+
+def test_several_workers_answer_by_name(cluster):
+    pids = {name: cluster.pid(name) for name in cluster.workers}
+    assert cluster.run("all", "import os\nos.getpid()") == pids
+    assert cluster.run(["worker2", "worker1"], "os.getpid()") == pids
+    assert cluster.run(["worker2"], "os.getpid()") == {"worker2": pids["worker2"]}
+    assert cluster.run("[1:]", "me = os.getpid()", want=["me"]) == {"me": {"worker2": pids["worker2"]}}
+    assert cluster.run("worker1,worker2", "1") == {"worker1": 1, "worker2": 1}
+
+
+def test_output_is_printed_here(cluster, capsys):
+    cluster.run("worker1", "import sys\nprint('out')\nprint('err', file=sys.stderr)\n%time 1\n7", want='sys')
+    printed = capsys.readouterr()
+    assert printed.out.startswith("out\n") and "Wall time" in printed.out and printed.out.endswith("7\n")
+    assert printed.err == "err\n"
+    cluster.run("all", "print('both')")
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[worker1] both", "[worker2] both"]
+
+
+def test_a_display_is_printed_as_text(cluster, capsys):
+    cluster.run("worker1", "display({'k': 1})\ndisplay({'image/png': 'x'}, raw=True)")
+    assert capsys.readouterr().out == "{'k': 1}\n(image/png)\n"
+
+
+def test_an_error_keeps_its_type_and_its_story(cluster):
+    with pytest.raises(ZeroDivisionError) as caught:
+        cluster.run("all", "1 / 0")
+    assert isinstance(caught.value.__cause__, RemoteError)
+    assert caught.value.__notes__ == ["also on worker2: ZeroDivisionError: division by zero"]
+    with pytest.raises(SyntaxError):
+        cluster.run("worker1", "x = = 1")
+    with pytest.raises(NameError, match="'gone'"):
+        cluster.run("worker1", "1", want=["gone"])
+    with pytest.raises(UnknownWorkerError, match="worker9"):
+        cluster.run("worker9", "1")
+    with pytest.raises(TargetError, match="slice"):
+        cluster.run("[x]", "1")
+
+
+def test_a_cell_has_no_deadline_unless_it_is_given_one(cluster):
+    with pytest.raises(RpcTimeoutError, match=r"more than 0\.3 s and was interrupted"):
+        cluster.run("worker1", "import time\nwhile True:\n    time.sleep(0.01)", timeout=0.3)
+    assert cluster.run("worker1", "'still here'") == "still here"
+
+
+def test_ctrl_c_interrupts_it_there(cluster, capsys):
+    shown = []
+
+    def stop():
+        until(lambda: shown.append(capsys.readouterr().out) or "ready" in "".join(shown))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=stop)
+    presser.start()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run("worker1", "import time\nprint('ready')\nwhile True:\n    time.sleep(0.01)")
+    presser.join()
+    assert cluster.run("worker1", "'still here'") == "still here"
+
+
+def test_a_script_runs_cells_without_ipython(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nimport rpcbench\n"
+        "if __name__ == '__main__':\n"
+        "    with rpcbench.Cluster(1) as cluster:\n"
+        "        print(cluster.run('worker1', '''\n            print('there')\n            6 * 7\n        '''))\n"
+        "    print('IPython' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("there\n42\nFalse\n", "")
+
+
+def test_a_lost_worker_is_an_error(cluster):
+    with pytest.raises(WorkerLostError, match="worker2"):
+        cluster.run("worker2", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    cluster.restart("worker2")

@@ -1,0 +1,36 @@
+"""What is claimed of other packages is what CI runs."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent
+
+
+def pins(name):
+    """{package: version} of a file of constraints."""
+    lines = [line for line in (ROOT / name).read_text().splitlines() if "==" in line and not line.startswith("#")]
+    return {canonicalize_name(package): Version(version) for package, version in (line.split("==") for line in lines)}
+
+
+def claims():
+    """{package: lowest version} of the requirements."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = [Requirement(text) for text in project["dependencies"]]
+    return {canonicalize_name(each.name): Version(next(iter(each.specifier)).version) for each in found}
+
+
+def test_the_oldest_that_are_claimed_are_those_that_ci_runs():
+    oldest, claimed = pins("constraints-oldest.txt"), claims()
+    assert {"ipykernel", "ipython", "ipywidgets", "jupyter-client", "torch"} == set(oldest)
+    assert {name: claimed[name] for name in oldest} == oldest
+
+
+def test_what_is_known_to_work_together_is_no_older_than_what_is_claimed():
+    known, claimed = pins("constraints.txt"), claims()
+    assert {name for name, lowest in claimed.items() if known[name] < lowest} == set()
