@@ -86,12 +86,12 @@ class Cluster:
             directory = RunDirectory()
             undo.callback(directory.remove)
             self._launcher: Launcher = launcher(kind, directory, start, kernel)
+            self.kind = kind
             undo.callback(self._launcher.close)
             self._launcher.warm()
             self._config = replace(config, directory=str(directory.path))
             self.agent = start_agent(self._config)
             undo.pop_all()
-        self.kind = kind
         self._handles: dict[str, Handle] = {}
         self._incarnations: dict[str, int] = {}
         self._oom_kills: dict[str, int] = {}  # when each worker was started

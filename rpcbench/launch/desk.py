@@ -84,8 +84,8 @@ class _Part:
     ) -> None:
         self.member = member
         self._changed = changed
-        self._prompts = prompts
         self._ran = ran
+        self._prompts = prompts
         self.values: Values = {}
         self.error: Exception | None = None
         self.asked = False
@@ -248,8 +248,8 @@ class CellDesk:
     ) -> Sent:
         cell = Cell(self._numbers.next(), code, ask.push, ask.want, ask.value, ask.leave)
         members = [self.agent.member(name) for name in workers]
-        panes = way.panes(screen, [member.name for member in members], way.labelled or len(members) > 1)
         prompts.pager &= len(members) == 1
+        panes = way.panes(screen, [member.name for member in members], way.labelled or len(members) > 1)
         parts = [
             _Part(member, pane, prompts, changed, functools.partial(self.history.note, member.name, cell))
             for member, pane in zip(members, panes, strict=True)

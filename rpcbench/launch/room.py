@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import psutil
 
-EACH = {"fork": 60 << 20, "spawn": 300 << 20}
+EACH = {"fork": 60 << 20, "spawn": 300 << 20, "kernel": 300 << 20}
 _GB = 1 << 30
 
 
@@ -22,7 +22,7 @@ def cores() -> int:
 
 
 def complaints(n: int, mode: str) -> Iterator[str]:
-    """A sentence for each thing that `n` workers, started by "fork" or "spawn", have too little of."""
+    """A sentence for each thing that `n` workers, started by "fork" or "spawn" or as a "kernel", have too little of."""
     there = cores()
     if n > there:
         yield f"{_count(n, 'worker')} on {_count(there, 'core')}: when all compute, they take turns."

@@ -20,8 +20,8 @@ from rpcbench.launch.targets import Targets
 from rpcbench.notebook.progress import Starting
 
 Words = list[str]
-MAIN = "main"
 _WHICH_KIND = f"say which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
+MAIN = "main"
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
 
@@ -47,10 +47,10 @@ class Commands:
         }
 
     def _start(self, words: Words) -> str:
+        words, name = _option(words, "--name", "say what to call it: %cluster start 2 --name other")
         words, kind = _option(words, "--kind", _WHICH_KIND)
         if kind not in (None, *KINDS):
             raise UsageError(_WHICH_KIND)
-        words, name = _option(words, "--name", "say what to call it: %cluster start 2 --name other")
         size = _number(words, "say how many workers to start: %cluster start 2")
         self._adopt()
         found = running() if name is None else self.named.get(name)
@@ -165,7 +165,7 @@ def running() -> Cluster | None:
 
 def _warn(size: int, kind: str) -> None:
     """Say before they start what so many workers lack here."""
-    for complaint in room.complaints(size, process.default_mode() if kind == KINDS[0] else "spawn"):
+    for complaint in room.complaints(size, process.default_mode() if kind == "process" else kind):
         sys.stderr.write(f"{complaint}\n")
     sys.stderr.flush()  # above what follows
 
@@ -191,12 +191,6 @@ def _first_line(code: str) -> str:
     return f"{first[:60]} …" if rest or len(first) > 60 else first
 
 
-def _number(words: Words, complaint: str) -> int:
-    if len(words) != 1 or not words[0].isdecimal() or int(words[0]) < 1:
-        raise UsageError(complaint)
-    return int(words[0])
-
-
 def _option(words: Words, option: str, complaint: str) -> tuple[Words, str | None]:
     """The words without the option and its value, and that value."""
     if option not in words:
@@ -205,6 +199,12 @@ def _option(words: Words, option: str, complaint: str) -> tuple[Words, str | Non
     if at + 1 == len(words):
         raise UsageError(complaint)
     return [*words[:at], *words[at + 2 :]], words[at + 1]
+
+
+def _number(words: Words, complaint: str) -> int:
+    if len(words) != 1 or not words[0].isdecimal() or int(words[0]) < 1:
+        raise UsageError(complaint)
+    return int(words[0])
 
 
 def _nothing(words: Words, action: str) -> None:

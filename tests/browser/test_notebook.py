@@ -117,3 +117,27 @@ def test_the_stop_button_ends_a_remote_loop_and_the_worker_is_usable(show):
     notebook.run("usable")
     notebook.output("usable").filter(has_text="it is usable").wait_for()
     assert len(notebook.errors()) == 1
+
+
+def test_each_worker_has_a_tab_that_fills_while_the_cell_runs(show, tmp_path):
+    go = tmp_path / "go"
+    sources = [
+        "%load_ext rpcbench\n%cluster start 2",
+        "%%remote all --tabs\nimport pathlib, time\nprint('begun')\n"
+        f"while not pathlib.Path({str(go)!r}).exists():\n    time.sleep(0.02)\n'through'",
+    ]
+    notebook = show(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in sources]), "tabs.ipynb")
+    notebook.run("%cluster start")
+    notebook.ended("%cluster start")
+    notebook.output("%cluster start").filter(has_text="2 of 2 workers serve").wait_for()
+    notebook.run("--tabs")
+    output = notebook.cell("--tabs").locator(".jp-OutputArea").first
+    for name in ("worker1", "worker2"):
+        output.get_by_role("tab", name=name).click()
+        output.get_by_text("begun").filter(visible=True).wait_for()
+    go.touch()
+    notebook.ended("--tabs")
+    for name in ("worker1", "worker2"):
+        output.get_by_role("tab", name=name).click()
+        output.get_by_text("'through'").filter(visible=True).wait_for()
+    assert notebook.errors() == []

@@ -36,8 +36,7 @@ class Running:
 
     def __init__(self, agent):
         self.agent = agent
-        self.kind = "process"
-        self.workers = ["worker1", "worker2"]
+        self.kind, self.workers = "process", ["worker1", "worker2"]
         self.done, self.replayed = [], []
 
     def prefer(self):
