@@ -121,6 +121,11 @@ class Cluster:
         """Names of the workers that serve."""
         return [info.name for info in self.agent.members() if info.id != 0]
 
+    @property
+    def lost(self) -> list[str]:
+        """Names of those that ended without being asked to, and have not been started again."""
+        return [name for name, handle in self._handles.items() if handle.poll() is not None]
+
     def pid(self, name: str) -> int:
         """Process id of a worker."""
         return self._handle(name).pid
@@ -237,8 +242,8 @@ class Cluster:
     def __repr__(self) -> str:
         if self._ended:
             return "<Cluster: shut down>"
-        lost = [name for name in self._handles if name not in self.workers]
-        return f"<Cluster of {', '.join(self.workers) or 'no workers'}{f'; lost: {lost}' if lost else ''}>"
+        lost = f"; lost: {', '.join(self.lost)}" if self.lost else ""
+        return f"<Cluster of {', '.join(self.workers) or 'no workers'}{lost}>"
 
     # -- starting and ending
     def _start(self, names: list[str], progress: Progress | None = None) -> None:

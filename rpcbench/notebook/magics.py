@@ -16,7 +16,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.display import display
 
 from rpcbench.launch import process
-from rpcbench.launch.cluster import cluster
+from rpcbench.launch.cluster import Cluster, cluster
 from rpcbench.launch.collapse import collapsed
 from rpcbench.launch.debugger import POST_MORTEM
 from rpcbench.launch.desk import Answer, Ask, CellDesk, Way
@@ -134,7 +134,7 @@ class ClusterMagics(Magics):
     def _run(self, targets: list[str], code: str, ask: Ask, way: Way = _HERE) -> dict[str, Any]:
         """Run it, bind what was asked for, raise what went wrong."""
         running = cluster()
-        names = self._targets.find(targets, running.workers)
+        names = self._meant(running, targets)
         answer = running.agent.part(CellDesk).run(Screen(self._shell), names, code, ask, way)
         return self._settled(len(names) > 1, ask, answer)
 
@@ -143,12 +143,20 @@ class ClusterMagics(Magics):
         if options.local:
             raise UsageError("--local waits for the cell, --async does not: take one of them")
         running, screen = cluster(), Screen(self._shell)
-        desk, names = running.agent.part(CellDesk), self._targets.find(options.workers, running.workers)
+        desk, names = running.agent.part(CellDesk), self._meant(running, options.workers)
         return CellHandle(
             screen,
             lambda changed: desk.start(screen, names, code, ask, way, changed),
             lambda answer: self._settled(len(names) > 1, ask, answer),
         )
+
+    def _meant(self, running: Cluster, words: list[str]) -> list[str]:
+        """The workers that these words mean; said besides if `all`, a slice or a group may have meant a lost one."""
+        names = self._targets.find(words, running.workers)
+        if running.lost and not set(words) <= {*names}:
+            lost = " ".join(running.lost)
+            sys.stderr.write(f"Not on {lost}, which is lost: %cluster restart {lost} starts it again.\n")
+        return names
 
     def _settled(self, several: bool, ask: Ask, answer: Answer) -> dict[str, Any]:
         values = answer.by_name(several)

@@ -117,7 +117,8 @@ def test_a_killed_worker_is_named_with_its_signal_and_the_others_go_on(cluster: 
         assert time.monotonic() - begin < 5
         with pytest.raises(WorkerLostError, match=r"worker1 is gone \(its process ended \(killed by SIGKILL\)\)"):
             cluster.rpc_sync("worker1", max, (1, 2))
-        assert repr(cluster) == "<Cluster of worker2; lost: ['worker1']>"
+        assert repr(cluster) == "<Cluster of worker2; lost: worker1>"
+        assert cluster.lost == ["worker1"]
         assert cluster.rpc_sync("worker2", max, (1, 2)) == 2
         cluster.restart("worker1")
         assert cluster.rpc_sync("worker2", _ask_there, ("worker1",)) == cluster.pid("worker1")

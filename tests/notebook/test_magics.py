@@ -36,7 +36,7 @@ class Running:
 
     def __init__(self, agent):
         self.agent = agent
-        self.kind, self.workers = "process", ["worker1", "worker2"]
+        self.kind, self.workers, self.lost = "process", ["worker1", "worker2"], []
         self.done, self.replayed = [], []
 
     def prefer(self):
@@ -218,6 +218,19 @@ def test_logs_are_told_by_worker_also_of_one_that_is_lost(made, capsys):
     ]  # fmt: skip
     made.cluster("logs worker1")
     assert capsys.readouterr().out.splitlines() == ["[worker1] first", "[worker1] last"]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"), [("all", True), ("[0]", True), ("worker1", False), ("worker1 worker2", False)]
+)
+def test_a_cell_that_may_have_been_meant_for_a_lost_worker_says_so(made, capsys, line, told):
+    magics.cluster().lost = ["worker3"]
+    made.remote(line, "code")
+    said = "Not on worker3, which is lost: %cluster restart worker3 starts it again.\n"
+    assert capsys.readouterr().err == (said if told else "")
+    magics.cluster().lost = []
+    made.remote(line, "code")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_group_is_saved_and_follows_who_comes(made, desk, capsys):
