@@ -80,9 +80,9 @@ def run_scaling(*, quick: bool, files: Files) -> None:
         files.json.write_text(json.dumps(scaling.as_values(curves), indent=2) + "\n")
 
 
-def run_notebook(*, quick: bool, seed: int, files: Files) -> None:
+def run_notebook(*, quick: bool, seed: int, kind: str, files: Files) -> None:
     """Print what a user of the notebook waits for, beside the bounds."""
-    bounds = list(notebook.measure(notebook.QUICK if quick else notebook.Plan(), seed))
+    bounds = list(notebook.measure(notebook.QUICK if quick else notebook.Plan(), seed, kind))
     Console(width=None if sys.stdout.isatty() else _WIDE).print(notebook.as_table(bounds))
     if files.json:
         files.json.write_text(json.dumps(notebook.as_values(bounds, seed), indent=2) + "\n")

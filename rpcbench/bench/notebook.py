@@ -27,7 +27,7 @@ from rpcbench.bench.driver import PATIENCE, Kernel, Message, kernel
 from rpcbench.bench.pair import BenchError
 
 MARK = "RPCBENCH_BENCH_MARK"
-START = "%cluster start 2"
+KINDS = ("process", "kernel")
 _LOOP = "import time\nprint('ready')\nwhile True:\n    time.sleep(0.01)"
 _TOKEN = re.compile(r"<(\d+)\.(\d+)>")
 _GLANCE_SECONDS = 0.02
@@ -63,19 +63,20 @@ class Bound(NamedTuple):
         return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
 
 
-def measure(plan: Plan, seed: int) -> Iterator[Bound]:
-    """All bounds, each as soon as it is known. BenchError where something does not do what it should at all."""
+def measure(plan: Plan, seed: int, kind: str = KINDS[0]) -> Iterator[Bound]:
+    """All bounds, each as soon as it is known, for workers of that kind. BenchError where something does not do what it
+    should at all."""
     with tempfile.TemporaryDirectory(prefix="rb-") as runtime:
         mark, before = uuid.uuid4().hex, _shared_memory()
         with kernel({"XDG_RUNTIME_DIR": runtime, MARK: mark}) as notebook:
-            yield from _starts(notebook)
+            yield from _starts(notebook, kind)
             notebook.run("%%remote all\nimport time")
             yield Bound("empty cell on a worker, median", 0.02, _passes(notebook, plan.passes))
             yield Bound("print on a worker until it is shown", 0.05, _lag(notebook, plan.prints))
             yield Bound("interrupt until the prompt is back", 0.5, max(_stop(notebook) for _ in range(plan.tries)))
             told, again = zip(*(_death(notebook) for _ in range(plan.tries)), strict=True)
             yield Bound("SIGKILL of a worker until it is told", 1.0, max(told))
-            yield Bound("restart of a worker", 2.0, max(again))
+            yield Bound("restart of a worker", 4.0 if kind == "kernel" else 2.0, max(again))
             sleeps = max(notebook.run("%%remote all\ntime.sleep(1)").seconds for _ in range(plan.tries))
             yield Bound("two sleeps of 1 s at once", 1.3, sleeps)
             wrong, lost = _mixed(notebook, plan.cells, random.Random(seed))
@@ -84,12 +85,15 @@ def measure(plan: Plan, seed: int) -> Iterator[Bound]:
             yield Bound("kernel killed until nothing is left", 3.0, _end(notebook, mark, Path(runtime), before))
 
 
-def _starts(notebook: Kernel) -> Iterator[Bound]:
-    """The first result, when torch has been imported here; then again, with a starter that is warm."""
+def _starts(notebook: Kernel, kind: str) -> Iterator[Bound]:
+    """The first result, when torch has been imported here; then again, with a starter that is warm. Kernels are not
+    forked from it."""
+    cold, warm = (4.0, 4.0) if kind == "kernel" else (2.5, 0.5)
+    start = f"%cluster start 2 --kind {kind}"
     notebook.run("import torch")
-    yield Bound("first result, cold", 2.5, _first_result(notebook, f"%load_ext rpcbench\n{START}"))
+    yield Bound("first result, cold", cold, _first_result(notebook, f"%load_ext rpcbench\n{start}"))
     notebook.run("%cluster stop")
-    yield Bound("first result, with a warm starter", 0.5, _first_result(notebook, START))
+    yield Bound("first result, with a warm starter", warm, _first_result(notebook, start))
 
 
 def _first_result(notebook: Kernel, start: str) -> float:

@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--soak", action="store_true", help="instead: many calls and RRefs, and whether memory grows")
     bench.add_argument("--scaling", action="store_true", help="instead: how cost grows with payloads, workers, RRefs")
     bench.add_argument("--notebook", action="store_true", help="instead: what a user of the notebook waits for")
+    bench.add_argument("--kind", choices=["process", "kernel"], default="process", help="of workers, with --notebook")
     bench.add_argument("--seed", type=int, help="repeat the draws of an earlier run")
     bench.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
     bench.add_argument("--svg", type=Path, metavar="FILE", help="also plot the ratios here")
@@ -129,7 +130,7 @@ def _bench(options: argparse.Namespace) -> None:
         return
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     if options.notebook:
-        command.run_notebook(quick=options.quick, seed=seed, files=files)
+        command.run_notebook(quick=options.quick, seed=seed, kind=options.kind, files=files)
         return
     command.run(
         against=options.against, seed=seed, quick=options.quick, rounds=options.rounds, only=options.only,

@@ -59,14 +59,14 @@ def test_the_table_is_printed_and_written(
 ) -> None:
     asked = []
 
-    def measure(plan: Plan, seed: int) -> list[Bound]:
-        asked.append((plan, seed))
+    def measure(plan: Plan, seed: int, kind: str) -> list[Bound]:
+        asked.append((plan, seed, kind))
         return [Bound("restart of a worker", 2.0, 3.0)]
 
     monkeypatch.setattr(command.notebook, "measure", measure)
     file = tmp_path / "bounds.json"
-    assert main(["bench", "--notebook", "--seed", "5", "--json", str(file)]) == 0
-    assert asked == [(Plan(), 5)]
+    assert main(["bench", "--notebook", "--kind", "kernel", "--seed", "5", "--json", str(file)]) == 0
+    assert asked == [(Plan(), 5, "kernel")]
     assert "3.00 s │  ✗" in capsys.readouterr().out
     assert json.loads(file.read_text())["bounds"]["restart of a worker"] == {"most": 2.0, "measured": 3.0, "ok": False}
 
@@ -88,8 +88,9 @@ def test_what_does_not_do_as_it_should_is_an_error() -> None:
 @pytest.mark.process
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("no_leaks")
-def test_one_run_measures_every_bound() -> None:
-    bounds = list(notebook.measure(QUICK, 7))
+@pytest.mark.parametrize("kind", notebook.KINDS)
+def test_one_run_measures_every_bound(kind: str) -> None:
+    bounds = list(notebook.measure(QUICK, 7, kind))
     assert len({bound.title for bound in bounds}) == 11
     assert all(bound.measured > 0 for bound in bounds if not bound.counts)
     assert [(bound.title, bound.measured) for bound in bounds if bound.counts and bound.measured] == []
