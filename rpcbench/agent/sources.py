@@ -65,9 +65,11 @@ class Sources:
 
     def _warn(self, worker: int, answer: dict[str, Any]) -> None:
         who, (file, line) = self._roster.name(worker), answer["at"]
+        module = answer["name"].partition(":")[0]
         warnings.warn_explicit(
             f"{who} runs another version of {answer['name'].replace(':', '.')}: it has loaded {answer['there']}, and "
-            f"this process {file}. Restart {who}, or have the same file on both sides",
+            f"this process {file}. Have the same on both sides, say by cluster.reload({module!r}), "
+            f"or restart {who}",
             RuntimeWarning,
             file,
             line,

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, Self
 
 from rpcbench.agent import current
@@ -28,6 +28,7 @@ from rpcbench.launch.base import Handle, Launcher
 from rpcbench.launch.desk import CellDesk
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.kinds import connection_file, launcher
+from rpcbench.launch.modules import execute, source_of
 from rpcbench.launch.oom import oom_kills
 from rpcbench.launch.status import ClusterStatus, Looks, Watched
 from rpcbench.launch.worker import LEAVE, meet
@@ -173,6 +174,16 @@ class Cluster:
         self._await(lambda: name not in self.workers, [], f"the end of {name}")
         self._start([name])
         return script.rerun(self.agent, name, past) if replay else []
+
+    def reload(self, *modules: str | ModuleType) -> None:
+        """Load modules anew, in this order, here and then on all workers: as their files are here and now.
+
+        A worker needs no such file. What fails here is raised, and no worker changes; what fails on a worker is raised
+        with its own type. ModuleNotFoundError, or ImportError for what is not written in Python.
+        """
+        sources = [source_of(module) for module in modules]
+        execute(sources)
+        wait_all([self.agent.call(name, execute, (sources,)) for name in self.workers])
 
     def interrupt(self, name: str) -> None:
         """Interrupt the cell that runs on a worker, from outside: KeyboardInterrupt there. Harmless when it is idle."""

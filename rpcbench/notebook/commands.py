@@ -40,6 +40,7 @@ class Commands:
             "status": self._status,
             "scale": self._scale,
             "restart": self._restart,
+            "reload": self._reload,
             "interrupt": self._interrupt,
             "logs": self._logs,
             "group": self._group,
@@ -116,6 +117,13 @@ class Commands:
         again = [sentence_of_replay(name, found.restart(name, replay=replay)) for name in names]
         first = f"Started again: {', '.join(names)}."
         return "\n".join([first, *again]) if replay else f"{first} What they held is lost."
+
+    def _reload(self, words: Words) -> str:
+        if not words:
+            raise UsageError("say which modules to load anew: %cluster reload helpers")
+        found = cluster()
+        found.reload(*words)
+        return f"Loaded anew: {', '.join(words)}, here and on {', '.join(found.workers)}."
 
     def _interrupt(self, words: Words) -> str:
         found = cluster()

@@ -80,6 +80,7 @@ class ClusterMagics(Magics):
             %cluster scale 3            start more, or end the last ones
             %cluster restart worker2    end it, if it still runs, and start it again under its name; with --replay it
                                         then runs again what it had run without an error, and tells what fails
+            %cluster reload helpers     load a module anew, as its file is now, here and on all workers
             %cluster interrupt [NAME…]  stop the cells that run there
             %cluster logs [NAME…]       the last lines that they wrote outside cells and calls
             %cluster group rest [1:]    save a name for some of them, for %%remote; alone: the groups there are

@@ -53,6 +53,9 @@ class Running:
         self.done.append(("restart", name))
         return self.replayed if replay else []
 
+    def reload(self, *modules):
+        self.done += [("reload", module) for module in modules]
+
     def interrupt(self, name):
         self.done.append(("interrupt", name))
 
@@ -192,6 +195,14 @@ def test_workers_are_changed_by_a_line(made, capsys):
     done = magics.cluster().done
     assert done[:2] == [("restart", "worker2"), ("restart", "worker3")]
     assert done[2:] == [("interrupt", name) for name in ("worker1", "worker2", "worker3", "worker1")]
+
+
+def test_modules_are_loaded_anew_by_a_line(made, capsys):
+    made.cluster("reload helpers models.layers")
+    assert magics.cluster().done == [("reload", "helpers"), ("reload", "models.layers")]
+    assert capsys.readouterr().out == "Loaded anew: helpers, models.layers, here and on worker1, worker2.\n"
+    with pytest.raises(UsageError, match="%cluster reload helpers"):
+        made.cluster("reload")
 
 
 def test_a_restart_tells_what_was_run_again_and_what_failed(made, capsys):

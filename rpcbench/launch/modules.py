@@ -1,0 +1,89 @@
+"""Modules of the user's, loaded anew in all processes of a cluster: the text goes along, so a worker needs no file.
+
+A module that is there already is run again in its own namespace, as `importlib.reload` does it: who uses it through the
+module sees what is new, and what was taken out of it by name stays as it was. Text that Python does not accept, or a
+module that fails here, changes nothing on any worker.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import CodeType, ModuleType
+from typing import NamedTuple
+
+
+class Source(NamedTuple):
+    """A module as its file says it: `text` is what stands in `file` here."""
+
+    name: str
+    text: str
+    file: str
+    package: bool
+
+
+def source_of(module: str | ModuleType) -> Source:
+    """The module of that name as it would be loaded now. ModuleNotFoundError, or ImportError where it has no text."""
+    name = module if isinstance(module, str) else module.__name__
+    spec = None if name in ("", "__main__") else _found(name)
+    if spec is None:
+        raise ModuleNotFoundError(f"there is no module {name!r} here", name=name)
+    text = spec.loader.get_source(name) if isinstance(spec.loader, importlib.abc.InspectLoader) else None
+    if text is None or spec.origin is None:
+        raise ImportError(f"{name} is not written in Python, or not in a file: it cannot be loaded anew", name=name)
+    return Source(name, text, spec.origin, spec.submodule_search_locations is not None)
+
+
+def _found(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Where its file is now; a module that is loaded knows only what it was loaded from."""
+    importlib.invalidate_caches()  # it may have been written just now
+    package = name.rpartition(".")[0]
+    path = importlib.import_module(package).__path__ if package else None
+    return importlib.machinery.PathFinder.find_spec(name, path) or importlib.util.find_spec(name)
+
+
+def execute(sources: Sequence[Source]) -> None:
+    """In this process: run these modules, in this order; those that are not there yet come to be."""
+    for source in sources:
+        parent = importlib.import_module(source.name.rpartition(".")[0]) if "." in source.name else None
+        spec = importlib.util.spec_from_loader(source.name, _Text(source), origin=source.file)
+        assert spec is not None and spec.loader is not None
+        spec.has_location = True
+        module = sys.modules.get(source.name)
+        if module is None:
+            _load(spec)
+        else:
+            spec.loader.exec_module(module)
+            module.__spec__, module.__loader__ = spec, spec.loader  # tracebacks find its text through these
+        if parent is not None:
+            setattr(parent, source.name.rpartition(".")[2], sys.modules[source.name])
+
+
+def _load(spec: importlib.machinery.ModuleSpec) -> None:
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+
+
+class _Text(importlib.abc.InspectLoader):
+    """Loads a module from its text."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def get_source(self, fullname: str) -> str:
+        return self._source.text
+
+    def is_package(self, fullname: str) -> bool:
+        return self._source.package
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = compile(self._source.text, self._source.file, "exec", dont_inherit=True)
+        return code
