@@ -1,7 +1,7 @@
 """A notebook without a browser: a kernel, and every message it sends, with the moment it arrived.
 
 Moments are seconds of `time.monotonic`, which all processes of a host share. A reply or an output that does not come
-within `PATIENCE` seconds is a BenchError with what came instead.
+in time is NotInTime, a BenchError, with what came instead.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from rpcbench.words.changes import Changes
 PATIENCE = 60.0
 _GLANCE_SECONDS = 0.2
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class NotInTime(BenchError):
+    """What was waited for did not come."""
 
 
 class Message(NamedTuple):
@@ -104,7 +108,7 @@ class Kernel:
         deadline = time.monotonic() + PATIENCE
         while not self._changes.wait_for(lambda: any(m.is_idle and m.cell in asked for m in self.messages), 0.1):
             if time.monotonic() > deadline:
-                raise BenchError(f"the kernel did not answer in {PATIENCE:g} s")
+                raise NotInTime(f"the kernel did not answer in {PATIENCE:g} s")
             asked.add(self._client.kernel_info())
 
     @property
@@ -117,7 +121,7 @@ class Kernel:
         name: str = self._client.execute(code)
         return name
 
-    def wait(self, wanted: Callable[[Message], bool], what: str) -> Message:
+    def wait(self, wanted: Callable[[Message], bool], what: str, patience: float = PATIENCE) -> Message:
         """The first message that is `wanted`."""
         seen = 0
         found: Message | None = None
@@ -129,21 +133,21 @@ class Kernel:
                 seen += 1
             return found is not None
 
-        if not self._changes.wait_for(came, PATIENCE):
+        if not self._changes.wait_for(came, patience):
             last = [(message.kind, message.content) for message in self.messages[-5:]]
-            raise BenchError(f"waited {PATIENCE:g} s in vain for {what}; the last messages: {last}")
+            raise NotInTime(f"waited {patience:g} s in vain for {what}; the last messages: {last}")
         assert found is not None
         return found
 
-    def end(self, cell: str, began: float) -> Ran:
+    def end(self, cell: str, began: float, patience: float = PATIENCE) -> Ran:
         """Wait until a cell is over."""
-        idle = self.wait(lambda message: message.cell == cell and message.is_idle, "the end of a cell")
+        idle = self.wait(lambda message: message.cell == cell and message.is_idle, "the end of a cell", patience)
         return Ran(cell, began, idle.at, [message for message in self.messages if message.cell == cell])
 
-    def run(self, code: str, error: str = "") -> Ran:
+    def run(self, code: str, error: str = "", patience: float = PATIENCE) -> Ran:
         """Run a cell to its end. BenchError if it does not end in this error, or in none."""
         began = time.monotonic()
-        ran = self.end(self.send(code), began)
+        ran = self.end(self.send(code), began, patience)
         if ran.error != error:
             raise BenchError(f"{code!r} ended in {ran.error or 'no error'}, not in {error or 'none'}:\n{ran.traceback}")
         return ran

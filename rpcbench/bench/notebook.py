@@ -188,13 +188,14 @@ def _end(notebook: Kernel, mark: str, runtime: Path, before: set[str]) -> float:
 def _left(mark: str, runtime: Path, before: set[str]) -> list[str]:
     """Processes, sockets and shared memory of the kernel."""
     return [
-        *(f"process {process.pid}" for process in psutil.process_iter() if _is_marked(process, mark)),
+        *(f"process {process.pid}" for process in psutil.process_iter() if is_marked(process, mark)),
         *(f"socket {path}" for path in runtime.rglob("*") if path.is_socket()),
         *(f"shared memory {name}" for name in _shared_memory() - before),
     ]
 
 
-def _is_marked(process: psutil.Process, mark: str) -> bool:
+def is_marked(process: psutil.Process, mark: str) -> bool:
+    """Whether a process runs that was started with this mark, or by one that was."""
     with contextlib.suppress(psutil.Error):
         return bool(process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE)
     return False
