@@ -10,15 +10,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rpcbench.bench import notebook, scaling, sides, soak
+from rpcbench.bench import notebook, peer_notebook, peer_table, peers, scaling, sides, soak
 from rpcbench.bench.compare import compare
+from rpcbench.bench.pair import BenchError
+from rpcbench.bench.peer_cells import PEERS
 from rpcbench.bench.plan import Plan
 from rpcbench.bench.report import as_markdown, as_plot, as_table, as_values
 from rpcbench.words.errors import RpcError
 
 OURS = "rpcbench"
 _WIDE = 150
-_BEGIN, _END = "<!-- bench -->", "<!-- end of bench -->"
+_BENCH, _PEERS = "bench", "peers"
 OUR_MODULE = "rpcbench.rpc"
 
 
@@ -37,7 +39,7 @@ def run(*, against: str, seed: int, quick: bool, rounds: int | None, only: Seque
     if rounds is not None:
         plan = replace(plan, rounds=rounds)
     if files.readme:
-        _between_marks(files.readme, "")
+        _between_marks(files.readme, _BENCH, "")
     figures = compare({OURS: OUR_MODULE, against: sides.module_of(against)}, plan, chosen(plan, only))
     Console(width=None if sys.stdout.isatty() else _WIDE).print(as_table(figures, OURS, against, plan))
     if files.json:
@@ -45,15 +47,16 @@ def run(*, against: str, seed: int, quick: bool, rounds: int | None, only: Seque
     if files.svg:
         files.svg.write_text(as_plot(figures, OURS, against, plan))
     if files.readme:
-        files.readme.write_text(_between_marks(files.readme, as_markdown(figures, OURS, against, plan)))
+        files.readme.write_text(_between_marks(files.readme, _BENCH, as_markdown(figures, OURS, against, plan)))
 
 
-def _between_marks(readme: Path, table: str) -> str:
+def _between_marks(readme: Path, name: str, table: str) -> str:
     """The text of the README with this table. RpcError where it has no place for it."""
-    before, begin, rest = readme.read_text().partition(_BEGIN)
-    _, end, after = rest.partition(_END)
+    begin_mark, end_mark = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, begin, rest = readme.read_text().partition(begin_mark)
+    _, end, after = rest.partition(end_mark)
     if not (begin and end):
-        raise RpcError(f"{readme} has no place for the table: put the lines {_BEGIN} and {_END} there")
+        raise RpcError(f"{readme} has no place for the table: put the lines {begin_mark} and {end_mark} there")
     return f"{before}{begin}\n{table}{end}{after}"
 
 
@@ -86,6 +89,29 @@ def run_notebook(*, quick: bool, seed: int, kind: str, files: Files) -> None:
     Console(width=None if sys.stdout.isatty() else _WIDE).print(notebook.as_table(bounds))
     if files.json:
         files.json.write_text(json.dumps(notebook.as_values(bounds, seed), indent=2) + "\n")
+
+
+def run_peers(names: Sequence[str], *, quick: bool, files: Files) -> None:
+    """Print what was seen in notebooks of ours and of other libraries: these, or all that are installed."""
+    if files.readme:
+        _between_marks(files.readme, _PEERS, "")
+    measured = peer_table.chosen(names)
+    for peer in PEERS.values() if not names else ():
+        if not peer.is_installed:
+            print(peer_table.missing(peer))
+    found = {}
+    for peer in measured:
+        try:
+            found[peer.name] = peers.measure(peer, peer_notebook.QUICK if quick else peer_notebook.Plan())
+        except BenchError as error:
+            if peer.name == OURS:
+                raise
+            print(f"{peer.name} could not be measured: {error}")
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(peer_table.as_table(found))
+    if files.json:
+        files.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    if files.readme:
+        files.readme.write_text(_between_marks(files.readme, _PEERS, peer_table.as_markdown(found)))
 
 
 def run_soak(*, quick: bool) -> None:

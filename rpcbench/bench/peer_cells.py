@@ -30,6 +30,11 @@ class Peer(NamedTuple):
         return self.cell.replace("WORKER", worker).replace("BODY", code)
 
     @property
+    def first(self) -> str:
+        """The first thing that a worker does; a function takes the torch of the notebook along."""
+        return "torch.ones(1)" if self.function else "import torch\ntorch.ones(1)"
+
+    @property
     def is_installed(self) -> bool:
         return importlib.util.find_spec(self.module) is not None
 
@@ -74,12 +79,12 @@ _RAY = Peer(
     name="Ray", module="ray", packages="ray",
     start="import ray\nray.init(num_cpus=2, include_dashboard=False)\n"
     "@ray.remote\nclass Worker:\n    def run(self, deed):\n        return deed()\n"
-    "worker1 = Worker.options(name='worker1').remote()\n"
-    "worker2 = Worker.options(name='worker2').remote()",
+    "worker1 = Worker.options(name='worker1', max_restarts=-1).remote()\n"
+    "worker2 = Worker.options(name='worker2', max_restarts=-1).remote()",
     workers=("worker1", "worker2"),
     cell="def deed():\nBODY\nray.get(WORKER.run.remote(deed))",
     called=r"\bworker2\b",
-    restart="worker2 = Worker.options(name='worker2').remote()",
+    restart="# Ray does so by itself",
 )  # fmt: skip
 
 _MONARCH = Peer(
@@ -88,7 +93,7 @@ _MONARCH = Peer(
     "class Worker(Actor):\n    @endpoint\n    def run(self, deed):\n        return deed()\n"
     "workers = this_host().spawn_procs(per_host={'gpus': 2}).spawn('workers', Worker)",
     workers=("0", "1"),
-    cell="def deed():\nBODY\nawait workers.slice(gpus=WORKER).run.call_one(deed)",
+    cell="def deed():\nBODY\nworkers.slice(gpus=WORKER).run.call_one(deed).get()",
     called=r"gpus\W{0,6}1\b",
 )  # fmt: skip
 

@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--scaling", action="store_true", help="instead: how cost grows with payloads, workers, RRefs")
     bench.add_argument("--notebook", action="store_true", help="instead: what a user of the notebook waits for")
     bench.add_argument("--kind", choices=["process", "kernel"], default="process", help="of workers, with --notebook")
+    bench.add_argument("--peers", nargs="*", metavar="NAME", help="instead: notebooks of other libraries beside ours")
     bench.add_argument("--seed", type=int, help="repeat the draws of an earlier run")
     bench.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
     bench.add_argument("--svg", type=Path, metavar="FILE", help="also plot the ratios here")
@@ -125,6 +126,9 @@ def _bench(options: argparse.Namespace) -> None:
         command.run_soak(quick=options.quick)
         return
     files = command.Files(options.json, options.svg, options.readme)
+    if options.peers is not None:
+        command.run_peers(options.peers, quick=options.quick, files=files)
+        return
     if options.scaling:
         command.run_scaling(quick=options.quick, files=files)
         return

@@ -1,0 +1,112 @@
+"""A notebook in which two workers of some library wait, what is asked of them, and the end of all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from rpcbench.bench.driver import Kernel, Message, NotInTime, Ran, kernel
+from rpcbench.bench.notebook import MARK, is_marked
+from rpcbench.bench.peer_cells import Peer
+
+_BUSY = """import os, pathlib, time
+time.sleep(0.5)
+new = pathlib.Path({file!r} + '.new')
+new.write_text(str(os.getpid()))
+new.rename({file!r})
+for _ in range({count}):
+    time.sleep(0.01)"""
+_GLANCE_SECONDS = 0.02
+
+
+class Plan(NamedTuple):
+    """How often, how many, and how many seconds."""
+
+    calls: int = 20
+    lines: int = 20
+    busy: float = 10.0  # seconds that a call lasts which nobody stops
+    patience: float = 20.0
+    late: float = 3.0  # how long a printed line may come after its cell
+    start: float = 60.0
+
+
+QUICK = Plan(calls=3, lines=3)
+
+
+class Notebook(NamedTuple):
+    """A kernel in which two workers wait."""
+
+    peer: Peer
+    plan: Plan
+    kernel: Kernel
+    place: Path
+    started: float
+
+    def end(self, cell: str, began: float) -> Ran:
+        """NotInTime if the cell goes on."""
+        return self.kernel.end(cell, began, self.plan.patience)
+
+    def run(self, code: str) -> Ran:
+        began = time.monotonic()
+        return self.end(self.kernel.send(code), began)
+
+    def on(self, number: int, body: str) -> Ran:
+        """Run this on the first or second worker."""
+        return self.run(self.peer.on(self.peer.workers[number - 1], body))
+
+    def busy(self) -> tuple[str, int]:
+        """A cell that has the second worker sleep again and again, and the process of that worker."""
+        file = self.place / "pid"
+        body = _BUSY.format(file=str(file), count=int(self.plan.busy * 100))
+        cell = self.kernel.send(self.peer.on(self.peer.workers[1], body))
+        deadline = time.monotonic() + self.plan.patience
+        while not file.exists():
+            if time.monotonic() > deadline:
+                raise NotInTime(f"nothing ran on {self.peer.workers[1]} in {self.plan.patience:g} s")
+            time.sleep(_GLANCE_SECONDS)  # not all of these libraries show at once what a worker prints
+        return cell, int(file.read_text())
+
+
+@contextmanager
+def notebook(peer: Peer, plan: Plan) -> Iterator[Notebook]:
+    """Nothing of it is left afterwards: whatever has our mark in its environment is killed."""
+    mark = uuid.uuid4().hex
+    with tempfile.TemporaryDirectory(prefix="rb-", ignore_cleanup_errors=True) as place:
+        homes = dict.fromkeys(("XDG_RUNTIME_DIR", "TMPDIR", "RAY_TMPDIR", "IPYTHONDIR"), place)
+        try:
+            with kernel({**homes, "RAY_USAGE_STATS_ENABLED": "0", MARK: mark}) as made:
+                made.run("import torch")
+                began = time.monotonic()
+                for code in (peer.start, *(peer.on(worker, peer.first) for worker in peer.workers)):
+                    made.run(code, patience=plan.start)
+                yield Notebook(peer, plan, made, Path(place), time.monotonic() - began)
+        finally:
+            _kill(mark)
+
+
+def _kill(mark: str) -> None:
+    while left := [process for process in psutil.process_iter() if is_marked(process, mark)]:
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=_GLANCE_SECONDS)
+
+
+def said(message: Message) -> str:
+    """What a message shows, without the lines of the user's own code that a traceback repeats."""
+    match message.kind:
+        case "stream":
+            return message.text
+        case "error":
+            return f"{message.content['ename']}: {message.content['evalue']}"
+        case "display_data" | "update_display_data" | "execute_result":
+            return str(message.content["data"].get("text/plain", ""))
+    return ""

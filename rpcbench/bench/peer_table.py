@@ -1,0 +1,51 @@
+"""Which libraries are measured beside ours, and the table of what was seen: for people, and as Markdown."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+
+from rpcbench.bench.peer_cells import OURS, PEERS, Peer
+from rpcbench.words.errors import RpcError
+
+Found = Mapping[str, Mapping[str, str]]  # by library, by row
+_NOTE = "each row seen once, through a real kernel; 2x more or less means nothing"
+
+
+def chosen(names: Sequence[str]) -> list[Peer]:
+    """Ours and those of these names, or all that are installed. RpcError where one is not known or not installed."""
+    for name in names:
+        if name not in PEERS:
+            raise RpcError(f"no library {name!r} is known here; there are {', '.join(PEERS)}")
+        if not PEERS[name].is_installed:
+            raise RpcError(missing(PEERS[name]))
+    return [peer for peer in PEERS.values() if peer is OURS or (peer.name in names if names else peer.is_installed)]
+
+
+def missing(peer: Peer) -> str:
+    """What is told instead of measuring it."""
+    return f"{peer.name} is not installed: pip install {peer.packages}"
+
+
+def _rows(found: Found) -> list[tuple[str, ...]]:
+    titles = next(iter(found.values()))
+    return [(title, *(seen[title] for seen in found.values())) for title in titles]
+
+
+def as_table(found: Found) -> Table:
+    """One column for each library."""
+    table = Table("", *found, title=_NOTE)
+    for row in _rows(found):
+        table.add_row(*row)
+    return table
+
+
+def as_markdown(found: Found) -> str:
+    """The same with versions, and what it was measured on."""
+    headings = ("", *(f"{name} {PEERS[name].version}" for name in found))
+    body = [headings, ("---",) * len(headings), *_rows(found)]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in body)
+    return f"{os.cpu_count()} cores, Python {platform.python_version()}; {_NOTE}.\n\n{table}\n"
