@@ -12,7 +12,7 @@ from rpcbench.bench.peer_cells import OURS, PEERS, Peer
 from rpcbench.words.errors import RpcError
 
 Found = Mapping[str, Mapping[str, str]]  # by library, by row
-_NOTE = "each row seen once, through a real kernel; 2x more or less means nothing"
+_NOTE = "seen once each, through a real kernel: rough figures, twice as much or half means nothing"
 
 
 def chosen(names: Sequence[str]) -> list[Peer]:
@@ -48,4 +48,5 @@ def as_markdown(found: Found) -> str:
     headings = ("", *(f"{name} {PEERS[name].version}" for name in found))
     body = [headings, ("---",) * len(headings), *_rows(found)]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in body)
-    return f"{os.cpu_count()} cores, Python {platform.python_version()}; {_NOTE}.\n\n{table}\n"
+    machine = f"{os.cpu_count()} cores under a load of {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
+    return f"{machine}; {_NOTE}.\n\n{table}\n"

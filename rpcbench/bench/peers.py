@@ -23,16 +23,13 @@ from rpcbench.bench.peer_notebook import Notebook, Plan, notebook, said
 CALLS = (
     "start of two workers, until both have made a tensor",
     "call that does nothing, median",
-    "line printed on a worker until it is shown, median",
-    "printed lines in the cell that asked",
-    "`1 / 0` on a worker is a ZeroDivisionError here",
-    "… and the cell fails",
+    "line printed on a worker until it is shown, median; lines in the cell that asked",
+    "`1 / 0` on a worker is a ZeroDivisionError here; the cell",
 )
 STOPPED = ("stop button in a call, until the prompt is back", "… and then a call on that worker")
 KILLED = (
     "SIGKILL of a worker in a call, until anything is said",
-    "… and the cell ends",
-    "… and the worker is named",
+    "… until the cell ends; the worker is called by its name",
     "… and then a call on the other worker",
     "… and that worker again, under its name",
 )
@@ -79,14 +76,13 @@ def _calls(user: Notebook) -> Iterator[str]:
     if failed := next((call for call in calls if call.error), None):
         raise BenchError(f"a call that does nothing failed:\n{failed.traceback}")
     yield about(statistics.median(call.seconds for call in calls))
-    yield from _printed(user)
+    yield _printed(user)
     divided = user.on(2, "1 / 0")
     kept = "True" in user.run(_KEPT).text
-    yield "yes" if kept else f"no: {divided.error or 'nothing is raised'}"
-    yield "yes" if divided.error else "no"
+    yield f"{'yes' if kept else f'no, {divided.error}'}; fails" if divided.error else "no; goes on"
 
 
-def _printed(user: Notebook) -> Iterator[str]:
+def _printed(user: Notebook) -> str:
     count = user.plan.lines
     cell = user.on(2, _PRINTS.format(count)).cell
     lags: dict[str, float] = {}
@@ -100,8 +96,7 @@ def _printed(user: Notebook) -> Iterator[str]:
 
     with contextlib.suppress(NotInTime):  # some lose lines: those that came are counted
         user.kernel.wait(all_came, "what a worker prints", user.plan.late)
-    yield about(statistics.median(lags.values())) if lags else "never"
-    yield f"{len(right)} of {count}"
+    return f"{about(statistics.median(lags.values())) if lags else 'never'}; {len(right)} of {count}"
 
 
 def _stopped(user: Notebook) -> Iterator[str]:
@@ -124,9 +119,9 @@ def _killed(user: Notebook) -> Iterator[str]:
     ended = None
     with contextlib.suppress(NotInTime):
         ended = user.end(cell, began)
-    yield _end(ended) if ended else _late(user.plan)
     words = "".join(said(message) for message in user.kernel.messages if message.at >= began)
-    yield "yes" if re.search(user.peer.called, words) else "no"
+    called = "yes" if re.search(user.peer.called, words) else "no"
+    yield f"{_end(ended) if ended else _late(user.plan)}; {called}"
     if not ended:
         return
     yield _after(user.on(1, "pass"))
