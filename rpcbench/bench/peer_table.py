@@ -16,18 +16,20 @@ _NOTE = "seen once each, through a real kernel: rough figures, twice as much or 
 
 
 def chosen(names: Sequence[str]) -> list[Peer]:
-    """Ours and those of these names, or all that are installed. RpcError where one is not known or not installed."""
+    """Ours and those of these names, in any case, or all that are installed. RpcError where one is unknown or missing."""
+    known = {name.lower(): peer for name, peer in PEERS.items()}
     for name in names:
-        if name not in PEERS:
+        if name.lower() not in known:
             raise RpcError(f"no library {name!r} is known here; there are {', '.join(PEERS)}")
-        if not PEERS[name].is_installed:
-            raise RpcError(missing(PEERS[name]))
-    return [peer for peer in PEERS.values() if peer is OURS or (peer.name in names if names else peer.is_installed)]
+        if not known[name.lower()].is_installed:
+            raise RpcError(missing(known[name.lower()]))
+    wanted = [known[name.lower()] for name in names] or [peer for peer in PEERS.values() if peer.is_installed]
+    return [peer for peer in PEERS.values() if peer is OURS or peer in wanted]
 
 
 def missing(peer: Peer) -> str:
     """What is told instead of measuring it."""
-    return f"{peer.name} is not installed: pip install {peer.packages}"
+    return f"{peer.name} is not installed here: pip install {peer.packages}"
 
 
 def _rows(found: Found) -> list[tuple[str, ...]]:

@@ -129,7 +129,7 @@ def test_the_table_is_printed_and_written(measured, capsys: pytest.CaptureFixtur
     assert main(["bench", "--peers", "--readme", str(readme), "--json", str(file)]) == 0
     assert measured == ["rpcbench", "Dask"]
     out = capsys.readouterr().out
-    assert "Ray is not installed: pip install ray" in out
+    assert "Ray is not installed here: pip install ray" in out
     assert START in out
     assert json.loads(file.read_text())["Dask"] == {START: "2 s", ROWS[1]: "—"}
     text = readme.read_text()
@@ -140,7 +140,7 @@ def test_the_table_is_printed_and_written(measured, capsys: pytest.CaptureFixtur
 
 def test_what_is_not_installed_or_not_known_is_refused(measured, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--peers", "Dask", "Monarch"]) == 1
-    assert "Monarch is not installed: pip install torchmonarch" in capsys.readouterr().err
+    assert "Monarch is not installed here: pip install torchmonarch" in capsys.readouterr().err
     assert main(["bench", "--peers", "Spark"]) == 1
     assert "no library 'Spark' is known here; there are rpcbench, ipyparallel, Dask" in capsys.readouterr().err
     assert measured == []
@@ -157,7 +157,7 @@ def test_a_library_that_does_not_start_is_told_of_and_the_others_stand(
         return fine(peer, plan)
 
     monkeypatch.setattr(peers, "measure", measure)
-    assert main(["bench", "--peers", "Dask"]) == 0
+    assert main(["bench", "--peers", "dask"]) == 0
     out = capsys.readouterr().out
     assert "Dask could not be measured: waited 60 s in vain" in out
     assert "1 s" in out
