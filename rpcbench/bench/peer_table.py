@@ -16,7 +16,7 @@ _NOTE = "seen once each, through a real kernel: rough figures, twice as much or 
 
 
 def chosen(names: Sequence[str]) -> list[Peer]:
-    """Ours and those of these names, in any case, or all that are installed. RpcError where one is unknown or missing."""
+    """Ours and those of these names, in any case, or all that are installed. RpcError where one is not there."""
     known = {name.lower(): peer for name, peer in PEERS.items()}
     for name in names:
         if name.lower() not in known:
