@@ -81,22 +81,24 @@ def notebook(peer: Peer, plan: Plan) -> Iterator[Notebook]:
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="rb-", ignore_cleanup_errors=True) as place:
         homes = dict.fromkeys(("XDG_RUNTIME_DIR", "TMPDIR", "RAY_TMPDIR", "IPYTHONDIR"), place)
-        try:
-            with kernel({**homes, "RAY_USAGE_STATS_ENABLED": "0", MARK: mark}) as made:
+        with kernel({**homes, "RAY_USAGE_STATS_ENABLED": "0", MARK: mark}) as made:
+            try:
                 made.run("import torch")
                 began = time.monotonic()
                 for code in (peer.start, *(peer.on(worker, peer.first) for worker in peer.workers)):
                     made.run(code, patience=plan.start)
                 yield Notebook(peer, plan, made, Path(place), time.monotonic() - began)
-        finally:
-            _kill(mark)
+            finally:
+                _kill(mark)
 
 
 def _kill(mark: str) -> None:
+    """All but the trackers of multiprocessing: they end after the others and remove what those have left."""
     while left := [process for process in psutil.process_iter() if is_marked(process, mark)]:
         for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+            with contextlib.suppress(psutil.Error):  # it has gone by itself
+                if not any("resource_tracker" in word for word in process.cmdline()):
+                    process.kill()
         psutil.wait_procs(left, timeout=_GLANCE_SECONDS)
 
 

@@ -221,11 +221,11 @@ def test_the_table_goes_into_the_readme_and_its_ratios_into_a_plot(
     arguments = ["bench", "--seed", "1", "--svg", str(plot), "--readme", str(readme)]
     readme.write_text("before\n")
     assert main(arguments) == 1, "no place for it"
-    readme.write_text(f"before\n{command._BEGIN}\nold{command._END}\nafter\n")
+    readme.write_text("before\n<!-- bench -->\nold<!-- end of bench -->\nafter\n")
     for _ in range(2):
         assert main(arguments) == 0
         table = as_markdown(figures, "rpcbench", "torch", Plan(1))
-        assert readme.read_text() == f"before\n{command._BEGIN}\n{table}{command._END}\nafter\n"
+        assert readme.read_text() == f"before\n<!-- bench -->\n{table}<!-- end of bench -->\nafter\n"
     assert f"| {SMALL} | 1 ms (1 ms) | 5 ms (5 ms) | 5.00x |  | ✓ 4x (6x) |" in table
     drawn = ElementTree.fromstring(plot.read_text())
     assert {SMALL, "5.00x"} < {element.text for element in drawn.iter()}
