@@ -77,7 +77,7 @@ class Notebook(NamedTuple):
 
 @contextmanager
 def notebook(peer: Peer, plan: Plan) -> Iterator[Notebook]:
-    """Nothing of it is left afterwards: whatever has our mark in its environment is killed."""
+    """No process of it is left afterwards: whatever has our mark in its environment is killed."""
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="rb-", ignore_cleanup_errors=True) as place:
         homes = dict.fromkeys(("XDG_RUNTIME_DIR", "TMPDIR", "RAY_TMPDIR", "IPYTHONDIR"), place)
