@@ -23,7 +23,7 @@ from rpcbench.launch.history import History
 from rpcbench.launch.prompts import BESIDE, Prompts
 from rpcbench.launch.relay import Inbox, Relay
 from rpcbench.launch.screen import Pane, Panes, Screen, one_below_the_other
-from rpcbench.launch.tracebacks import Failed, interrupted, timed_out
+from rpcbench.launch.tracebacks import Failed, interrupted, raised, timed_out
 from rpcbench.words.changes import Flag
 from rpcbench.words.errors import RemoteError, SerializationError
 from rpcbench.words.ids import Counter
@@ -58,10 +58,17 @@ class Way(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came of a cell: values by worker, and the failures, both in the order the workers were named in."""
+    """What came of a cell: values by worker, and the failures, both in the order the workers were named in.
+
+    `late` is the RpcTimeoutError of a cell that took too long somewhere."""
 
     values: dict[str, Values]
     failures: list[Failed]
+    late: Exception | None = None
+
+    def error(self, shell: Any) -> BaseException | None:
+        """What went wrong, to be raised once the values are kept. `shell`: as in `tracebacks.raised`."""
+        return self.late or (raised(self.failures, shell) if self.failures else None)
 
     def by_name(self, several: bool) -> Values:
         """Values by the name of the variable; of several workers, each is a dict by worker."""
@@ -159,11 +166,11 @@ class Sent:
             self._agent.submit(functools.partial(self._send, part, relay))
 
     def answer(self) -> Answer:
-        """Wait for all workers. RpcTimeoutError where that takes too long."""
+        """Wait for all workers, as long as the cell has time; then for what comes of its interrupt."""
         late = [part for part in self._parts if not part.finish(self._deadline)]
-        if late:
-            raise timed_out(self._seconds, *self.stop())
-        return Answer({part.member.name: part.values for part in self._parts if part.error is None}, self._failures())
+        error = timed_out(self._seconds, *self.stop()) if late else None
+        done = [part for part in self._parts if part.replied.is_set() and part.error is None]
+        return Answer({part.member.name: part.values for part in done}, self._failures(), error)
 
     def interrupt(self) -> None:
         """Ask all workers that still run it to stop."""
@@ -218,8 +225,8 @@ class CellDesk:
     def run(self, screen: Screen, workers: Sequence[str], code: str, ask: Ask, way: Way | None = None) -> Answer:
         """Run the cell on all `workers` at once and wait for them.
 
-        Errors: UnknownWorkerError or WorkerLostError before anything runs; KeyboardInterrupt after Ctrl-C,
-        RpcTimeoutError after `way.seconds`; what happens on a worker is in the answer.
+        Errors: UnknownWorkerError or WorkerLostError before anything runs; KeyboardInterrupt after Ctrl-C; what happens
+        on a worker, or does not within `way.seconds`, is in the answer.
         """
         sent = self._sent(screen, workers, code, ask, way or Way(), Prompts(self.agent), lambda: None)
         try:

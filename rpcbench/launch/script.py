@@ -11,7 +11,6 @@ from rpcbench.launch.desk import Ask, CellDesk, Way
 from rpcbench.launch.history import Past, Rerun, replay
 from rpcbench.launch.screen import Screen, unseen
 from rpcbench.launch.targets import Targets
-from rpcbench.launch.tracebacks import raised
 
 if TYPE_CHECKING:
     from rpcbench.agent.core import Agent
@@ -29,8 +28,8 @@ def run(
     ask = Ask(dict(push or {}), wanted, value=not wanted)
     shell = _shell()
     answer = agent.part(CellDesk).run(Screen(shell), names, code, ask, Way(math.inf if timeout is None else timeout))
-    if answer.failures:
-        raise raised(answer.failures, shell)
+    if (error := answer.error(shell)) is not None:
+        raise error
     values = answer.by_name(several=[workers] != names)
     return values if wanted else values[""]
 

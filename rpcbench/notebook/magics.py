@@ -22,7 +22,7 @@ from rpcbench.launch.debugger import POST_MORTEM
 from rpcbench.launch.desk import Answer, Ask, CellDesk, Way
 from rpcbench.launch.screen import Screen, one_below_the_other
 from rpcbench.launch.targets import Targets
-from rpcbench.launch.tracebacks import raised, short, shown_as
+from rpcbench.launch.tracebacks import short, shown_as
 from rpcbench.notebook.assist import Assist
 from rpcbench.notebook.auto import AutoRemote
 from rpcbench.notebook.commands import Commands, running
@@ -162,8 +162,8 @@ class ClusterMagics(Magics):
     def _settled(self, several: bool, ask: Ask, answer: Answer) -> dict[str, Any]:
         values = answer.by_name(several)
         self._shell.push({name: values[name] for name in (*ask.want, *ask.leave) if name in values})
-        if answer.failures:
-            raise raised(answer.failures, self._shell)
+        if (error := answer.error(self._shell)) is not None:
+            raise error
         return values
 
     def _run_here(self, cell: str) -> None:

@@ -195,6 +195,13 @@ def test_a_cell_that_takes_too_long_is_interrupted_and_shows_where_it_stood(kern
     assert kernel.run("%%remote all --timeout 30\n1").status == "ok"
 
 
+def test_values_of_those_in_time_are_kept_when_another_is_late(kernel):
+    code = "import rpcbench.rpc, time\nx = rpcbench.rpc.get_worker_info().name"
+    loop = "while x == 'worker2':\n    time.sleep(0.01)"
+    assert kernel.run(f"%%remote all -o x --timeout 2\n{code}\n{loop}").ename == "RpcTimeoutError"
+    assert kernel.value("x") == "{'worker1': 'worker1'}"
+
+
 def _until(path):
     """Code that waits for a file."""
     return f"import pathlib, time\nwhile not pathlib.Path({str(path)!r}).exists():\n    time.sleep(0.01)\n"
