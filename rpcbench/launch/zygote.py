@@ -245,7 +245,19 @@ class Service:
             del self._overdue[directory]
             self._signal_all(directory, signal.SIGKILL)
 
+    def _hear_out(self) -> None:
+        """What the notebook has said last, of the processes and directories that are to go with it."""
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # there is no more
+            while data := self._channel.recv(1 << 16, socket.MSG_DONTWAIT):
+                self._heard += data
+        for line in self._heard.split(b"\n")[:-1]:
+            request = json.loads(line)
+            if request.keys() & {"enter", "guard"}:
+                self._take(request)
+
     def _end_all(self) -> None:
+        if self._orphaned:
+            self._hear_out()
         for key in list(self._selector.get_map().values()):
             if key.fileobj != self._wake.fileno():
                 self._selector.unregister(key.fileobj)

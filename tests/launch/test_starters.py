@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,7 +15,7 @@ import psutil
 import pytest
 from launch_bench import SECONDS, Bench, gone, until
 
-from rpcbench.launch import starters
+from rpcbench.launch import starter, starters
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -216,3 +218,29 @@ def test_a_guarded_process_takes_what_it_has_started_along_and_ends_with_the_not
             notebook.stdin.flush()
         until(lambda: gone(guarded) and gone(child))
         notebook.kill()
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="guarding needs Linux")
+def test_what_the_notebook_said_last_is_heard_when_it_has_gone_meanwhile(tmp_path):
+    """The first request fills what is read at once, and tells of a notebook that is gone by then."""
+    notebook = subprocess.Popen([sys.executable, "-c", ""])
+    notebook.wait()
+    home, entered = tmp_path / "home", tmp_path / "entered"
+    home.mkdir(), entered.mkdir()
+    guarded = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    first = json.dumps({"prepare": "spawn", "notebook": notebook.pid, "pad": ""})
+    padded = first[:-2] + "x" * ((1 << 16) - 1 - len(first)) + first[-2:] + "\n"
+    later = "".join(json.dumps(request) + "\n" for request in ({"enter": str(entered)}, {"guard": guarded.pid}))
+    command = [sys.executable, "-P", str(starter._ZYGOTE)]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        ours.sendall((padded + later).encode())
+        try:
+            subprocess.run([*command, str(home)], stdin=theirs, check=True, timeout=SECONDS)
+            assert guarded.wait(SECONDS) == -signal.SIGKILL
+            assert not entered.exists()
+        finally:
+            guarded.kill()
+            guarded.wait()
