@@ -23,9 +23,9 @@ from rpcbench.launch.history import History
 from rpcbench.launch.prompts import BESIDE, Prompts
 from rpcbench.launch.relay import Inbox, Relay
 from rpcbench.launch.screen import Pane, Panes, Screen, one_below_the_other
-from rpcbench.launch.tracebacks import Failed, interrupted, raised, timed_out
+from rpcbench.launch.tracebacks import Failed, interrupted, lost, raised, timed_out
 from rpcbench.words.changes import Flag
-from rpcbench.words.errors import RemoteError, SerializationError
+from rpcbench.words.errors import RemoteError, SerializationError, WorkerLostError
 from rpcbench.words.ids import Counter
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ class _Part:
         """The reply is here, or never will be."""
         try:
             self.values = answer()
+        except WorkerLostError as error:
+            self.error = lost(error, self.member.name)
         except Exception as error:  # noqa: BLE001  (whatever the cell raised is what came of it)
             self.error = error
         try:
@@ -201,7 +203,7 @@ class Sent:
         worker = part.member.id
         relay.open(worker, self._cell.number, part.inbox)
         try:
-            future = self._agent.call(worker, run_cell, (self._cell,), timeout=0.0)
+            future = self._agent.call(worker, run_cell, (self._cell,), timeout=0.0, label="this cell")
         except Exception as error:  # noqa: BLE001  (the others shall run it all the same)
             relay.close(worker, self._cell.number)
             part.settle(functools.partial(_raise, _named(error)))

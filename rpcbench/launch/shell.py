@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import sys
 import threading
 import traceback
 import warnings
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 from IPython.core.compilerop import CachingCompiler
@@ -29,8 +26,7 @@ from traitlets import Type
 from traitlets.config import Config
 
 from rpcbench.launch.outbox import Outbox
-
-_OURS = str(Path(__file__).parent.parent) + os.sep
+from rpcbench.launch.tracebacks import of_user
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +130,7 @@ class CellShell(InteractiveShell):
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """As IPython's, without frames of ours, and with the lines of a group handed over instead of printed."""
         kind, error, frames = cast(Any, exc_tuple or sys.exc_info())
-        frames = _of_user(frames)
+        frames = of_user(frames)
         if isinstance(error, BaseExceptionGroup):
             below = frames and frames.tb_next  # the topmost frame is IPython's
             text = "".join(traceback.format_exception(kind, error, below))
@@ -179,19 +175,6 @@ class WorkerShell(CellShell):
         shell.display_pub.outbox = outbox
         shell.displayhook.outbox = outbox
         return shell
-
-
-def _of_user(frames: TracebackType | None) -> TracebackType | None:
-    """A copy of a traceback without the frames of this package."""
-    kept = []
-    while frames is not None:
-        if not frames.tb_frame.f_code.co_filename.startswith(_OURS):
-            kept.append(frames)
-        frames = frames.tb_next
-    copy = None
-    for frame in reversed(kept):
-        copy = TracebackType(copy, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return copy
 
 
 def _encoded(bundle: dict[str, Any]) -> str:

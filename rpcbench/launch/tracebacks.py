@@ -7,15 +7,19 @@ goes. Elsewhere (a script, a test) the remote traceback is the error's `__cause_
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from rpcbench.launch.targets import TargetError
-from rpcbench.words.errors import RpcError, RpcTimeoutError
+from rpcbench.words.errors import RpcError, RpcTimeoutError, WorkerLostError
 
 E = TypeVar("E", bound=BaseException)
+_OURS = str(Path(__file__).parent.parent) + os.sep
 
 
 class Failed(NamedTuple):
@@ -38,6 +42,19 @@ class _Rendering:
 
     def __call__(self) -> list[str]:
         return self.lines
+
+
+def of_user(frames: TracebackType | None) -> TracebackType | None:
+    """A copy of a traceback without the frames of this package."""
+    kept = []
+    while frames is not None:
+        if not frames.tb_frame.f_code.co_filename.startswith(_OURS):
+            kept.append(frames)
+        frames = frames.tb_next
+    copy = None
+    for frame in reversed(kept):
+        copy = TracebackType(copy, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return copy
 
 
 def shown_as(error: E, lines: list[str]) -> E:
@@ -93,6 +110,18 @@ def timed_out(seconds: float, failures: list[Failed], busy: list[str]) -> RpcTim
         text += f"; it still runs on {', '.join(busy)}, where cluster.restart({busy[0]!r}) would end it"
     lines = _story(failures) if failures else []
     return shown_as(RpcTimeoutError(text), [*lines, f"RpcTimeoutError: {text}"])
+
+
+def lost(error: WorkerLostError, worker: str) -> WorkerLostError:
+    """The same error with what has gone with the worker, and what to do. A cell may itself have lost another one."""
+    if not str(error).startswith(f"{worker} "):
+        return error
+    told = WorkerLostError(
+        f"{error}\nIts variables are lost, and the values of RRefs that it owned. "
+        f"cluster.restart({worker!r}) starts it again; with replay=True it runs its cells again, too."
+    )
+    told.maybe_executed, told.__cause__ = error.maybe_executed, error.__cause__
+    return told
 
 
 @contextlib.contextmanager

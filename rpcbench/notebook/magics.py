@@ -27,6 +27,7 @@ from rpcbench.notebook.assist import Assist
 from rpcbench.notebook.auto import AutoRemote
 from rpcbench.notebook.commands import Commands, running
 from rpcbench.notebook.debug import DebugMagics
+from rpcbench.notebook.frames import Frames
 from rpcbench.notebook.handle import CellHandle
 from rpcbench.notebook.needs import needs
 from rpcbench.notebook.tabs import in_tabs
@@ -65,6 +66,7 @@ class ClusterMagics(Magics):
         self._targets = Targets()
         self.auto = AutoRemote()
         self.assist: Assist | None = None
+        self.frames: Frames | None = None
         self.commands = Commands(self._targets, lambda running: shell.push({"cluster": running}))
 
     @line_magic
@@ -283,6 +285,7 @@ def register(shell: InteractiveShell) -> None:
         shell.register_magics(magics, DebugMagics(shell, magics.is_worker, magics.debug_on))
         shell.input_transformers_cleanup.append(magics.auto)
         magics.assist = assist(shell, magics)
+        magics.frames = Frames(shell)
         process.warm()
 
 
@@ -297,6 +300,8 @@ def unregister(shell: InteractiveShell) -> None:
             manager.magics[kind].pop(name, None)
     manager.registry.pop(DebugMagics.__name__).give_back()
     shell.input_transformers_cleanup.remove(magics.auto)
+    if magics.frames is not None:
+        magics.frames.give_back()
     if magics.assist is not None:
         magics.assist.remove()
     magics.commands.stop_started()

@@ -195,6 +195,16 @@ def test_a_cell_that_takes_too_long_is_interrupted_and_shows_where_it_stood(kern
     assert kernel.run("%%remote all --timeout 30\n1").status == "ok"
 
 
+def test_errors_of_calls_show_no_frames_of_the_machinery(kernel):
+    call = "rpc.rpc_sync('worker1', boom)"
+    failed = kernel.run(f"from rpcbench import rpc\ndef boom():\n    return 1 / 0\n{call}")
+    assert failed.ename == "ZeroDivisionError"
+    assert call in failed.traceback and "return 1 / 0" in failed.traceback
+    assert "api.py" not in failed.traceback and "core.py" not in failed.traceback
+    refused = kernel.run("import rpcbench\nrpcbench.Cluster(0)")
+    assert refused.ename == "ValueError" and "cluster.py" in refused.traceback, "what workers did not raise shows where"
+
+
 def test_values_of_those_in_time_are_kept_when_another_is_late(kernel):
     code = "import rpcbench.rpc, time\nx = rpcbench.rpc.get_worker_info().name"
     loop = "while x == 'worker2':\n    time.sleep(0.01)"
@@ -300,6 +310,7 @@ def test_a_lost_worker_is_told_at_once_and_the_others_results_are_kept(kernel):
         "if get_ipython().compile.worker == 'worker2':\n    os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert reply.ename == "WorkerLostError"
-    assert "worker2" in reply.traceback
+    assert "worker2 was lost while it had this cell to do" in reply.traceback
+    assert "cluster.restart('worker2') starts it again" in reply.traceback
     assert kernel.value("x") == "{'worker1': 1}"
     assert kernel.run("cluster.restart('worker2')").status == "ok"
