@@ -322,8 +322,9 @@ def test_magics_come_once_and_go_with_the_cluster_they_started(monkeypatch):
     config.HistoryManager.enabled = False
     shell = InteractiveShell(config=config)
     own = SimpleNamespace(do_complete=1, do_inspect=2), shell.find_line_magic("debug"), shell.find_cell_magic("debug")
-    shell.kernel = SimpleNamespace(do_complete=1, do_inspect=2)
+    shell.kernel, shows = SimpleNamespace(do_complete=1, do_inspect=2), shell.showtraceback
     magics.register(shell)
+    assert shell.showtraceback != shows
     assert own[0] != shell.kernel
     assert shell.find_line_magic("debug") != own[1]
     first = shell.find_cell_magic("remote")
@@ -337,6 +338,7 @@ def test_magics_come_once_and_go_with_the_cluster_they_started(monkeypatch):
     assert [shell.find_line_magic(name) for name in ("cluster", "remote", "autoremote", "panel")] == [None] * 4
     assert first.__self__.auto not in shell.input_transformers_cleanup
     assert (shell.kernel, shell.find_line_magic("debug"), shell.find_cell_magic("debug")) == own
+    assert shell.showtraceback == shows
     magics.unregister(shell)
     assert stopped == [True]
 
