@@ -242,7 +242,8 @@ class ClusterMagics(Magics):
         found = running()
         options = tuple(re.findall(r"--?[a-z]+", _remote_line().format_usage()))
         workers = tuple(found.workers) if found else ()
-        return Vocabulary(workers, tuple(self._targets.groups), options, tuple(self.commands.by_name))
+        actions, clusters = tuple(self.commands.by_name), tuple(self.commands.named)
+        return Vocabulary(workers, tuple(self._targets.groups), options, actions, clusters)
 
 
 class _Line(argparse.ArgumentParser):

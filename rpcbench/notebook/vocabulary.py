@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rpcbench.launch.kinds import KINDS
 from rpcbench.launch.targets import ALL
 
-_OF_WORKERS = ("restart", "interrupt", "logs")
+_OF_WORKERS = {"restart": ("--replay",), "interrupt": (), "logs": ()}
+"""What else may stand on the line of these, beside workers."""
 
 
 class Vocabulary(NamedTuple):
@@ -16,6 +18,7 @@ class Vocabulary(NamedTuple):
     groups: tuple[str, ...]
     options: tuple[str, ...]
     actions: tuple[str, ...]
+    clusters: tuple[str, ...] = ()
 
     def after(self, magic: str, before: list[str]) -> list[str]:
         """What may follow `magic` and the words `before`; nothing where an expression comes."""
@@ -23,8 +26,18 @@ class Vocabulary(NamedTuple):
         if magic == "%%remote":
             return [word for word in (*targets, *self.options) if word not in before]
         if magic == "%cluster" and before:
-            return targets if before[0] in _OF_WORKERS else []
+            return self._after_action(before, targets)
         if before:
             return []
         others = {"%cluster": list(self.actions), "%autoremote": [*targets, "off"], "%debug": list(self.workers)}
         return others.get(magic, targets)
+
+    def _after_action(self, before: list[str], targets: list[str]) -> list[str]:
+        if before[-1] == "--kind":
+            return list(KINDS)
+        words = {
+            "start": ["--kind", "--name"],
+            "use": [] if before[1:] else list(self.clusters),
+            **{action: [*targets, *more] for action, more in _OF_WORKERS.items()},
+        }
+        return [word for word in words.get(before[0], []) if word not in before]

@@ -175,13 +175,18 @@ def test_all_goes_to_the_worker_that_is_switched_on():
 
 
 def test_words_of_a_line():
-    words = Vocabulary(("worker1",), ("some",), ("-i", "--async"), ("start", "logs"))
+    words = Vocabulary(("worker1",), ("some",), ("-i", "--async"), ("start", "logs"), ("main", "other"))
     assert words.after("%%remote", ["worker1"]) == ["all", "some", "-i", "--async"]
     assert words.after("%remote", []) == ["worker1", "all", "some"]
     assert words.after("%remote", ["worker1"]) == []
     assert words.after("%cluster", []) == ["start", "logs"]
     assert words.after("%cluster", ["logs"]) == ["worker1", "all", "some"]
-    assert words.after("%cluster", ["start"]) == []
+    assert words.after("%cluster", ["start", "2"]) == ["--kind", "--name"]
+    assert words.after("%cluster", ["start", "2", "--kind"]) == ["process", "kernel"]
+    assert words.after("%cluster", ["restart", "worker1"]) == ["all", "some", "--replay"]
+    assert words.after("%cluster", ["use"]) == ["main", "other"]
+    assert words.after("%cluster", ["use", "main"]) == []
+    assert words.after("%cluster", ["stop"]) == []
     assert words.after("%autoremote", []) == ["worker1", "all", "some", "off"]
 
 
