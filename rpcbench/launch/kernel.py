@@ -26,10 +26,11 @@ from rpcbench.launch import starters
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle, check_name
 from rpcbench.launch.kernel_process import KernelProcess
+from rpcbench.launch.lease import Lease, ended
 from rpcbench.launch.starter import Starter
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import RpcError, ShutdownError
+from rpcbench.words.errors import RpcError
 
 _START_SECONDS = 60.0
 _TERM_SECONDS = 0.5
@@ -47,9 +48,7 @@ class KernelLauncher:
         self._spec = kernel
         self._directory = run_directory
         self._maker = os.getpid()
-        self._lock = threading.Lock()
-        self._starter: Starter | None = None
-        self._closed = False
+        self._lease = Lease(run_directory.path, starters.take_any, self._have_guarded)
         self._kernels: set[KernelProcess] = set()
         self._work: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -58,7 +57,7 @@ class KernelLauncher:
 
     def warm(self) -> None:
         """Have the starter that guards the kernels."""
-        self._guardian()
+        self._lease.starter()
 
     def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> ProcessHandle:
         """Start a worker with this process's directory, environment and import path as they are now.
@@ -68,7 +67,7 @@ class KernelLauncher:
         check_name(config.name)
         if threading.current_thread() is self._thread:
             raise RuntimeError("a worker cannot be started from on_exit itself; hand that to another thread")
-        self._guardian()
+        self._lease.starter()
         log = self._directory.path / f"{config.name}.log"
         kernel = KernelProcess(config, self._manager(config), log, self._soon, on_exit)
         try:
@@ -79,7 +78,7 @@ class KernelLauncher:
             kernel.handle.abandon()
             raise
         if kernel.is_local:
-            self._guardian().guard(kernel.handle.pid)
+            self._lease.starter().guard(kernel.handle.pid)
         return kernel.handle
 
     def connection_file(self, name: str) -> Path:
@@ -95,35 +94,21 @@ class KernelLauncher:
             ip=str(sockets),
         )
 
-    def _guardian(self) -> Starter:
-        with self._lock:
-            if self._closed:
-                raise _closed()
-            if self._starter is not None and self._starter.lost:
-                starters.give_back(self._starter)
-                self._starter = None
-            if self._starter is None:
-                self._starter = starters.take_any()
-                self._starter.enter(self._directory.path)
-                for kernel in list(self._kernels):
-                    if kernel.handle.has_begun and kernel.is_local:
-                        self._starter.guard(kernel.handle.pid)
-            return self._starter
+    def _have_guarded(self, starter: Starter) -> None:
+        for kernel in list(self._kernels):
+            if kernel.handle.has_begun and kernel.is_local:
+                starter.guard(kernel.handle.pid)
 
     def close(self) -> None:
         """End the workers (SIGTERM, SIGKILL after 0.5 s), and remove the run directory. The starter stays warm."""
         if os.getpid() != self._maker:
             return
-        with self._lock:
-            self._closed = True
-            starter, self._starter = self._starter, None
+        self._lease.shut()
         try:
             self._soon(self._end_all)
             if threading.current_thread() is not self._thread:
                 self._thread.join(_TERM_SECONDS + 2 * _KILL_SECONDS)
-            if starter is not None:
-                starter.leave(self._directory.path)
-                starters.give_back(starter)
+            self._lease.end()
         finally:
             self._directory.remove()
 
@@ -144,8 +129,8 @@ class KernelLauncher:
         task.add_done_callback(asyncio.Task.result)  # an error is told in the log
 
     async def _see_to(self, kernel: KernelProcess) -> None:
-        if self._closed:
-            kernel.handle.refuse(_closed())
+        if self._lease.closed:
+            kernel.handle.refuse(ended())
             return
         self._kernels.add(kernel)
         try:
@@ -171,7 +156,3 @@ def _check_spec(kernel: str) -> None:
             f"Jupyter knows no kernel {kernel!r}; `jupyter kernelspec list` shows which there are, and "
             "`python -m ipykernel install --sys-prefix` installs python3"
         ) from None
-
-
-def _closed() -> ShutdownError:
-    return ShutdownError("this launcher is closed and starts no workers; make a new cluster")

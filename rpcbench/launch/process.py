@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from types import TracebackType
 from typing import Self
 
 from rpcbench.launch import starters
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle, check_name
-from rpcbench.launch.starter import Starter
+from rpcbench.launch.lease import Lease, ended
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import ShutdownError
 
 ENTRY = "rpcbench.launch.worker:main"
 _MODES = ("fork", "spawn")
@@ -38,15 +36,12 @@ class ProcessLauncher:
     def __init__(self, run_directory: RunDirectory, start: str | None = None, entry: str = ENTRY) -> None:
         self.mode = _mode(start)
         self._directory = run_directory
-        self._entry = entry
         self._maker = os.getpid()
-        self._lock = threading.Lock()
-        self._starter: Starter | None = None
-        self._closed = False
+        self._lease = Lease(run_directory.path, lambda: starters.take(self.mode, entry))
 
     def warm(self) -> None:
         """Begin to start the starter; returns at once."""
-        self._current()
+        self._lease.starter()
 
     def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> ProcessHandle:
         """Start a worker with this process's directory, environment and import path as they are now.
@@ -54,35 +49,18 @@ class ProcessLauncher:
         Errors: ValueError for a name that no file can have, RpcError with the starter's last words, ShutdownError.
         """
         check_name(config.name)
-        handle = self._current().start(config, self._directory.path, on_exit)
-        if self._closed:
+        handle = self._lease.starter().start(config, self._directory.path, on_exit)
+        if self._lease.closed:
             handle.abandon()
-            raise _closed()
+            raise ended()
         return handle
-
-    def _current(self) -> Starter:
-        with self._lock:
-            if self._closed:
-                raise _closed()
-            if self._starter is not None and self._starter.lost:
-                starters.give_back(self._starter)
-                self._starter = None
-            if self._starter is None:
-                self._starter = starters.take(self.mode, self._entry)
-                self._starter.enter(self._directory.path)
-            return self._starter
 
     def close(self) -> None:
         """End the workers (SIGTERM, SIGKILL after 0.5 s), and remove the run directory. The starter stays warm."""
         if os.getpid() != self._maker:
             return
-        with self._lock:
-            self._closed = True
-            starter, self._starter = self._starter, None
         try:
-            if starter is not None:
-                starter.leave(self._directory.path)
-                starters.give_back(starter)
+            self._lease.end()
         finally:
             self._directory.remove()
 
@@ -101,10 +79,6 @@ def warm(start: str | None = None) -> None:
 def default_mode() -> str:
     """How workers are started unless a cluster says otherwise: "fork" or "spawn"."""
     return _mode(None)
-
-
-def _closed() -> ShutdownError:
-    return ShutdownError("this launcher is closed and starts no workers; make a new cluster")
 
 
 def _mode(asked: str | None) -> str:

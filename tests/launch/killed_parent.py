@@ -20,7 +20,7 @@ def main(mode: str, output: str) -> None:
     launcher = ProcessLauncher(directory, start=mode, entry="launch_entries:main")
     configs = [WorldConfig(name=f"w{n}", id=n, cluster="idle", directory=output, secret=bytes(32)) for n in (1, 2)]
     workers = [launcher.start(config).pid for config in configs]
-    with launcher._lock:  # as another thread might, at that moment
+    with launcher._lease._lock:  # as another thread might, at that moment
         leaver = os.fork()
         if leaver == 0:
             launcher.close()
