@@ -10,6 +10,9 @@ import importlib.util
 import textwrap
 from typing import NamedTuple
 
+BY_ITSELF = "# it does so by itself"
+"""The restart of a library that needs no asking: when it began is not seen."""
+
 
 class Peer(NamedTuple):
     """How one library starts two workers, runs code on one of them, names the second one and starts that again."""
@@ -84,7 +87,7 @@ _RAY = Peer(
     workers=("worker1", "worker2"),
     cell="def deed():\nBODY\nray.get(WORKER.run.remote(deed))",
     called=r"\bworker2\b",
-    restart="# Ray does so by itself",
+    restart=BY_ITSELF,
 )  # fmt: skip
 
 _MONARCH = Peer(

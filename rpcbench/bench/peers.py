@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rpcbench.bench.driver import Message, NotInTime, Ran
 from rpcbench.bench.pair import BenchError
-from rpcbench.bench.peer_cells import Peer
+from rpcbench.bench.peer_cells import BY_ITSELF, Peer
 from rpcbench.bench.peer_notebook import Notebook, Plan, notebook, said
 
 CALLS = (
@@ -141,7 +141,8 @@ def _works_again(user: Notebook, began: float) -> str:
 def _again(user: Notebook) -> str:
     began = time.monotonic()
     restart = user.run(user.peer.restart)
-    return restart.error or _works_again(user, began)
+    again = restart.error or _works_again(user, began)
+    return "by itself" if user.peer.restart == BY_ITSELF else again
 
 
 def _late(plan: Plan) -> str:

@@ -13,36 +13,21 @@ from __future__ import annotations
 import base64
 import functools
 import json
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import comm
 from comm.base_comm import BaseComm
 
 from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.launch.outbox import Notice, Outbox
+from rpcbench.launch.turns import InTurn
 from rpcbench.words.ids import Counter
 
 COMM = "comm"
 """What a worker's outbox calls words of comms, and the channel of those that come back."""
 
-T = TypeVar("T")
 Message = dict[str, Any]
-
-
-class InTurn(Generic[T]):
-    """Turns what arrives with numbers 0, 1, 2, … in any order into what was said first, second, …"""
-
-    def __init__(self) -> None:
-        self._next = 0
-        self._early: dict[int, T] = {}
-
-    def add(self, number: int, item: T) -> Iterator[T]:
-        """The items that this one makes ready."""
-        self._early[number] = item
-        while self._next in self._early:
-            self._next += 1
-            yield self._early.pop(self._next - 1)
 
 
 def encoded(message: Message) -> str:

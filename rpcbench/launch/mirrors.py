@@ -20,7 +20,8 @@ from comm.base_comm import BaseComm
 
 from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.agent.roster import GONE
-from rpcbench.launch.comms import COMM, InTurn, Message, decoded, encoded
+from rpcbench.launch.comms import COMM, Message, decoded, encoded
+from rpcbench.launch.turns import InTurn
 from rpcbench.words.ids import Counter
 
 if TYPE_CHECKING:

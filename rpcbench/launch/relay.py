@@ -18,6 +18,7 @@ from rpcbench.agent.roster import GONE
 from rpcbench.launch.cells import OUTPUT, SHOWN
 from rpcbench.launch.mirrors import Mirrors
 from rpcbench.launch.outbox import BESIDE
+from rpcbench.launch.turns import InTurn
 from rpcbench.words.changes import Flag
 
 if TYPE_CHECKING:
@@ -34,16 +35,17 @@ class InOrder:
     """Turns notices that arrive in any order into items (kind, content) in order, pieces joined."""
 
     def __init__(self) -> None:
-        self.passed = 0
-        self._early: dict[int, tuple[str, str]] = {}
+        self._turns: InTurn[tuple[str, str]] = InTurn()
         self._parts: list[str] = []
+
+    @property
+    def passed(self) -> int:
+        """How many notices have been taken in order."""
+        return self._turns.passed
 
     def add(self, notice: Notice) -> Iterator[tuple[str, str]]:
         """The items that this notice makes ready: none, one, or it and those that waited for it."""
-        self._early[notice["n"]] = notice["kind"], notice["content"]
-        while self.passed in self._early:
-            kind, content = self._early.pop(self.passed)
-            self.passed += 1
+        for kind, content in self._turns.add(notice["n"], (notice["kind"], notice["content"])):
             if kind == "part":
                 self._parts.append(content)
             else:

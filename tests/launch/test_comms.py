@@ -13,8 +13,9 @@ from comm.base_comm import BaseComm, CommManager
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcbench.launch.comms import COMM, Comms, InTurn, decoded, encoded
+from rpcbench.launch.comms import COMM, Comms, decoded, encoded
 from rpcbench.launch.mirrors import Mirrors
+from rpcbench.launch.turns import InTurn
 
 
 class Front(BaseComm):
