@@ -132,9 +132,12 @@ def _magics() -> str:
     module = importlib.import_module(MAGICS)
     text = Text("notebook.md", "In a notebook", module)
     text.add("`%load_ext rpcbench` makes these known to a notebook.", _where(module))
-    for name, prefix in (("cluster", "%"), ("remote", "%%"), ("autoremote", "%"), ("debug", "%"), ("panel", "%")):
-        text.heading(f"{prefix}{name}", 2)
-        text.add(_prose(_doc(getattr(module.DebugMagics if name == "debug" else module.ClusterMagics, name))))
+    kinds = (module.ClusterMagics, module.DebugMagics, module.DrillMagics, module.TraceMagics, module.RecordMagics)
+    names = ["%cluster", "%%remote", "%autoremote", "%debug", "%panel", "%%step", "%chaos", "%%trace", "%record"]
+    for magic in names:
+        text.heading(magic, 2)
+        name = magic.lstrip("%")
+        text.add(_prose(_doc(next(getattr(kind, name) for kind in kinds if name in vars(kind)))))
     return str(text)
 
 

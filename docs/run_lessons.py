@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 LESSONS = [path for path in sorted((ROOT / "notebooks").glob("*.ipynb")) if not path.name.startswith("00_")]
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PATHS = re.compile(
-    rf"{re.escape(str(ROOT))}/|{re.escape(sys.prefix)}/lib/python[\d.]+/(site-packages/)?|/tmp/ipykernel_\d+/"
+    rf"{re.escape(str(ROOT))}/|{re.escape(sys.prefix)}/lib/python[\d.]+/(site-packages/)?|/tmp/(ipykernel_\d+|tmp\w+)/"
 )
 
 

@@ -240,7 +240,7 @@ def _key(world: World) -> str:
 
 
 def _create(rref: Id, fork: Id) -> m.Create:
-    return m.Create(0, rref, fork, "make", None, (), None, m.EMPTY)
+    return m.Create(0, rref, fork, "make", None, (), None, None, m.EMPTY)
 
 
 def _call(fork: m.Fork) -> m.Call:

@@ -32,6 +32,9 @@ _HOMES = {
     "RRef": "rpcbench.rpc",
     "register_reducer": "rpcbench.wire.pickling",
     "panel": "rpcbench.panels",
+    "trace": "rpcbench.telemetry.trace",
+    "record": "rpcbench.telemetry.recording",
+    "replay": "rpcbench.panels.replay",
 }
 
 __all__ = [*_HOMES, "load_ipython_extension", "unload_ipython_extension"]

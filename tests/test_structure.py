@@ -7,6 +7,7 @@ tree that breaks it. Imports inside functions and under TYPE_CHECKING count like
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -47,6 +48,8 @@ UNPICKLERS = {"rpcbench.wire.pickling", "rpcbench.optim.checkpoint"}  # the seco
 UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "torch", "joblib"}
 
 LONGEST_FILE, MEDIAN_FILE, LONGEST_FUNCTION = 500, 250, 60
+LONGEST_SCRIPT = 300
+ANY = re.compile(r"(?::|\bas|<|\|) *any\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,19 @@ def _waits(tree: ast.Module) -> Iterator[tuple[str, int]]:
                 yield kind, node.lineno
 
 
+def scripts(root: Path) -> list[str]:
+    """Sources of the JupyterLab extension that are too long, do not begin by saying what they are, or use `any`."""
+    breaches = []
+    for path in sorted((root / "extension" / "src").glob("*.ts*")):
+        lines = path.read_text().splitlines()
+        if len(lines) > LONGEST_SCRIPT:
+            breaches.append(f"{path.name}: {len(lines)} lines, at most {LONGEST_SCRIPT}")
+        if not lines or not lines[0].startswith("// "):
+            breaches.append(f"{path.name}: no header")
+        breaches += [f"{path.name}:{n} uses any" for n, line in enumerate(lines, 1) if ANY.search(line)]
+    return breaches
+
+
 def missing_exports(root: Path) -> list[str]:
     """Modules that cannot be imported alone, and names in `__all__` that are not there or stand there twice."""
     script = f"""
@@ -252,7 +268,8 @@ def _python(root: Path, script: str) -> str:
 
 Rule = Callable[[Path], list[str]]
 RULES: list[Rule] = [
-    upward, circles, impure, impure_when_loaded, too_long, headless, unpickling, waiting_locked, missing_exports
+    upward, circles, impure, impure_when_loaded, too_long, headless, unpickling, waiting_locked, scripts,
+    missing_exports,
 ]  # fmt: skip
 
 
@@ -293,6 +310,9 @@ CASES: list[tuple[Rule, dict[str, str], str]] = [
     (unpickling, {"rpc/a.py": "import torch\ntorch.load"}, "rpc.a:2 unpickles"),
     (waiting_locked, {"rpc/a.py": "import threading\nthreading.Event()"}, "rpc.a:2 waits by threading.Event"),
     (waiting_locked, {"rpc/a.py": "import threading\nthreading.Condition()"}, "rpc.a:2 waits by threading.Condition"),
+    (scripts, {"../extension/src/a.ts": "const a = 1;"}, "a.ts: no header"),
+    (scripts, {"../extension/src/a.tsx": "// A.\nconst a = b as any;"}, "a.tsx:2 uses any"),
+    (scripts, {"../extension/src/a.ts": "// A.\n" * 301}, "a.ts: 301 lines"),
     (missing_exports, {"rpc/a.py": "__all__ = ['gone']"}, "rpc.a.gone: AttributeError"),
     (missing_exports, {"rpc/a.py": "x = 1\n__all__ = ['x', 'x']"}, "stands twice"),
     (missing_exports, {"rpc/a.py": "import no_such_module"}, "rpc.a: ModuleNotFoundError"),

@@ -75,7 +75,10 @@ def nothing_left(agents: list[Agent]) -> None:
 def left(agents: list[Agent]) -> dict[str, Any]:
     """What tables still hold, by agent."""
     gc.collect()
-    tables = {agent.name: {n: rows for n, rows in agent.tables().items() if n != "ops" and rows} for agent in agents}
+    tables = {
+        agent.name: {n: rows for n, rows in agent.tables().items() if n not in ("ops", "steps") and rows}
+        for agent in agents
+    }
     return {name: rows for name, rows in tables.items() if rows}
 
 

@@ -27,6 +27,7 @@ from rpcbench.agent.interrupts import on_main_thread, uninterrupted
 from rpcbench.agent.keeper import TICK, Keeper
 from rpcbench.agent.lead import Lead
 from rpcbench.agent.leaks import Leak, leaks
+from rpcbench.agent.links import Links
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.pairs import Pairs
 from rpcbench.agent.peers import Peers
@@ -77,29 +78,29 @@ class Agent:
         self._parts: dict[Any, Any] = {}
         self._parts_lock = threading.RLock()
         self._pool = Pool(f"rpcbench-{self.name}", config.threads, lambda: self.on_thread())
-        self._link = link or Link()
-        self.clock = self._link.clock
-        self._link.attach(self._transmit, self._deliver)
+        self.links = Links(link or Link(), self._transmit, self._deliver)
+        self.clock: Callable[[], float] = lambda: self.links.clock()  # of deadlines: may stand still, never jumps
         me = m.Member(self.id, self.name, self.incarnation, "", devices=stated(config.devices, config.device_maps))
-        node = Node(me, config.world_size, self._link.lossy, config.launched)
+        node = Node(me, config.world_size, self.links.lossy, config.launched)
         self.machine = Machine(node, self._perform)
         self.roster = Roster(self.name, self.machine, self._pool.spawn)
-        self._pairs = Pairs(self.machine, self.roster, self._link, host_id())
+        self._pairs = Pairs(self.machine, self.roster, self.links, host_id())
         self._peers = Peers(config, self._pool, self._pairs)
         self._pairs.give_up = self._peers.give_up
         self._lead = Lead(config, self.machine, self._peers, self.roster, self._pool.spawn)
         self.complete = self._lead.complete
-        self._heartbeat = Heartbeat(config, self._peers, self._link.clock, self._pairs.judged)
+        self._heartbeat = Heartbeat(config, self._peers, self.clock, self._pairs.judged)
         self._myself = MemoryConnection(lambda frame: self._pairs.arrived(self._peers.me, frame), self._pool.spawn)
-        self.values = Values(self, self.machine, make, self._link.clock, lambda long: self.on_long_wait(long))
+        self.values = Values(self, self.machine, make, self.clock, lambda long: self.on_long_wait(long))
         first = self.incarnation << COUNTER_BITS
         self.waiting = Waiting(first, self._pool.spawn, self._cancel, lambda long: self.on_long_wait(long))
         self._pool.due = self.waiting.due
         self._channels = Channels(self._pool.spawn)
         self._sources = Sources(self.id, self.roster, self._channels, self.notify)
         self._effects = self._effect_table()
-        self._keeper = Keeper(self.name, self.machine, self.waiting.deadlines, lambda: self._link.clock(), self._peers)
+        self._keeper = Keeper(self.name, self.machine, self.waiting.deadlines, self.clock, self._peers)
         self.holds, self.released = self._keeper.holds, self._keeper.released
+        self.links.changed = self._relinked
 
     # -- life
     def start(self, timeout: float = JOIN_SECONDS) -> None:
@@ -112,7 +113,7 @@ class Agent:
         if self.config.remote:
             self._heartbeat.start()
         try:
-            self._lead.join(self._link.clock, self._link.clock() + timeout)
+            self._lead.join(self.clock, self.clock() + timeout)
         except BaseException:
             self.stop()
             raise
@@ -174,7 +175,7 @@ class Agent:
         self.closing.set()
         self.bus.filled.set()
         self._pool.close(patience)
-        self._link.closed()
+        self.links.closed()
 
     def _over(self) -> RpcError:
         return ShutdownError(f"{self.name} has shut down")
@@ -193,10 +194,11 @@ class Agent:
         kwargs: dict[str, Any] | None = None,
         timeout: float = UNSET_TIMEOUT,
         label: str = "",
+        own: bool = False,
     ) -> Future[Any]:
         """Run `function(*args, **kwargs)` on a worker; a future of what it returns.
 
-        `label` is what errors and pictures call the function.
+        `label` is what errors and pictures call the function. `own`: it is no call of a program, but the bench's own.
         """
         if not self.running:
             raise RuntimeError(NOT_INITIALIZED)
@@ -204,7 +206,7 @@ class Agent:
         seconds = seconds_of(timeout, self.rpc_timeout)
         with self._whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
-            number, future = self.waiting.new(partial(self._peers.read_while, target))
+            number, future = self.waiting.new(partial(self._peers.read_while, target), own)
             self._begin(target, m.Call(number, label, seconds, forks, scope, body), seconds)
         return future
 
@@ -225,10 +227,10 @@ class Agent:
         with self._whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
             number, future = self.waiting.new()
-            handle = self.values.first(target, label)
+            handle, cell = self.values.first(target, label), self.values.cell()
             handle._creation = future
             assert handle._fork is not None
-            create = m.Create(number, handle._rref, handle._fork, label, seconds, forks, scope, body)
+            create = m.Create(number, handle._rref, handle._fork, label, seconds, forks, scope, cell, body)
             self._begin(target, create, seconds)
         return handle
 
@@ -275,7 +277,7 @@ class Agent:
     def _begin(self, to: int, message: m.Call | m.Create | m.Fetch, seconds: float | None) -> None:
         if not self.running:
             raise RuntimeError(NOT_INITIALIZED)
-        now = self._link.clock()
+        now = self.links.clock()
 
         def begin(node: Node) -> fx.Effects:  # a deadline that passes before the call is known would be missed
             self._keeper.wake_in(message.call, now, seconds)
@@ -354,12 +356,12 @@ class Agent:
         """Listen on a channel; one handler call at a time, in order of arrival, on a pool thread."""
         self._channels.listen(channel, handler)
 
-    def listen(self, on: bool) -> None:
-        """Make events of every change (or stop)."""
+    def listen(self, on: bool, messages: bool = False) -> None:
+        """Make events of every change (or stop), and tell of every message (or not)."""
 
         def switch(node: Node) -> None:
             self.bus.listening = on
-            node.listen(self.bus.note if on else None)
+            node.listen(self.bus.note if on else None, self.bus.tell if messages else None)
 
         self.machine.ask(switch)
 
@@ -372,15 +374,13 @@ class Agent:
         return self.machine.ask(lambda node: {**node.tables(), **self.bus.feature_tables()})
 
     # -- messages
-    def use(self, link: Link) -> None:
-        """Put another link between the machines and the connections, from now on."""
-        link.attach(self._transmit, self._deliver)
-        self._link = self._pairs.link = link
-        self.machine.ask(lambda node: node.delivery.may_lose(link.lossy))
+    def _relinked(self) -> None:
+        self.machine.ask(lambda node: node.delivery.may_lose(self.links.lossy))
+        self.released.put(None)  # the keeper looks at the clock anew
 
     def _send(self, effect: fx.Send, may_wait: bool, send: Transmit | None = None) -> None:
         try:
-            (send or self._link.outgoing)(effect.to, effect.seq, effect.message, may_wait)
+            (send or self.links.near.outgoing)(effect.to, effect.seq, effect.message, may_wait)
         except RpcError as error:
             self._unsent(effect, error)
 
@@ -420,7 +420,7 @@ class Agent:
         self._handle(source, seq, message)
 
     def _handle(self, source: int, seq: int, message: m.Message) -> None:
-        now = self._link.clock()
+        now = self.links.clock()
         self.machine.feed(lambda node: node.handle(source, seq, message, now))
 
     # -- effects
@@ -432,7 +432,7 @@ class Agent:
 
     def _effect_table(self) -> dict[type[Any], Callable[[Any], object]]:
         return {
-            fx.Wake: lambda e: self._keeper.wake_in(TICK, self._link.clock(), self._link.retry_seconds / 2),
+            fx.Wake: lambda e: self._keeper.wake_in(TICK, self.links.clock(), self.links.near.retry_seconds / 2),
             fx.Enqueue: lambda e: self._pool.submit(lambda: self._serve(e)),
             fx.Run: lambda e: serve.serve(self, e.source, e.message),
             fx.Resolve: self._resolve,
@@ -460,7 +460,7 @@ class Agent:
         if not self.complete.is_set():
             with blocked():
                 self.complete.wait()  # the caller knew the world sooner than we do, and so may its function
-        now = self._link.clock()
+        now = self.links.clock()
         self.machine.feed(lambda node: node.begin(effect.source, effect.call, now))
 
     def _resolve(self, effect: fx.Resolve) -> None:

@@ -82,13 +82,17 @@ class Keeper:
 
     def _keep(self) -> None:
         pause: float | None = self._appointments()
+        before = math.nan
         while not self._stopped.is_set():
             if self._settle(self._notes(pause)):
                 self._stopped.wait(_NAP_SECONDS)
-            due, pause = self._deadlines.pop_due(self._clock())
+            now = self._clock()
+            due, pause = self._deadlines.pop_due(now)
             for call in due:
                 self._due(call)
-            pause = min(self._appointments(), math.inf if pause is None else pause)
+            if pause is None or now == before:  # a clock that stands: who lets it go on wakes this thread
+                pause = math.inf
+            pause, before = min(self._appointments(), pause), now
 
     def _notes(self, pause: float | None) -> list[Any]:
         """The notes that have come in, once there is one or `pause` seconds have passed."""

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rpcbench.agent.links import Links
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.roster import Roster
 from rpcbench.protocol.life import Verdict
 from rpcbench.protocol.membership import Membership
-from rpcbench.transport.base import Link
 from rpcbench.transport.handshake import Identity, Objection
 from rpcbench.wire import messages as m
 from rpcbench.wire.frames import Frame
 
 
 class Pairs:
-    """`give_up` ends all connections to a member that is lost; `link` is where messages come in."""
+    """`give_up` ends all connections to a member that is lost; messages come in through `links`."""
 
-    def __init__(self, machine: Machine, roster: Roster, link: Link, host: str) -> None:
+    def __init__(self, machine: Machine, roster: Roster, links: Links, host: str) -> None:
         self.give_up: Callable[[int, str], None] = lambda member, reason: None
         self._machine = machine
         self._roster = roster
-        self.link = link
+        self._links = links
         self._host = host
 
     def arrived(self, peer: Identity, frame: Frame) -> None:
         seq, message = m.unpack(frame.control, frame.body)
-        self.link.incoming(peer.id, seq, message)
+        self._links.far.incoming(peer.id, seq, message)
 
     def ended(self, peer: Identity, reason: str) -> None:
         told = self._roster.explain(peer.name, reason)

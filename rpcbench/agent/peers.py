@@ -81,6 +81,14 @@ class Peers:
                 found.setdefault(tie.peer.id, []).append(tie.connection)
         return found
 
+    def traffic(self) -> dict[int, tuple[int, int]]:
+        """By member: bytes that went to it and that came from it, through the connections that stand."""
+        found: dict[int, tuple[int, int]] = {}
+        for tie in self._ties.all():
+            (out, come), (before, earlier) = tie.connection.traffic(), found.get(tie.peer.id, (0, 0))
+            found[tie.peer.id] = out + before, come + earlier
+        return found
+
     def flush(self) -> None:
         """Write what connections hold."""
         for tie in self._ties.all():

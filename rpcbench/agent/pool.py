@@ -96,6 +96,7 @@ class Pool:
         self._threads: set[Worker] = set()
         self._queue: collections.deque[Job] = collections.deque()
         self._running = 0
+        self._blocked = 0
         self._made = 0
         self._closed = False
         self.monitor = Monitor(self.spawn)
@@ -106,6 +107,16 @@ class Pool:
     def busy(self) -> int:
         """How many users' functions run; those that wait are not counted."""
         return self._running
+
+    @property
+    def waiting(self) -> int:
+        """How many users' functions have begun and wait for something of ours."""
+        return self._blocked
+
+    @property
+    def queued(self) -> int:
+        """How many users' functions wait for room."""
+        return len(self._queue)
 
     def spawn(self, job: Job) -> None:
         """Run a job of the runtime now, on a thread of its own. Dropped once the pool is closed."""
@@ -192,6 +203,7 @@ class Pool:
     def blocked(self) -> None:
         """A counted thread begins to wait: another job may run."""
         with self._lock:
+            self._blocked += 1
             job = self._queue.popleft() if self._queue else None
             if job is None:
                 self._running -= 1
@@ -202,6 +214,7 @@ class Pool:
     def unblocked(self) -> None:
         with self._lock:
             self._running += 1
+            self._blocked -= 1
 
     def rest(self, thread: Worker) -> bool:
         """Keep an idle thread; False if it should end."""

@@ -2,8 +2,11 @@
 
 Nobody watches: no thread, no events. Watchers that do not read hold this back, and nothing else: what they miss is
 dropped. A watcher gets all tables, then batches of the changes since, at most ten times
-a second. It asks again when it has missed a batch. All of it is plain msgpack, so it works even where user data does
-not travel.
+a second. It asks again when it has missed a batch. Messages are told of only while a watcher asks for these besides.
+All of it is plain msgpack, so it works even where user data does not travel.
+
+A probe, a question on the same channel, is answered with this member's clock, after everything that it had to tell when
+the probe came, and after what whoever probes has asked for before.
 """
 
 from __future__ import annotations
@@ -15,31 +18,42 @@ from typing import Any
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import GONE
 from rpcbench.words.changes import Flag
+from rpcbench.words.events import MESSAGES
 
 WATCH, TELEMETRY = "watch", "telemetry"
 PERIOD = 0.1
 _BATCH = 2000
+_ALL = 1 << 30
 
 
 class Publisher:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._lock = threading.Lock()
-        self._watchers: set[int] = set()
+        self._telling = threading.Lock()  # from draining to sending: batches go out in order
+        self._watchers: dict[int, int] = {}
         self._thread: threading.Thread | None = None
         self._pause = Flag()
+        agent.bus.hidden |= {WATCH, TELEMETRY}
         agent.on_notice(WATCH, self._asked)
         agent.on_member(lambda kind, who, reason: self._remove(who.id) if kind in GONE else None)
 
-    def _asked(self, source: int, on: bool) -> None:
-        """Somebody begins to watch (or has missed something), or stops."""
-        if not on:
+    def _asked(self, source: int, asked: int | dict[str, int]) -> None:
+        """Somebody begins to watch (or has missed something), or for more or less, or stops; or it is a probe."""
+        if isinstance(asked, dict):
+            self._probed(source, asked["probe"])
+        else:
+            self._watch(source, asked)
+
+    def _watch(self, source: int, level: int) -> None:
+        if not level:
             self._remove(source)
             return
         with self._lock:
-            self._watchers.add(source)
-            self._agent.listen(True)
-        self._send_snapshot()
+            self._watchers[source] = level
+            self._listen()
+        with self._telling:
+            self._send_snapshot()
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._publish, name="rpcbench-publish", daemon=True)
@@ -47,12 +61,18 @@ class Publisher:
 
     def _remove(self, watcher: int) -> None:
         with self._lock:
-            if watcher not in self._watchers:
+            if self._watchers.pop(watcher, None) is None:
                 return
-            self._watchers.remove(watcher)
+            self._listen()
             if not self._watchers:
-                self._agent.listen(False)
                 self._agent.bus.filled.set()  # the thread is to see it
+
+    def _listen(self) -> None:
+        """As much as the watcher that wants most."""
+        messages = MESSAGES in self._watchers.values()
+        self._agent.listen(bool(self._watchers), messages)
+        if not messages:
+            self._agent.bus.forget_messages()
 
     def _publish(self) -> None:
         bus = self._agent.bus
@@ -63,15 +83,29 @@ class Publisher:
                     self._thread = None
                     bus.restart()
                     return
-            events, dropped = bus.drain(_BATCH)
-            if events:
-                self._send({"events": [tuple(event) for event in events], "dropped": dropped})
+            self._send_batch(_BATCH)
             # All members of a host at the same moments, so that a panel does not show half of what they do together.
             self._pause.wait(PERIOD - time.monotonic() % PERIOD)
 
+    def _send_batch(self, most: int) -> None:
+        """What has happened since the last one, to all who watch."""
+        with self._telling:
+            events, dropped = self._agent.bus.drain(most)
+            messages, missed = self._agent.bus.drain_messages(most)
+            if events or messages:
+                told = {"events": [tuple(event) for event in events], "dropped": dropped}
+                self._send({**told, "messages": [tuple(row) for row in messages], "missed": missed})
+
+    def _probed(self, source: int, number: int) -> None:
+        heard = time.monotonic()
+        self._send_batch(_ALL)
+        answer = {"probe": number, "heard": heard, "said": time.monotonic()}
+        self._agent.notify(source, TELEMETRY, answer, may_wait=True)
+
     def _send_snapshot(self) -> None:
         seq, tables = self._agent.snapshot()
-        self._send({"snapshot": tables, "seq": seq, "incarnation": self._agent.incarnation})
+        clock = self._agent.clock()
+        self._send({"snapshot": tables, "seq": seq, "incarnation": self._agent.incarnation, "clock": clock})
 
     def _send(self, data: dict[str, Any]) -> None:
         with self._lock:

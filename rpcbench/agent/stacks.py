@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -31,39 +32,45 @@ class Doing(NamedTuple):
 def threads() -> list[Doing]:
     """All threads of this process as they are now."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return [_doing(ident, names.get(ident, str(ident)), frame) for ident, frame in _frames().items()]
+    return [_doing(ident, names.get(ident, str(ident)), stack) for ident, stack in _stacks().items()]
 
 
-def _frames() -> dict[int, FrameType]:
-    """The innermost frame of each thread.
+def _stacks() -> dict[int, list[FrameType]]:
+    """The frames of each thread, innermost first.
 
     Python lists threads under a lock of its own, which whoever begins or ends one waits for, and lets nobody run
-    meanwhile. So no garbage collection may come between: it runs Python code, which lets others run.
+    meanwhile; and it makes a frame's object when that is first asked for, of what must not have ended by then. So no
+    garbage collection may come between: it runs Python code, which lets others run.
     """
     with _listing:
         collects = gc.isenabled()
         gc.disable()
         try:
-            return sys._current_frames()
+            return {ident: list(_outwards(frame)) for ident, frame in sys._current_frames().items()}
         finally:
             if collects:
                 gc.enable()
 
 
+def _outwards(innermost: FrameType) -> Iterator[FrameType]:
+    frame: FrameType | None = innermost
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 _listing = threading.Lock()
 
 
-def _doing(ident: int, name: str, innermost: FrameType) -> Doing:
+def _doing(ident: int, name: str, stack: list[FrameType]) -> Doing:
     future: Future[Any] | None = None
-    frame: FrameType | None = innermost
-    while frame is not None:
+    for frame in stack:
         if frame.f_code is Future.wait.__code__ and future is None:
             future = frame.f_locals["self"]
         if frame.f_code is serve.__code__:
             held = frame.f_locals
-            return Doing(ident, name, (held["agent"], held["source"], held["message"].call), future, _places(innermost))
-        frame = frame.f_back
-    return Doing(ident, name, None, future, _places(innermost))
+            return Doing(ident, name, (held["agent"], held["source"], held["message"].call), future, _places(stack[0]))
+    return Doing(ident, name, None, future, _places(stack[0]))
 
 
 def _places(frame: FrameType) -> tuple[str, ...]:

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from rpcbench.agent.handles import Handle, Home, Incoming, Outgoing
 from rpcbench.agent.hooks import Recorder
+from rpcbench.agent.interrupts import on_main_thread
 from rpcbench.agent.machine import Machine
+from rpcbench.agent.origins import notebook_cell
 from rpcbench.agent.routes import Routes
 from rpcbench.agent.sites import Site
+from rpcbench.agent.sizes import size_of
 from rpcbench.protocol.node import Node
 from rpcbench.wire.body import Body
-from rpcbench.wire.messages import Fork, Scope
+from rpcbench.wire.messages import Fork, Origin, Scope
 from rpcbench.wire.pickling import Codec
 from rpcbench.words.errors import RpcError
 from rpcbench.words.futures import Future
@@ -45,6 +48,7 @@ class Values:
         self.recorder: Recorder | None = None
         self.routes = Routes(home.id, machine.ask)
         self.around: Callable[[], AbstractContextManager[None]] | None = None  # put around functions that callers run
+        self.remote_cell: Origin | None = None  # that runs on the main thread here, for the notebook
         self._home = home
         self._machine = machine
         self._make = make
@@ -87,10 +91,13 @@ class Values:
         forks: list[Fork] = []
 
         def share(node: Node) -> None:
-            forks.extend(node.rrefs.share(h._rref, h._fork, h._type, to, now) for h in handles)
+            for h in handles:
+                size, origin = new.get(h._rref, (None, None))
+                forks.append(node.rrefs.share(h._rref, h._fork, h._type, to, now, size, origin))
 
         try:
             with self._lock:
+                new = {h._rref: _made(h._value) for h in handles if h._value is not None and h._rref not in self._kept}
                 for handle in handles:
                     if handle._value is not None:
                         self._known[handle._rref] = self._kept[handle._rref] = handle._value
@@ -151,6 +158,7 @@ class Values:
         """A handle on a value of this process's own, as its owner."""
         future: Future[Any] = Future()
         future.set_result(value)
+        future.origin = self.cell()  # type: ignore[attr-defined]
         rref = self._machine.ask(lambda node: node.rrefs.new_id())
         return self._make(self._home, rref, self._home.id, None, future, type_)
 
@@ -176,8 +184,8 @@ class Values:
     def made(self, rref: Id, value: Any, error: Exception | None) -> None:
         """The function that makes an owned value has returned, or raised."""
         future = self.owned(rref)
-        type_ = type(value).__name__ if error is None else ""
-        self._machine.ask(lambda node: node.rrefs.value_set(rref, type_, error is not None))
+        type_, size = (type(value).__name__, size_of(value)) if error is None else ("", None)
+        self._machine.ask(lambda node: node.rrefs.value_set(rref, type_, error is not None, size))
         if error is None:
             future.set_result(value)
         else:
@@ -192,15 +200,31 @@ class Values:
             self._sites.pop(rref, None)
             return self._kept.pop(rref, None)
 
+    def present(self) -> list[Any]:
+        """The values there are that others use. Runs nothing and waits for nobody: it may be asked under any lock."""
+        outcomes = [future.outcome() for future in list(self._kept.values())]
+        return [outcome[0] for outcome in outcomes if outcome is not None and outcome[1] is None]
+
     def rref_of(self, future: Future[Any]) -> Id | None:
         """The RRef that this is the value of, if this member owns it and others use it."""
         with self._lock:
             return next((rref for rref, other in self._kept.items() if other is future), None)
 
+    def cell(self) -> Origin | None:
+        """The notebook's cell that runs on this thread, if it is the main thread of the notebook or of a worker."""
+        if not on_main_thread():
+            return None
+        return notebook_cell() if self._home.id == 0 else self.remote_cell
+
     def site(self, rref: Id) -> Site | None:
         """Where a value was made that is used elsewhere; None if that was not here."""
         with self._lock:
             return self._sites.get(rref)
+
+
+def _made(value: Future[Any]) -> tuple[int | None, Origin | None]:
+    """Size and origin of a value that `keep` was given."""
+    return (size_of(value.value()), value.origin) if hasattr(value, "origin") else (None, None)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from rpcbench.agent.deadlines import Deadlines
 from rpcbench.words.changes import Changes
 from rpcbench.words.config import UNSET_TIMEOUT
 from rpcbench.words.futures import Answer, Future, HelpAlong, Later
-from rpcbench.words.ids import Counter
+from rpcbench.words.ids import OWN, Counter
 
 
 class Waiting:
@@ -26,13 +26,13 @@ class Waiting:
         self._later = later
         self._cancel = cancel
         self._on_long = on_long
-        self._numbers = Counter(first)
+        self._numbers, self._own_numbers = Counter(first), Counter(first | OWN)
         self._idle = Changes()
         self._futures: dict[int, Future[Any]] = {}
 
-    def new(self, help_along: HelpAlong | None = None) -> tuple[int, Future[Any]]:
-        """A new call's number and future. `help_along`: see there."""
-        number = self._numbers.next()
+    def new(self, help_along: HelpAlong | None = None, own: bool = False) -> tuple[int, Future[Any]]:
+        """A new call's number, which tells whether it is the bench's `own`, and its future. `help_along`: see there."""
+        number = self._own_numbers.next() if own else self._numbers.next()
         cancel = partial(self._cancel, number)
         future: Future[Any] = Future(on_cancel=cancel, on_long=self._on_long, help_along=help_along)
         self._futures[number] = future

@@ -27,6 +27,10 @@ class LeafGradients:
     def __len__(self) -> int:
         return len(self._held)
 
+    def leaves(self) -> list[Tensor]:
+        """Those that have a gradient here. Waits for nobody."""
+        return list(self._held)
+
     def copy(self) -> dict[Tensor, Tensor]:
         """All as they are now."""
         with self._adding:

@@ -20,6 +20,7 @@ from rpcbench.autograd.blame import failure_of, raised
 from rpcbench.autograd.gradients import Leaves
 from rpcbench.autograd.recorded import Grads, Pass, Recorded, SentTensors
 from rpcbench.autograd.regions import Fired, LocalPass
+from rpcbench.autograd.told import Told
 from rpcbench.protocol.records import ROOT
 from rpcbench.wire.body import Body
 from rpcbench.wire.messages import Gradients, WalkFailed
@@ -42,11 +43,12 @@ class _Begun:
 class Passes:
     """All passes on one worker. `recorded`: what is kept for a context; RuntimeError where that is not there."""
 
-    def __init__(self, agent: Agent, recorded: Callable[[int], Recorded]) -> None:
+    def __init__(self, agent: Agent, recorded: Callable[[int], Recorded], told: Told) -> None:
         self._agent = agent
         self._machine = agent.machine
         self._codec = agent.values.codec
         self._recorded = recorded
+        self._told = told
         self._lock = threading.Lock()
         self._begun: dict[Id, _Begun] = {}
         self._walks = Counter()
@@ -145,6 +147,7 @@ class Passes:
         """A pass is over here."""
         with contextlib.suppress(RuntimeError):  # the context may have gone before
             self._recorded(context).passes.pop(walk, None)
+        self._told.changed("PassEnded", context)
 
     # -- running
     def _arrive(self, context: int, walk: Id, message: int, grads: Grads) -> None:
@@ -172,9 +175,11 @@ class Passes:
     def _step(self, context: int, walk: Id, state: Pass, message: int, grads: Grads) -> None:
         if state.local is None:
             state.local = self._local(context, walk)
+            self._told.changed("PassPlanned", context)
         fired = state.local.arrive(message, grads)
         if state.local.complete:
             self._finish(context, state.local.leaves())
+        self._told.changed("RegionsRan", context)
         bodies = {one.key: self._body(context, one) for one in fired}
         self._machine.feed(lambda node: node.outcome(node.contexts.walks.propagated(context, walk, message, bodies)))
 
@@ -204,7 +209,10 @@ class Passes:
     def keep(self, context: int, leaves: Leaves) -> None:
         """Add gradients of leaves to the context's own."""
         gradients = self._recorded(context).gradients
+        before = len(gradients)
         gradients.add(leaves)
+        if len(gradients) > before:
+            self._told.changed("LeavesReached", context)
         self._machine.ask(lambda node: node.contexts.gradients_held(context, len(gradients)))
 
     def _fail(self, context: int, walk: Id, error: BaseException) -> None:

@@ -27,6 +27,7 @@ from rpcbench.autograd.gradients import Leaves
 from rpcbench.autograd.modes import same_modes
 from rpcbench.autograd.passes import Passes
 from rpcbench.autograd.recorded import Recorded, SentTensors
+from rpcbench.autograd.told import Told
 from rpcbench.protocol.node import Node
 from rpcbench.protocol.records import Sent
 from rpcbench.wire.devices import Route
@@ -55,10 +56,11 @@ class AutogradRecorder:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        self.passes = Passes(agent, self.recorded)
+        self._contexts: dict[int, Recorded] = {}
+        self._told = Told(agent, self._contexts)
+        self.passes = Passes(agent, self.recorded, self._told)
         self._machine = agent.machine
         self._lock = threading.Lock()
-        self._contexts: dict[int, Recorded] = {}
         self._warned: set[str] = set()
         self._messages = Counter(first_serial(agent.incarnation))
         self._ids = Counter(first_serial(agent.incarnation))
@@ -112,6 +114,7 @@ class AutogradRecorder:
 
     def forget(self, context: int) -> None:
         self._contexts.pop(context, None)
+        self._told.changed("GraphDropped", context)
 
     # -- gradients
     def gradients(self, context: int) -> dict[torch.Tensor, torch.Tensor]:

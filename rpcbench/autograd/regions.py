@@ -62,6 +62,7 @@ class LocalPass:
         self._leaves: list[tuple[Tensor, Tensor]] = []
         plan = Plan(list(roots.values()), found)
         self._part_of, self._waiting = plan.part_of, plan.parts
+        self.regions, self.ran = len(plan.parts), 0
 
     @property
     def complete(self) -> bool:
@@ -91,7 +92,9 @@ class LocalPass:
             for edge, grad in zip(edges, grads, strict=True):
                 if edge is not None and grad is not None:
                     self._bring(GradientEdge(edge.node, edge.output_nr), grad)
-            return [fired for part in self._ready() for fired in self._run(part)]
+            fired = [one for part in self._ready() for one in self._run(part)]
+            self.ran = self.regions - len(self._waiting)
+            return fired
         finally:
             torch._C._set_grad_enabled(before)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rpcbench.bench import notebook, peer_notebook, peer_table, peers, scaling, sides, soak
+from rpcbench.bench import fence, frames, notebook, peer_notebook, peer_table, scaling, sides, soak, watching
 from rpcbench.bench.compare import compare
 from rpcbench.bench.pair import BenchError
 from rpcbench.bench.peer_cells import PEERS
@@ -91,6 +91,16 @@ def run_notebook(*, quick: bool, seed: int, kind: str, files: Files) -> None:
         files.json.write_text(json.dumps(notebook.as_values(bounds, seed), indent=2) + "\n")
 
 
+def run_panels(*, quick: bool, files: Files) -> None:
+    """Print what panels cost the runtime, and how often a browser draws them."""
+    if problem := frames.obstacle():
+        print(f"Not measured in a browser: {problem}.")
+    bounds = list(watching.measure(watching.QUICK if quick else watching.Plan()))
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(watching.as_table(bounds))
+    if files.json:
+        files.json.write_text(json.dumps(watching.as_values(bounds), indent=2) + "\n")
+
+
 def run_peers(names: Sequence[str], *, quick: bool, files: Files) -> None:
     """Print what was seen in notebooks of ours and of other libraries: these, or all that are installed."""
     if files.readme:
@@ -102,7 +112,7 @@ def run_peers(names: Sequence[str], *, quick: bool, files: Files) -> None:
     found = {}
     for peer in measured:
         try:
-            found[peer.name] = peers.measure(peer, peer_notebook.QUICK if quick else peer_notebook.Plan())
+            found[peer.name] = fence.measure(peer, peer_notebook.QUICK if quick else peer_notebook.Plan())
         except BenchError as error:
             if peer.name == OURS:
                 raise

@@ -1,7 +1,7 @@
 """A notebook without a browser: a kernel, and every message it sends, with the moment it arrived.
 
 Moments are seconds of `time.monotonic`, which all processes of a host share. A reply or an output that does not come
-in time is NotInTime, a BenchError, with what came instead.
+in time is NotInTime, a BenchError, with what came instead. A cell has failed if it shows an error or its reply is one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import queue
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -25,6 +26,8 @@ from rpcbench.bench.pair import BenchError
 from rpcbench.words.changes import Changes
 
 PATIENCE = 60.0
+OPENED = "opened"
+"""The name of the comm that `Kernel.open` has opened."""
 _GLANCE_SECONDS = 0.2
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -58,6 +61,7 @@ class Ran(NamedTuple):
     began: float
     ended: float
     messages: list[Message]
+    replied: str = ""  # the error of its reply: a front end stops there, also where none is shown
 
     @property
     def seconds(self) -> float:
@@ -70,7 +74,7 @@ class Ran(NamedTuple):
     @property
     def error(self) -> str:
         """The name of the error's class; empty if there was none."""
-        return next((message.content["ename"] for message in self.messages if message.kind == "error"), "")
+        return next((message.content["ename"] for message in self.messages if message.kind == "error"), self.replied)
 
     @property
     def traceback(self) -> str:
@@ -96,6 +100,7 @@ class Kernel:
         self._client.load_connection_info(manager.get_connection_info())
         self._client.start_channels()
         self.messages: list[Message] = []
+        self._replies: dict[str, dict[str, Any]] = {}
         self._changes = Changes()
         self._over = False
         self._reader = threading.Thread(target=self._read, name="rpcbench-bench-reader", daemon=True)
@@ -142,7 +147,19 @@ class Kernel:
     def end(self, cell: str, began: float, patience: float = PATIENCE) -> Ran:
         """Wait until a cell is over."""
         idle = self.wait(lambda message: message.cell == cell and message.is_idle, "the end of a cell", patience)
-        return Ran(cell, began, idle.at, [message for message in self.messages if message.cell == cell])
+        shown = [message for message in self.messages if message.cell == cell]
+        reply = self._reply(cell, patience)
+        return Ran(cell, began, idle.at, shown, reply["ename"] if reply["status"] == "error" else "")
+
+    def _reply(self, cell: str, patience: float) -> dict[str, Any]:
+        """It is sent before the cell is told to be over, by another way."""
+        while cell not in self._replies:
+            try:
+                message = self._client.shell_channel.get_msg(timeout=patience)
+            except queue.Empty:
+                raise NotInTime(f"a cell is over, but its reply did not come in {patience:g} s") from None
+            self._replies[message["parent_header"]["msg_id"]] = message["content"]
+        return self._replies[cell]
 
     def run(self, code: str, error: str = "", patience: float = PATIENCE) -> Ran:
         """Run a cell to its end. BenchError if it does not end in this error, or in none."""
@@ -151,6 +168,11 @@ class Kernel:
         if ran.error != error:
             raise BenchError(f"{code!r} ended in {ran.error or 'no error'}, not in {error or 'none'}:\n{ran.traceback}")
         return ran
+
+    def open(self, target: str) -> None:
+        """Open a comm as an extension of a front end does. What comes by it are messages of the kind `comm_msg`."""
+        content = {"comm_id": OPENED, "target_name": target, "data": {}}
+        self._client.shell_channel.send(self._client.session.msg("comm_open", content))
 
     def interrupt(self) -> None:
         """What the stop button does."""
@@ -177,11 +199,15 @@ class Kernel:
 
 
 @contextmanager
-def kernel(environ: dict[str, str]) -> Iterator[Kernel]:
-    """A kernel with these variables on top of ours."""
+def kernel(environ: dict[str, str], module: str = "") -> Iterator[Kernel]:
+    """A kernel with these variables on top of ours; with `module` that one in place of ipykernel, which is then
+    interrupted by a message."""
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     # The blocking manager leaves an event loop of its own open.
     manager = AsyncKernelManager(kernel_name="python3")
+    if module:
+        spec = cast(Any, manager.kernel_spec)
+        spec.argv, spec.interrupt_mode = [sys.executable, "-m", module, "-f", "{connection_file}"], "message"
     with asyncio.Runner() as runner:
         runner.run(_awaited(manager.start_kernel(env={**os.environ, **environ}, **silent)))
         try:

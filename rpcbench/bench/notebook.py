@@ -74,6 +74,9 @@ def measure(plan: Plan, seed: int, kind: str = KINDS[0]) -> Iterator[Bound]:
             yield Bound("empty cell on a worker, median", 0.02, _passes(notebook, plan.passes))
             yield Bound("print on a worker until it is shown", 0.05, _lag(notebook, plan.prints))
             yield Bound("interrupt until the prompt is back", 0.5, max(_stop(notebook) for _ in range(plan.tries)))
+            yield Bound(
+                "interrupt of code that looks at no signal", 0.5, max(_stop_deaf(notebook) for _ in range(plan.tries))
+            )
             told, again = zip(*(_death(notebook) for _ in range(plan.tries)), strict=True)
             yield Bound("SIGKILL of a worker until it is told", 1.0, max(told))
             yield Bound("restart of a worker", 4.0 if kind == "kernel" else 2.0, max(again))
@@ -130,6 +133,25 @@ def _stop(notebook: Kernel) -> float:
     ran = notebook.end(cell, began)
     if ran.error != "KeyboardInterrupt" or notebook.run("%%remote worker1\nprint('fine')").text != "fine\n":
         raise BenchError(f"the stop button did not interrupt the cell alone: {ran.error}\n{ran.traceback}")
+    return ran.seconds
+
+
+def _stop_deaf(notebook: Kernel) -> float:
+    """A loop in C that leaves no other thread a turn: its worker has to be started again."""
+    with tempfile.TemporaryDirectory() as directory:
+        begun = Path(directory) / "begun"
+        loop = "collections.deque(itertools.repeat(None), maxlen=0)"
+        code = f"import collections, itertools, pathlib\npathlib.Path({str(begun)!r}).touch()\n{loop}"
+        cell = notebook.send(f"%%remote worker1\n{code}")
+        while not begun.exists():
+            time.sleep(0.01)
+        began = time.monotonic()
+        notebook.interrupt()
+        ran = notebook.end(cell, began)
+    if ran.error != "KeyboardInterrupt" or "restart('worker1')" not in ran.traceback:
+        raise BenchError(f"the stop button did not give the prompt back: {ran.error}\n{ran.traceback}")
+    notebook.run("%cluster restart worker1")
+    notebook.run("%%remote worker1\nimport time")
     return ran.seconds
 
 

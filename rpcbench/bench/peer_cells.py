@@ -8,10 +8,19 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import textwrap
+from collections.abc import Mapping
 from typing import NamedTuple
 
 BY_ITSELF = "# it does so by itself"
 """The restart of a library that needs no asking: when it began is not seen."""
+
+
+class Extension(NamedTuple):
+    """What a library's extension of JupyterLab does before the first cell, where no cell can do it."""
+
+    module: str  # the kernel that it launches, which starts two workers
+    environ: Mapping[str, str]
+    comm: str  # what it opens to hear of output while a cell runs
 
 
 class Peer(NamedTuple):
@@ -26,6 +35,8 @@ class Peer(NamedTuple):
     called: str  # the second worker, as text by which a user knows it: a regular expression
     restart: str = ""  # empty: it has no way to start one worker again
     function: bool = True  # whether BODY is that of a function
+    extension: Extension | None = None
+    fenced: bool = False  # whether it is a danger to other processes, or lets other hosts in
 
     def on(self, worker: str, body: str) -> str:
         """A cell that runs this on a worker."""
@@ -34,8 +45,8 @@ class Peer(NamedTuple):
 
     @property
     def first(self) -> str:
-        """The first thing that a worker does; a function takes the torch of the notebook along."""
-        return "torch.ones(1)" if self.function else "import torch\ntorch.ones(1)"
+        """The first thing a worker does, which shows a tensor; a function takes the torch of the notebook along."""
+        return "return torch.ones(1)" if self.function else "import torch\ntorch.ones(1)"
 
     @property
     def is_installed(self) -> bool:
@@ -100,4 +111,29 @@ _MONARCH = Peer(
     called=r"gpus\W{0,6}1\b",
 )  # fmt: skip
 
-PEERS = {peer.name: peer for peer in (OURS, _IPYPARALLEL, _DASK, _RAY, _MONARCH)}
+_NBDISTRIBUTED = Peer(
+    name="nbdistributed", module="nbdistributed", packages="nbdistributed",
+    start="%load_ext nbdistributed\n%dist_init -n 2",
+    workers=("0", "1"),
+    cell="%%rank [WORKER]\nBODY",
+    called=r"(?i)\branks?\W{0,3}1\b",
+    function=False,
+    fenced=True,  # it takes pickles from whoever reaches its port, and ends processes that are not its own
+)  # fmt: skip
+
+_JUPYTER_DISTRIBUTED = Peer(
+    name="jupyter-distributed", module="jupyter_distributed", packages="jupyter-distributed",
+    start="",
+    workers=("0", "1"),
+    cell="%%rank WORKER\nBODY",
+    called=r"\brank 1 (failed|process)\b",  # every output begins with the name of its rank
+    function=False,
+    extension=Extension(
+        module="jupyter_distributed.kernel",
+        environ={"JUPYTER_DISTRIBUTED_WORLD_SIZE": "2", "JUPYTER_DISTRIBUTED_BASE_KERNEL": "python3"},
+        comm="jupyter.distributed.rank_updates",
+    ),
+)  # fmt: skip
+
+_ALL = (OURS, _IPYPARALLEL, _DASK, _RAY, _MONARCH, _NBDISTRIBUTED, _JUPYTER_DISTRIBUTED)
+PEERS = {peer.name: peer for peer in _ALL}

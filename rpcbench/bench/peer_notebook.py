@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-from rpcbench.bench.driver import Kernel, Message, NotInTime, Ran, kernel
+from rpcbench.bench.driver import OPENED, Kernel, Message, NotInTime, Ran, kernel
 from rpcbench.bench.notebook import MARK, is_marked
+from rpcbench.bench.pair import BenchError
 from rpcbench.bench.peer_cells import Peer
 
 _BUSY = """import os, pathlib, time
@@ -36,6 +40,7 @@ class Plan(NamedTuple):
     patience: float = 20.0
     late: float = 3.0  # how long a printed line may come after its cell
     start: float = 60.0
+    losses: int = 3  # so many cells may get lost at the start
 
 
 QUICK = Plan(calls=3, lines=3)
@@ -48,7 +53,8 @@ class Notebook(NamedTuple):
     plan: Plan
     kernel: Kernel
     place: Path
-    started: float
+    started: float = 0.0  # seconds until both have made a tensor
+    lost: int = 0  # cells that were to make one, and neither did nor failed
 
     def end(self, cell: str, began: float) -> Ran:
         """NotInTime if the cell goes on."""
@@ -80,16 +86,44 @@ def notebook(peer: Peer, plan: Plan) -> Iterator[Notebook]:
     """No process of it is left afterwards: whatever has our mark in its environment is killed."""
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="rb-", ignore_cleanup_errors=True) as place:
-        homes = dict.fromkeys(("XDG_RUNTIME_DIR", "TMPDIR", "RAY_TMPDIR", "IPYTHONDIR"), place)
-        with kernel({**homes, "RAY_USAGE_STATS_ENABLED": "0", MARK: mark}) as made:
+        began = time.monotonic()
+        with _kernel(peer, Path(place), mark) as made:
             try:
-                made.run("import torch")
-                began = time.monotonic()
-                for code in (peer.start, *(peer.on(worker, peer.first) for worker in peer.workers)):
-                    made.run(code, patience=plan.start)
-                yield Notebook(peer, plan, made, Path(place), time.monotonic() - began)
+                if peer.extension:
+                    made.open(peer.extension.comm)  # its kernel has started the workers by now
+                else:
+                    made.run("import torch")
+                    began = time.monotonic()
+                yield _started(Notebook(peer, plan, made, Path(place)), began)
             finally:
                 _kill(mark)
+
+
+def _kernel(peer: Peer, place: Path, mark: str) -> AbstractContextManager[Kernel]:
+    homes = dict.fromkeys(("XDG_RUNTIME_DIR", "TMPDIR", "RAY_TMPDIR", "IPYTHONDIR"), str(place))
+    # As in an activated environment: some start their workers by the name `python`.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    environ = {**homes, "PATH": path, "RAY_USAGE_STATS_ENABLED": "0", MARK: mark}
+    if not peer.extension:
+        return kernel(environ)
+    return kernel({**environ, **peer.extension.environ}, peer.extension.module)
+
+
+def _started(user: Notebook, began: float) -> Notebook:
+    """Both workers have made a tensor. BenchError where one cannot."""
+    peer, lost = user.peer, 0
+    if peer.start:
+        user.kernel.run(peer.start, patience=user.plan.start)
+    for worker in peer.workers:
+        while not _shows_tensor(user.kernel.run(peer.on(worker, peer.first), patience=user.plan.start)):
+            lost += 1
+            if lost > user.plan.losses:
+                raise BenchError(f"no tensor was made on {worker}, and no error told why; such cells: {lost}")
+    return user._replace(started=time.monotonic() - began, lost=lost)
+
+
+def _shows_tensor(ran: Ran) -> bool:
+    return any("tensor(" in said(message) for message in ran.messages)
 
 
 def _kill(mark: str) -> None:
@@ -111,4 +145,6 @@ def said(message: Message) -> str:
             return f"{message.content['ename']}: {message.content['evalue']}"
         case "display_data" | "update_display_data" | "execute_result":
             return str(message.content["data"].get("text/plain", ""))
+        case "comm_msg" if message.content["comm_id"] == OPENED:
+            return json.dumps(message.content["data"], ensure_ascii=False)
     return ""

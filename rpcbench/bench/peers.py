@@ -71,7 +71,7 @@ def _group(peer: Peer, plan: Plan, titles: Sequence[str], deeds: Deeds) -> list[
 
 
 def _calls(user: Notebook) -> Iterator[str]:
-    yield about(user.started)
+    yield about(user.started) + (f" (cells lost: {user.lost})" if user.lost else "")
     calls = [user.on(2, "pass") for _ in range(user.plan.calls)]
     if failed := next((call for call in calls if call.error), None):
         raise BenchError(f"a call that does nothing failed:\n{failed.traceback}")

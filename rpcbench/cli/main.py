@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--soak", action="store_true", help="instead: many calls and RRefs, and whether memory grows")
     bench.add_argument("--scaling", action="store_true", help="instead: how cost grows with payloads, workers, RRefs")
     bench.add_argument("--notebook", action="store_true", help="instead: what a user of the notebook waits for")
+    bench.add_argument("--panels", action="store_true", help="instead: what it costs to look, and frames in a browser")
     bench.add_argument("--kind", choices=["process", "kernel"], default="process", help="of workers, with --notebook")
     bench.add_argument("--peers", nargs="*", metavar="NAME", help="instead: notebooks of other libraries beside ours")
     bench.add_argument("--seed", type=int, help="repeat the draws of an earlier run")
@@ -131,6 +132,9 @@ def _bench(options: argparse.Namespace) -> None:
         return
     if options.scaling:
         command.run_scaling(quick=options.quick, files=files)
+        return
+    if options.panels:
+        command.run_panels(quick=options.quick, files=files)
         return
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     if options.notebook:

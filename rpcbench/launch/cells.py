@@ -6,6 +6,7 @@ performs one job after the other (see `kernel_worker`).
 Rules
 - An interrupt names its cell. It raises KeyboardInterrupt on the main thread while that very cell runs; a cell that
   still waits is dropped; one that is over is left alone, and so is whatever runs next. A send is not cut in half.
+- Who asked is told once the main thread has heard of it, as it has not where code holds it and looks at no signal.
 - Nothing that a cell does, and no moment at which an interrupt comes, ends the loop.
 - A cell's error is raised in `run_cell`, so it travels as any error of a call does; its rendered traceback goes ahead
   with the output.
@@ -30,8 +31,10 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rpcbench.agent.current import caller, current
+from rpcbench.agent.health import Health
 from rpcbench.launch.outbox import CellKey, CellStream, Notice, Outbox
 from rpcbench.launch.talk import Talk
+from rpcbench.wire.messages import Origin
 from rpcbench.words.errors import CallCancelled
 from rpcbench.words.futures import blocked
 
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 OUTPUT = "cell"
 SHOWN = "shown"
 INTERRUPT = "interrupt"
+HEARD = "heard"
 _RUNTIME = tuple(f"{Path(__file__).parents[1] / floor}{os.sep}" for floor in ("wire", "protocol", "transport", "agent"))
 _PATIENCES = [0.02 * 2**i for i in range(7)]
 _CALM_SECONDS = 0.2
@@ -53,7 +57,8 @@ class Cell:
     """What to run: `push` are variables set before, `want` names of variables to bring back after, `leave` of those
     to bring an RRef of.
 
-    `value` asks for the value of the last expression under the name "", and for it not to be shown.
+    `value` asks for the value of the last expression under the name "", and for it not to be shown. `origin` is the
+    notebook's cell that it is.
     """
 
     number: int
@@ -62,6 +67,7 @@ class Cell:
     want: tuple[str, ...] = ()
     value: bool = False
     leave: tuple[str, ...] = ()
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +97,12 @@ class CellRunner:
         self.talk = Talk(agent, self.outbox)
         self._gate = threading.Lock()
         self._running: CellKey | None = None
+        self._open = 0  # cells that wait or run
         self._given_up: deque[CellKey] = deque(maxlen=64)
         self._raised = float("-inf")
         self._insisting = False
-        self._heard: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        agent.part(Health).cells = lambda: self._open
         agent.on_notice(INTERRUPT, self._interrupt)
         agent.on_notice(SHOWN, self.outbox.shown)
 
@@ -131,9 +139,15 @@ class CellRunner:
     def run(self, key: CellKey, cell: Cell) -> dict[str, Any]:
         """Queue the cell and wait for its values; its error is raised. Called on a pool thread."""
         job = Job(key, cell)
-        self._jobs.put(job)
-        with blocked():
-            return job.reply.result()
+        with self._gate:
+            self._open += 1
+        try:
+            self._jobs.put(job)
+            with blocked():
+                return job.reply.result()
+        finally:
+            with self._gate:
+                self._open -= 1
 
     async def _attempt(self, job: Job) -> Outcome:
         """The outcome of the cell, whatever happens in it and whenever an interrupt comes."""
@@ -143,6 +157,7 @@ class CellRunner:
         try:
             try:
                 self._admit(job.key)
+                self._agent.values.remote_cell = job.cell.origin
                 return await self._run(job.cell)
             finally:
                 self._dismiss()
@@ -172,6 +187,7 @@ class CellRunner:
             raise KeyboardInterrupt("the cell was interrupted before it began")
 
     def _dismiss(self) -> None:
+        self._agent.values.remote_cell = None
         with self._gate:
             self._running = None
 
@@ -193,11 +209,22 @@ class CellRunner:
         for patience in _PATIENCES:
             self._insisting = patience == _PATIENCES[-1]
             if not self._signal(key):
+                self._agent.notify(asker, HEARD, {"cell": key.number, "runs": False})
                 return
             # A signal that comes just before the main thread begins to block does not end that wait: send another.
-            with contextlib.suppress(queue.Empty):
-                heard.get(timeout=patience)
+            if self._ends(key, heard, patience):
                 return
+
+    def _ends(self, key: CellKey, heard: queue.SimpleQueue[bool], patience: float) -> bool:
+        """Whether the cell ends by the interrupt that was sent. The asker is told if it was heard, to an end or not."""
+        until = time.monotonic() + patience
+        with contextlib.suppress(queue.Empty):
+            while (left := until - time.monotonic()) > 0:
+                ends = heard.get(timeout=left)
+                self._agent.notify(key.asker, HEARD, {"cell": key.number, "runs": True})
+                if ends:
+                    return True
+        return False
 
     def _signal(self, key: CellKey) -> bool:
         """SIGINT for the main thread if that cell runs there; a cell that has not begun is not to begin."""
@@ -212,8 +239,9 @@ class CellRunner:
         """On the main thread, between two of its bytecodes; takes no lock, which that thread may hold."""
         now, running = time.monotonic(), self._running is not None
         if running and (now - self._raised < _CALM_SECONDS or (_in_runtime(frame) and not self._insisting)):
-            return  # unheard, so another one comes soon
-        self._heard.put(None)
+            self._heard.put(False)  # not now, so another one comes soon
+            return
+        self._heard.put(True)
         if running:
             self._raised = now
             if self.elsewhere is None or _under(frame, CellRunner._attempt.__code__):

@@ -28,6 +28,7 @@ from rpcbench.launch.base import Handle, Launcher
 from rpcbench.launch.desk import CellDesk
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.kinds import connection_file, launcher
+from rpcbench.launch.launched import Launched, Started
 from rpcbench.launch.modules import execute, source_of
 from rpcbench.launch.oom import oom_kills
 from rpcbench.launch.status import ClusterStatus, Looks, Watched
@@ -97,6 +98,7 @@ class Cluster:
         self._incarnations: dict[str, int] = {}
         self._oom_kills: dict[str, int] = {}  # when each worker was started
         self._looks = Looks()
+        self._moving = threading.Lock()  # `scale` or `restart` is at work; a click may ask beside a cell
         self._changes = Changes()
         self._ending = threading.Lock()
         self._using: ExitStack | None = None
@@ -105,6 +107,7 @@ class Cluster:
         self.agent.roster.explain = self._obituary
         self.agent.roster.expected = lambda: list(self._handles)
         self.agent.on_member(self._member_changed)
+        Launched(self.agent, self._started)
         atexit.register(self.shutdown)
         try:
             self._start([f"worker{i}" for i in range(1, n + 1)], progress)
@@ -125,7 +128,7 @@ class Cluster:
     @property
     def lost(self) -> list[str]:
         """Names of those that ended without being asked to, and have not been started again."""
-        return [name for name, handle in self._handles.items() if handle.poll() is not None]
+        return [name for name, handle in list(self._handles.items()) if handle.poll() is not None]
 
     def pid(self, name: str) -> int:
         """Process id of a worker."""
@@ -133,12 +136,16 @@ class Cluster:
 
     def status(self) -> ClusterStatus:
         """How each worker is, lost ones as well; drawn as a table. Nothing is asked of the workers themselves."""
+        return self._looks.at(self.watched())
+
+    def watched(self) -> list[Watched]:
+        """What is known here of each worker, lost ones as well, without a look at its process."""
         calls = Counter(self.agent.machine.ask(lambda node: [call.to for call in node.calls.outgoing.values()]))
         there, host = {info.name: info.id for info in self.agent.members()}, socket.gethostname()
-        return self._looks.at(
+        return [
             Watched(name, handle.pid, self._incarnations[name], host, _lost(handle), calls[there.get(name, -1)])
-            for name, handle in self._handles.items()
-        )
+            for name, handle in list(self._handles.items())
+        ]
 
     def log(self, name: str) -> str:
         """The last lines that a worker, lost or not, has written outside any cell or call; empty if it wrote none."""
@@ -158,8 +165,9 @@ class Cluster:
         if n < 1:
             raise ValueError(f"a cluster has at least one worker, not {n}; end it with shutdown()")
         wanted = [f"worker{i}" for i in range(1, n + 1)]
-        self._leave([name for name in self.workers if name not in wanted])
-        self._start([name for name in wanted if name not in self.workers])
+        with self._moving:
+            self._leave([name for name in self.workers if name not in wanted])
+            self._start([name for name in wanted if name not in self.workers])
 
     def restart(self, name: str, *, replay: bool = False) -> list[Rerun]:
         """End a worker, if it still runs, and start it again under its name; what it held is lost.
@@ -167,12 +175,11 @@ class Cluster:
         replay: then run the cells again that it had run without an error, in order, and with the variables that were
         sent along. Returns those cells, each with the error that it failed with this time, or None.
         """
-        handle = self._handle(name)
-        past = self.agent.part(CellDesk).history.take(name)
-        handle.kill()
-        handle.wait(_LEAVE_SECONDS)
-        self._await(lambda: name not in self.workers, [], f"the end of {name}")
-        self._start([name])
+        with self._moving:
+            self._handle(name)
+            past = self.agent.part(CellDesk).history.take(name)
+            self.kill(name)
+            self._start([name])
         return script.rerun(self.agent, name, past) if replay else []
 
     def reload(self, *modules: str | ModuleType) -> None:
@@ -183,11 +190,18 @@ class Cluster:
         """
         sources = [source_of(module) for module in modules]
         execute(sources)
-        wait_all([self.agent.call(name, execute, (sources,)) for name in self.workers])
+        wait_all([self.agent.call(name, execute, (sources,), own=True) for name in self.workers])
 
     def interrupt(self, name: str) -> None:
         """Interrupt the cell that runs on a worker, from outside: KeyboardInterrupt there. Harmless when it is idle."""
         self._handle(name).interrupt()
+
+    def kill(self, name: str) -> None:
+        """End a worker at once, as a crash would (SIGKILL), and wait until it is known to be lost. See `restart`."""
+        handle = self._handle(name)
+        handle.kill()
+        handle.wait(_LEAVE_SECONDS)
+        self._await(lambda: name not in self.workers, [], f"the end of {name}")
 
     def shutdown(self) -> None:
         """End all workers and remove all files. Idempotent."""
@@ -275,7 +289,7 @@ class Cluster:
             self._oom_kills[name] = oom_kills()
             config = WorldConfig(
                 name,
-                int(name.removeprefix("worker")),
+                _id(name),
                 self._config.cluster,
                 self._config.directory,
                 self._config.secret,
@@ -288,7 +302,7 @@ class Cluster:
             handles.append(handle)
         self._await(joined, handles, f"{', '.join(names)} to join")
         count = len(self.workers) + 1
-        wait_all([self.agent.call(name, meet, (count,), timeout=START_SECONDS) for name in names])
+        wait_all([self.agent.call(name, meet, (count,), timeout=START_SECONDS, own=True) for name in names])
 
     def _leave(self, names: list[str]) -> None:
         handles = [self._handles.pop(name) for name in names]
@@ -334,6 +348,13 @@ class Cluster:
         last = handle.last_words().splitlines()[:_LAST_LINES] if status else []
         return "\n  ".join([f"{ended}; its last words:", *last]) if last else ended
 
+    def _started(self) -> list[Started]:
+        """Those that are there, and those that are lost."""
+        return [
+            Started(_id(name), name, handle.pid, self._incarnations[name], _lost(handle), handle.last_words())
+            for name, handle in list(self._handles.items())
+        ]
+
     def _handle(self, name: str) -> Handle:
         handle = self._handles.get(name)
         if handle is None:
@@ -347,6 +368,10 @@ def cluster() -> Cluster:
     if agent is None or not isinstance(agent.owner, Cluster):
         raise RuntimeError("no cluster is running: start one with rpcbench.Cluster(2), in a notebook %cluster start 2")
     return agent.owner
+
+
+def _id(name: str) -> int:
+    return int(name.removeprefix("worker"))
 
 
 def _lost(handle: Handle) -> str:

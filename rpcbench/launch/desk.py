@@ -3,8 +3,8 @@
 Rules
 - Output is shown while the cell runs, in the notebook cell that asked. A cell has no deadline unless it is given one;
   when that passes the cell is interrupted.
-- Ctrl-C interrupts the cell on all its workers, waits at most `PATIENCE` seconds for them, and raises KeyboardInterrupt
-  in any case; a second one does not wait.
+- Ctrl-C interrupts the cell on all its workers, waits for those whose code hears of it, at most `PATIENCE` seconds, and
+  raises KeyboardInterrupt in any case; a second one does not wait.
 - A worker's error is raised here with its own type, after the results of all other workers were kept.
 """
 
@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
 
 from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
 from rpcbench.launch.history import History
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from rpcbench.agent.roster import WorkerInfo
 
 PATIENCE = 5.0
+_HEARING_SECONDS = 0.35
+"""So long a worker may take to hear of an interrupt, where no more processes want to run than there are cores."""
 _STRAGGLER_SECONDS = 1.0
 
 Values = dict[str, Any]
@@ -112,6 +117,7 @@ class _Part:
                 self._ran()
         finally:
             self.replied.set()
+            self.inbox.heard.set()
             self._prompts.look()
             self._changed()
 
@@ -131,6 +137,12 @@ class _Part:
         if isinstance(self.error.__cause__, RemoteError) and self.inbox.begun.wait(_STRAGGLER_SECONDS):
             return _wait(self.inbox.over, deadline)
         return True
+
+    def stops(self, hearing: float, deadline: float) -> bool:
+        """As `wait`, after an interrupt that is heard of by `hearing` (monotonic seconds), if at all."""
+        if not _wait(self.inbox.heard, hearing):
+            return False
+        return self.wait(deadline if self.inbox.runs else hearing) or not self.inbox.runs
 
     def finish(self, deadline: float) -> bool:
         """As `wait`; meanwhile the user is asked what workers ask. Then all that was held back is shown."""
@@ -183,12 +195,12 @@ class Sent:
 
     def stop(self) -> tuple[list[Failed], list[str]]:
         """Interrupt the cell everywhere and wait a little: where it stood, and the workers that still run it."""
-        deadline = time.monotonic() + PATIENCE
+        now = time.monotonic()
         self._prompts.close()
         asked = [part for part in self._parts if part.asked]
         try:
             self.interrupt()
-            busy = [part for part in asked if not part.wait(deadline)]
+            busy = [part for part in asked if not part.stops(now + _hearing(), now + PATIENCE)]
         except KeyboardInterrupt:
             busy = [part for part in asked if not part.wait(time.monotonic())]
         for part in self._parts:
@@ -203,7 +215,7 @@ class Sent:
         worker = part.member.id
         relay.open(worker, self._cell.number, part.inbox)
         try:
-            future = self._agent.call(worker, run_cell, (self._cell,), timeout=0.0, label="this cell")
+            future = self._agent.call(worker, run_cell, (self._cell,), timeout=0.0, label="this cell", own=True)
         except Exception as error:  # noqa: BLE001  (the others shall run it all the same)
             relay.close(worker, self._cell.number)
             part.settle(functools.partial(_raise, _named(error)))
@@ -255,7 +267,8 @@ class CellDesk:
         prompts: Prompts,
         changed: Callable[[], object],
     ) -> Sent:
-        cell = Cell(self._numbers.next(), code, ask.push, ask.want, ask.value, ask.leave)
+        origin = self.agent.values.cell()
+        cell = Cell(self._numbers.next(), code, ask.push, ask.want, ask.value, ask.leave, origin)
         members = [self.agent.member(name) for name in workers]
         prompts.pager &= len(members) == 1
         panes = way.panes(screen, [member.name for member in members], way.labelled or len(members) > 1)
@@ -264,6 +277,12 @@ class CellDesk:
             for member, pane in zip(members, panes, strict=True)
         ]
         return Sent(self.agent, cell, parts, prompts, way.seconds)
+
+
+def _hearing() -> float:
+    """As long as `_HEARING_SECONDS`, times the processes that share a core here."""
+    load: float = psutil.getloadavg()[0]
+    return _HEARING_SECONDS * max(1.0, load / (os.cpu_count() or 1))
 
 
 def _raise(error: Exception) -> Values:

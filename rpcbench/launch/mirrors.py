@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def heard_where_asked(made: Any) -> None:
+    """What a front end says to this comm is heard on the subshell that it names.
+
+    ipykernel would hand it on to the thread that spoke last: that of the cell that runs, which waits.
+    """
+    if hasattr(made, "_reply_subshell_for"):
+        made._reply_subshell_for = lambda _data, asked: asked
+
+
 class Mirrors:
     """All mirrors of the comms in one agent's world."""
 
@@ -98,9 +107,7 @@ class _Mirror:
         made = comm.create_comm(comm_id=self._id, target_name=target, target_module=module, primary=False)
         made.on_msg(functools.partial(self._heard, "comm_msg"))
         made.on_close(functools.partial(self._heard, "comm_close"))
-        if hasattr(made, "_reply_subshell_for"):
-            # ipykernel would hand on what the front end says to the thread of the cell that runs, which waits.
-            made._reply_subshell_for = lambda _data, asked: asked
+        heard_where_asked(made)
         self._comm = made
         made.open(**rest)
 

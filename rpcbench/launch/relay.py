@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rpcbench.agent.roster import GONE
-from rpcbench.launch.cells import OUTPUT, SHOWN
+from rpcbench.launch.cells import HEARD, OUTPUT, SHOWN
 from rpcbench.launch.mirrors import Mirrors
 from rpcbench.launch.outbox import BESIDE
 from rpcbench.launch.turns import InTurn
@@ -71,6 +71,8 @@ class Inbox:
         self.pane = pane
         self._take_over = take_over
         self.begun = Flag()
+        self.heard = Flag()  # of an interrupt
+        self.runs = True  # False once it is known that it is over, or will never begin
         self.over = Flag()
         self.end: End | None = None
         self.shown = 0
@@ -99,6 +101,7 @@ class Inbox:
     def lose(self) -> None:
         """Nothing more will come."""
         self.begun.set()
+        self.heard.set()
         self.over.set()
 
 
@@ -110,6 +113,7 @@ class Relay:
         self._lock = threading.Lock()
         self._inboxes: dict[tuple[int, int], Inbox] = {}
         agent.on_notice(OUTPUT, self._arrived)
+        agent.on_notice(HEARD, self._heard)
         agent.on_member(self._changed)
 
     def open(self, worker: int, cell: int, inbox: Inbox) -> None:
@@ -137,6 +141,13 @@ class Relay:
             self.close(worker, cell)
         else:
             self._agent.notify(worker, SHOWN, {"cell": cell, "shown": inbox.shown})
+
+    def _heard(self, worker: int, notice: Notice) -> None:
+        with self._lock:
+            inbox = self._inboxes.get((worker, notice["cell"]))
+        if inbox is not None:
+            inbox.runs = notice["runs"]
+            inbox.heard.set()
 
     def _changed(self, kind: str, member: WorkerInfo, _reason: str) -> None:
         if kind not in GONE:

@@ -43,6 +43,7 @@ _WORKER = str(Path(__file__).with_name("become.py"))
 _CAUGHT = (signal.SIGCHLD, signal.SIGTERM)
 _TERM_SECONDS = 0.5
 _KILL_SECONDS = 2.0
+_AGAIN_SECONDS = 0.05
 
 
 class _Child(NamedTuple):
@@ -274,7 +275,16 @@ class Service:
                 self._woken()
             self._kill_overdue()
         for directory in left if self._orphaned else ():
-            shutil.rmtree(directory, ignore_errors=True)
+            _remove(directory)
+
+
+def _remove(directory: str) -> None:
+    """With all in it. Who is not ours to end (kernels of some provisioner) may write there while it goes itself."""
+    deadline = time.monotonic() + _TERM_SECONDS + _KILL_SECONDS
+    shutil.rmtree(directory, ignore_errors=True)
+    while os.path.lexists(directory) and time.monotonic() < deadline:
+        time.sleep(_AGAIN_SECONDS)  # nothing tells when they have gone
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _preload(entry: str) -> dict[str, int]:

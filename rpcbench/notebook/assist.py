@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PATIENCE = 0.5
-_CELL = re.compile(r"\s*%%remote\b([^\n]*)\n")
+_CELL = re.compile(r"\s*%%(?:remote|trace)\b([^\n]*)\n")
 _LINE = re.compile(r"(?m)^[^\n%#]*?%remote[ \t]+(\S+)[ \t]+(?=\S)")
-_OWN_LINE = re.compile(r"\s*(%%remote|%remote|%autoremote|%debug|%cluster)[ \t]+([^\n]*)\Z")
+_OWN_LINE = re.compile(r"\s*(%%remote|%%trace|%remote|%autoremote|%debug|%cluster|%%step|%chaos)[ \t]+([^\n]*)\Z")
 
 Reply = dict[str, Any]
 
@@ -147,7 +147,7 @@ async def _answer(worker: str, function: Callable[..., Reply | None], *args: Any
     def ask(agent: Agent) -> None:
         reply = None
         try:
-            reply = agent.call(worker, function, args, timeout=PATIENCE).wait()
+            reply = agent.call(worker, function, args, timeout=PATIENCE, own=True).wait()
         except Exception as error:  # noqa: BLE001  (whatever is wrong there, the notebook's own names are at hand)
             logger.warning("%s has no answer for %s: %s", worker, function.__name__, error)
         loop.call_soon_threadsafe(tell, reply)

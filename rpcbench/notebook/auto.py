@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-_OWN = ("%%", "%cluster", "%remote", "%autoremote", "%panel", "%debug ", "%load_ext", "%unload_ext", "%reload_ext")
+_OURS = ("%cluster", "%remote", "%autoremote", "%panel", "%record", "%debug ")
+_OWN = ("%%", *_OURS, "%load_ext", "%unload_ext", "%reload_ext")
 
 
 class AutoRemote:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from IPython.core.error import UsageError
 
 from rpcbench.launch import process, room
-from rpcbench.launch.cluster import Cluster, cluster
+from rpcbench.launch.cluster import Cluster, Progress, cluster
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.kinds import KINDS
 from rpcbench.launch.targets import Targets
@@ -23,6 +23,21 @@ Words = list[str]
 _WHICH_KIND = f"say which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
 MAIN = "main"
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
+
+
+class Voice(NamedTuple):
+    """How a start is told of while it lasts: `progress(of)` is called as `Cluster`'s is, `warn` with what lacks."""
+
+    progress: Callable[[int], Progress]
+    warn: Callable[[str], object]
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()  # above what follows
+
+
+IN_CELL = Voice(Starting, _to_stderr)
 
 
 class Commands:
@@ -52,18 +67,21 @@ class Commands:
         words, kind = _option(words, "--kind", _WHICH_KIND)
         if kind not in (None, *KINDS):
             raise UsageError(_WHICH_KIND)
-        size = _number(words, "say how many workers to start: %cluster start 2")
+        return self.start(_number(words, "say how many workers to start: %cluster start 2"), kind, name)
+
+    def start(self, size: int, kind: str | None = None, name: str | None = None, voice: Voice = IN_CELL) -> str:
+        """Start so many, unless they run; the cluster is the current one then."""
         self._adopt()
         found = running() if name is None else self.named.get(name)
         if found is None:
-            found = self.named[name or MAIN] = self._make(size, kind or KINDS[0])
+            found = self.named[name or MAIN] = self._make(size, kind or KINDS[0], voice)
         elif len(found.workers) != size:
             return f"{sentence(found)} %cluster scale {size} makes it {size}."
         return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."
 
-    def _make(self, size: int, kind: str) -> Cluster:
-        _warn(size, kind)
-        self.started.append(Cluster(size, kind=kind, progress=Starting(size)))
+    def _make(self, size: int, kind: str, voice: Voice) -> Cluster:
+        _warn(size, kind, voice)
+        self.started.append(Cluster(size, kind=kind, progress=voice.progress(size)))
         return self.started[-1]
 
     def _take(self, found: Cluster) -> str:
@@ -72,13 +90,18 @@ class Commands:
         self._bind(found)
         return sentence(found)
 
+    def present(self) -> dict[str, Cluster]:
+        """The clusters that run, by name; the current one among them, even if it was made elsewhere."""
+        there = {name: one for name, one in list(self.named.items()) if one.agent.running}
+        found = running()
+        if found is not None and found not in there.values():
+            there[MAIN if MAIN not in there else f"cluster{len(there) + 1}"] = found
+        return there
+
     def _adopt(self) -> None:
         """Forget clusters that have ended, and give the current one a name if it was made elsewhere."""
-        self.named = {name: one for name, one in self.named.items() if one.agent.running}
+        self.named = self.present()
         self.started = [one for one in self.started if one.agent.running]
-        found = running()
-        if found is not None and found not in self.named.values():
-            self.named[MAIN if MAIN not in self.named else f"cluster{len(self.named) + 1}"] = found
 
     def _list(self, words: Words) -> str:
         _nothing(words, "list")
@@ -99,10 +122,13 @@ class Commands:
         return NONE_RUNS if found is None else found.status()
 
     def _scale(self, words: Words) -> str:
-        size = _number(words, "say how many workers there shall be: %cluster scale 3")
+        return self.scale(_number(words, "say how many workers there shall be: %cluster scale 3"))
+
+    def scale(self, size: int, voice: Voice = IN_CELL) -> str:
+        """Start more workers of the current cluster, or end the last ones."""
         found = cluster()
         if size > len(found.workers):
-            _warn(size, found.kind)
+            _warn(size, found.kind, voice)
         found.scale(size)
         return sentence(found)
 
@@ -171,11 +197,10 @@ def running() -> Cluster | None:
         return None
 
 
-def _warn(size: int, kind: str) -> None:
+def _warn(size: int, kind: str, voice: Voice) -> None:
     """Say before they start what so many workers lack here."""
     for complaint in room.complaints(size, process.default_mode() if kind == "process" else kind):
-        sys.stderr.write(f"{complaint}\n")
-    sys.stderr.flush()  # above what follows
+        voice.warn(complaint)
 
 
 def sentence(found: Cluster) -> str:

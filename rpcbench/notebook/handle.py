@@ -15,11 +15,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Protocol
 
 from IPython.display import publish_display_data
 
-from rpcbench.launch.desk import Answer, Sent
 from rpcbench.launch.screen import Screen
 from rpcbench.launch.tracebacks import shown_as
 from rpcbench.words.changes import Flag
@@ -27,6 +26,19 @@ from rpcbench.words.errors import CallCancelled
 
 logger = logging.getLogger(__name__)
 _numbers = itertools.count(1)
+
+
+class Going(Protocol):
+    """A cell that runs somewhere: what `launch.desk.Sent` is for cells on workers."""
+
+    def answer(self) -> Any:
+        """What came of it, once it is through."""
+
+    def states(self) -> dict[str, str]:
+        """By member: "runs", "done", or the name of the error."""
+
+    def interrupt(self) -> None:
+        """Ask for its end."""
 
 
 class CellHandle:
@@ -37,7 +49,7 @@ class CellHandle:
     """
 
     def __init__(
-        self, screen: Screen, start: Callable[[Callable[[], object]], Sent], settle: Callable[[Answer], Any]
+        self, screen: Screen, start: Callable[[Callable[[], object]], Going], settle: Callable[[Any], Any]
     ) -> None:
         self._screen = screen
         self._settle = settle
@@ -112,4 +124,3 @@ class CellHandle:
     def _tell(self, error: BaseException) -> None:
         lines = getattr(error, "_render_traceback_", lambda: [f"{type(error).__name__}: {error}"])()
         self._screen.text("stderr", "\n".join(lines) + "\n")
-

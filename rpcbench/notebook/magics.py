@@ -27,10 +27,14 @@ from rpcbench.notebook.assist import Assist
 from rpcbench.notebook.auto import AutoRemote
 from rpcbench.notebook.commands import Commands, running
 from rpcbench.notebook.debug import DebugMagics
+from rpcbench.notebook.drills import DrillMagics
 from rpcbench.notebook.frames import Frames
 from rpcbench.notebook.handle import CellHandle
 from rpcbench.notebook.needs import needs
+from rpcbench.notebook.record import RecordMagics
+from rpcbench.notebook.sidebar import Sidebar
 from rpcbench.notebook.tabs import in_tabs
+from rpcbench.notebook.trace import TraceMagics
 from rpcbench.notebook.vocabulary import Vocabulary
 from rpcbench.words.errors import UnknownWorkerError, WorkerLostError
 
@@ -63,30 +67,31 @@ class ClusterMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self._shell = shell
-        self._targets = Targets()
+        self.targets = Targets()
         self.auto = AutoRemote()
         self.assist: Assist | None = None
         self.frames: Frames | None = None
-        self.commands = Commands(self._targets, lambda running: shell.push({"cluster": running}))
+        self.sidebar: Sidebar | None = None
+        self.commands = Commands(self.targets, lambda running: shell.push({"cluster": running}))
 
     @line_magic
     def cluster(self, line: str) -> None:
         """The workers of this notebook.
 
-            %cluster start 2            start two; twice is harmless. The cluster is bound here under the name `cluster`
-            %cluster start 2 --kind kernel    … kernels, for other clients, too: cluster.connection_file("worker1")
-            %cluster start 2 --name b   start another one beside it, which is the current one from now on
-            %cluster use main           make another one the current one, which all magics and `cluster` mean
-            %cluster list               the clusters that run, and how many workers they have
-            %cluster status             how each is: process, memory, cpu, calls that wait for it
-            %cluster scale 3            start more, or end the last ones
-            %cluster restart worker2    end it, if it still runs, and start it again under its name; with --replay it
-                                        then runs again what it had run without an error, and tells what fails
-            %cluster reload helpers     load a module anew, as its file is now, here and on all workers
-            %cluster interrupt [NAME…]  stop the cells that run there
-            %cluster logs [NAME…]       the last lines that they wrote outside cells and calls
-            %cluster group rest [1:]    save a name for some of them, for %%remote; alone: the groups there are
-            %cluster stop               end them all
+        %cluster start 2            start two; twice is harmless. The cluster is bound here under the name `cluster`
+        %cluster start 2 --kind kernel    … kernels, for other clients, too: cluster.connection_file("worker1")
+        %cluster start 2 --name b   start another one beside it, which is the current one from now on
+        %cluster use main           make another one the current one, which all magics and `cluster` mean
+        %cluster list               the clusters that run, and how many workers they have
+        %cluster status             how each is: process, memory, cpu, calls that wait for it
+        %cluster scale 3            start more, or end the last ones
+        %cluster restart worker2    end it, if it still runs, and start it again under its name; with --replay it
+                                    then runs again what it had run without an error, and tells what fails
+        %cluster reload helpers     load a module anew, as its file is now, here and on all workers
+        %cluster interrupt [NAME…]  stop the cells that run there
+        %cluster logs [NAME…]       the last lines that they wrote outside cells and calls
+        %cluster group rest [1:]    save a name for some of them, for %%remote; alone: the groups there are
+        %cluster stop               end them all
         """
         action, *words = shlex.split(line) or ["status"]
         if action not in self.commands.by_name:
@@ -125,7 +130,7 @@ class ClusterMagics(Magics):
                 return self._begin(options, cell, ask, way)
             self._run(options.workers, cell, ask, way)
         if options.local:
-            self._run_here(cell)
+            self.run_here(cell)
         return None
 
     def _value(self, line: str) -> Any:
@@ -139,7 +144,7 @@ class ClusterMagics(Magics):
         running = cluster()
         names = self._meant(running, targets)
         answer = running.agent.part(CellDesk).run(Screen(self._shell), names, code, ask, way)
-        return self._settled(len(names) > 1, ask, answer)
+        return self.settled(len(names) > 1, ask, answer)
 
     def _begin(self, options: argparse.Namespace, code: str, ask: Ask, way: Way) -> CellHandle:
         """Run it, and be back at once."""
@@ -150,25 +155,27 @@ class ClusterMagics(Magics):
         return CellHandle(
             screen,
             lambda changed: desk.start(screen, names, code, ask, way, changed),
-            lambda answer: self._settled(len(names) > 1, ask, answer),
+            lambda answer: self.settled(len(names) > 1, ask, answer),
         )
 
     def _meant(self, running: Cluster, words: list[str]) -> list[str]:
         """The workers that these words mean; said besides if `all`, a slice or a group may have meant a lost one."""
-        names = self._targets.find(words, running.workers)
+        names = self.targets.find(words, running.workers)
         if running.lost and not set(words) <= {*names}:
             lost = " ".join(running.lost)
             sys.stderr.write(f"Not on {lost}, which is lost: %cluster restart {lost} starts it again.\n")
         return names
 
-    def _settled(self, several: bool, ask: Ask, answer: Answer) -> dict[str, Any]:
+    def settled(self, several: bool, ask: Ask, answer: Answer) -> dict[str, Any]:
+        """Bind what came back and give it by name; raise what went wrong."""
         values = answer.by_name(several)
         self._shell.push({name: values[name] for name in (*ask.want, *ask.leave) if name in values})
         if (error := answer.error(self._shell)) is not None:
             raise error
         return values
 
-    def _run_here(self, cell: str) -> None:
+    def run_here(self, cell: str) -> None:
+        """Run a cell in the notebook, and raise what it has raised."""
         with self.auto.paused():
             result = self._shell.run_cell(cell)
         if (error := result.error_before_exec or result.error_in_exec) is not None:
@@ -182,7 +189,14 @@ class ClusterMagics(Magics):
 
     @line_magic
     def panel(self, line: str) -> None:
-        """Show a live panel: `%panel rrefs`, `%panel autograd`, `%panel pipeline`."""
+        """Show a live panel.
+
+            %panel workers     how each worker is; buttons that interrupt, restart and scale, also while a cell runs
+            %panel rrefs       who owns and who uses each RRef, its size, age and the cell that made it
+            %panel autograd    what distributed-autograd contexts have recorded, and how far backward is
+            %panel pipeline    where each micro-batch is, and how long workers stood idle
+            %panel messages    what members say to each other, as a sequence diagram
+        """
         with needs("a panel", "ipywidgets", "anywidget"):
             from rpcbench.panels import PANELS, panel
 
@@ -204,7 +218,7 @@ class ClusterMagics(Magics):
             sys.stdout.write("Cells run here again, in the notebook.\n")
         else:
             with short():
-                names = self._targets.find(words, cluster().workers)
+                names = self.targets.find(words, cluster().workers)
                 for name in names:
                     cluster().agent.member(name)
             self.auto.targets = line.strip()
@@ -233,7 +247,7 @@ class ClusterMagics(Magics):
         if found is None:
             return None
         try:
-            return self._targets.find(_remote_line().parse_args(shlex.split(line)).workers, found.workers)[0]
+            return self.targets.find(_remote_line().parse_args(shlex.split(line)).workers, found.workers)[0]
         except (UsageError, RuntimeError, ValueError):  # the line is not complete yet
             return None
 
@@ -243,7 +257,7 @@ class ClusterMagics(Magics):
         options = tuple(re.findall(r"--?[a-z]+", _remote_line().format_usage()))
         workers = tuple(found.workers) if found else ()
         actions, clusters = tuple(self.commands.by_name), tuple(self.commands.named)
-        return Vocabulary(workers, tuple(self._targets.groups), options, actions, clusters)
+        return Vocabulary(workers, tuple(self.targets.groups), options, actions, clusters)
 
 
 class _Line(argparse.ArgumentParser):
@@ -284,9 +298,13 @@ def register(shell: InteractiveShell) -> None:
     if ClusterMagics.__name__ not in shell.magics_manager.registry:
         magics = ClusterMagics(shell)
         shell.register_magics(magics, DebugMagics(shell, magics.is_worker, magics.debug_on))
+        shell.register_magics(DrillMagics(shell, magics.targets, magics.settled))
+        shell.register_magics(TraceMagics(shell, magics.run_here), RecordMagics(shell))
         shell.input_transformers_cleanup.append(magics.auto)
         magics.assist = assist(shell, magics)
         magics.frames = Frames(shell)
+        if hasattr(shell, "kernel"):  # where pages can ask
+            magics.sidebar = Sidebar(magics.commands, lambda: magics.auto.targets)
         process.warm()
 
 
@@ -296,13 +314,18 @@ def unregister(shell: InteractiveShell) -> None:
     magics = manager.registry.pop(ClusterMagics.__name__, None)
     if magics is None:
         return
-    for kind, names in magics.magics.items():
-        for name in names:
-            manager.magics[kind].pop(name, None)
+    manager.registry[RecordMagics.__name__].end()
+    others = [manager.registry.pop(kind.__name__) for kind in (DrillMagics, TraceMagics, RecordMagics)]
+    for one in (magics, *others):
+        for kind, names in one.magics.items():
+            for name in names:
+                manager.magics[kind].pop(name, None)
     manager.registry.pop(DebugMagics.__name__).give_back()
     shell.input_transformers_cleanup.remove(magics.auto)
     if magics.frames is not None:
         magics.frames.give_back()
     if magics.assist is not None:
         magics.assist.remove()
+    if magics.sidebar is not None:
+        magics.sidebar.close()
     magics.commands.stop_started()

@@ -9,6 +9,8 @@ from rpcbench.launch.targets import ALL
 
 _OF_WORKERS = {"restart": ("--replay",), "interrupt": (), "logs": ()}
 """What else may stand on the line of these, beside workers."""
+_STEPS = ("--hold", "--of")
+_FAULTS = ("drop=", "duplicate=", "delay=", "seed=", "kill=")
 
 
 class Vocabulary(NamedTuple):
@@ -23,8 +25,10 @@ class Vocabulary(NamedTuple):
     def after(self, magic: str, before: list[str]) -> list[str]:
         """What may follow `magic` and the words `before`; nothing where an expression comes."""
         targets = [*self.workers, ALL, *self.groups]
-        if magic == "%%remote":
-            return [word for word in (*targets, *self.options) if word not in before]
+        ran = (*targets, *self.options)
+        free = {"%%remote": ran, "%%trace": ran, "%%step": (*targets, *_STEPS), "%chaos": ("off", *_FAULTS)}
+        if magic in free:
+            return [word for word in free[magic] if word not in before]
         if magic == "%cluster" and before:
             return self._after_action(before, targets)
         if before:

@@ -4,6 +4,8 @@ Rules
 - `state` always holds the whole present view, so a browser that opens later gets it with the widget's own state; a
   change of it travels as a small custom message (`{"kind": "delta", "version", "delta"}`), never whole.
 - Versions count by one. A browser that finds a gap waits for the next whole state, which the publisher sends.
+- What a browser says is heard while a cell runs, too, where the front end uses subshells (JupyterLab does): on a thread
+  that is not the main one.
 - The drawing code is `common.js` and the panel's own file, joined here: browsers load one module, and there is no
   build step and no request to any other host.
 """
@@ -11,17 +13,20 @@ Rules
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import anywidget
 import traitlets
 
-from rpcbench.panels.publisher import Publisher, Source
+from rpcbench.launch.mirrors import heard_where_asked
+from rpcbench.panels.publisher import Publisher, Settles, Source
+from rpcbench.telemetry import chrome, collect
+from rpcbench.telemetry.stills import Snapshot
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.views import View, World, diff
 
 _HERE = Path(__file__).parent
-_SESSION = Publisher()  # one per process, as all widgets of a kernel share one way out
+SESSION = Publisher()  # one per process, as all widgets of a kernel share one way out
 
 
 def asset(name: str, suffix: str) -> str:
@@ -41,13 +46,19 @@ class Panel(anywidget.AnyWidget):
     state = traitlets.Dict().tag(sync=True)
     problem = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, source: Source, publisher: Publisher = _SESSION) -> None:
-        super().__init__(state={"version": 0, "view": type(self).look({})})
+    def __init__(self, source: Source, publisher: Publisher = SESSION, **traits: Any) -> None:
+        super().__init__(state={"version": 0, "view": type(self).look({})}, **traits)
+        heard_where_asked(self.comm)
         self._source = source
         self._publisher = publisher
         self._eyes: set[str] = set()
         self.on_msg(self._heard)
         publisher.open(self, source)
+
+    @classmethod
+    def live(cls) -> Self:
+        """A panel of the current cluster."""
+        return cls(collect.current())
 
     def show(self, world: World) -> bool:
         """Send browsers what changed since the last call; False if nothing did. Called by the publisher's thread."""
@@ -74,6 +85,27 @@ class Panel(anywidget.AnyWidget):
             self._publisher.close(self)
         super().close()
 
+    def snapshot(self) -> Snapshot:
+        """What the panel shows now, as a picture and text that need no kernel: for notebooks that are committed."""
+        return Snapshot(type(self).look(self._settled()))
+
+    def export(self, path: str | Path) -> Path:
+        """Write what the panel's source holds now as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing.
+
+        Messages are in it while a messages panel or a `%%trace` asks for them, and calls as far as theirs are.
+        """
+        return chrome.save(self._settled(), path)
+
+    def _settled(self) -> World:
+        """What the source holds, with all that members have to tell by now; also where no browser shows the panel."""
+        stop = self._source.subscribe(lambda: None)
+        try:
+            if isinstance(self._source, Settles):
+                self._source.settle()
+            return self._source.world()
+        finally:
+            stop()
+
     def notify_change(self, change: Any) -> None:
         """As every widget's, but a new `state` is not sent: its delta is."""
         if change["name"] == "state":
@@ -91,9 +123,20 @@ class Panel(anywidget.AnyWidget):
                 self._eyes.discard(eye)
                 if not self._eyes:
                     self._publisher.close(self)
+            case _:
+                self.heard(content)
+
+    def heard(self, content: dict[str, Any]) -> None:
+        """A browser says something else: nothing that a panel without buttons would know."""
+
+    @property
+    def view(self) -> View:
+        """What is drawn: `{section: {key: row}}`, as the functions of `rpcbench.telemetry` make it."""
+        view: View = self.state["view"]
+        return view
 
     def __str__(self) -> str:
-        return text(self.state["view"])
+        return text(self.view)
 
     def __repr__(self) -> str:
         return self.sentence

@@ -33,6 +33,17 @@ const short = (words, most) => (words.length > most ? words.slice(0, Math.max(1,
 const tally = (count, noun, kind) => [count, count === 1 ? noun : `${noun}s`, kind];
 const many = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
+const fill = (node, words) => {
+  if (node.textContent !== words) node.textContent = words;
+};
+
+function bytes(count) {
+  if (count === null || count === undefined) return "–";
+  const power = count < 1000 ? 0 : Math.min(4, Math.floor(Math.log10(count) / 3));
+  const value = count / 1000 ** power;
+  return `${value.toFixed(power && value < 99.95 ? 1 : 0)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
+}
+
 // One child per key, kept as long as its key is: nodes of unchanged rows are not touched.
 // `parts` are the row objects a child is drawn from; patches keep unchanged rows identical.
 function join(parent, items, make) {
@@ -126,6 +137,8 @@ class Live {
 
 // ---- the frame around a picture
 
+const MOST_HIGH = 460; // of its body, as in the style sheet
+
 class Frame {
   constructor(name, title) {
     this.stats = html("span", { class: "rb-stats" });
@@ -141,6 +154,7 @@ class Frame {
     this.root = html("section", { class: `rb-panel rb-${name}`, "aria-label": title });
     this.root.append(this.head, this.problem, this.body, this.legend);
     this.tallest = 0;
+    this.ends = []; // called when the view goes
   }
 
   // [value, what, kind] each, in fixed places
@@ -156,11 +170,14 @@ class Frame {
     this.legend.replaceChildren(...items.map(([mark, word]) => html("span", {}, draw(mark), word)));
   }
 
-  // Size of the picture; it grows and never shrinks, so what stands below the panel stays where it is.
-  size(width, height, head = 0) {
+  // Size of the picture; the panel grows and never shrinks, so what stands below it stays where it is. `exact`: the
+  // picture itself may shrink inside.
+  size(width, height, head = 0, exact = false) {
     this.tallest = Math.max(this.tallest, height);
+    const tall = exact ? height : this.tallest;
+    if (exact) set(this.body, { style: `min-height: ${Math.min(MOST_HIGH, this.tallest + head)}px` });
     set(this.top, { width, height: head, viewBox: `0 0 ${width} ${head}`, style: head ? null : "display:none" });
-    set(this.picture, { width, height: this.tallest, viewBox: `0 0 ${width} ${this.tallest}` });
+    set(this.picture, { width, height: tall, viewBox: `0 0 ${width} ${tall}` });
   }
 
   describe(words) {
@@ -174,7 +191,7 @@ class Frame {
   }
 }
 
-// The module's default export: `build(frame)` gives `draw(view, width)`, called at most once per animation frame.
+// The module's default export: `build(frame, model)` gives `draw(view, width)`, called at most once per animation frame.
 const panel = (name, title, build) => () => {
   let live;
   return {
@@ -184,7 +201,7 @@ const panel = (name, title, build) => () => {
     render({ model, el }) {
       const eye = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
       const frame = new Frame(name, title);
-      const draw = build(frame);
+      const draw = build(frame, model);
       let due = 0;
       const paint = () => {
         due = 0;
@@ -196,6 +213,7 @@ const panel = (name, title, build) => () => {
       const soon = () => (due ||= requestAnimationFrame(paint));
       const watch = new ResizeObserver(soon);
       const closed = () => model.send({ kind: "closed", eye });
+      frame.redraw = soon; // for what a reader chooses
       el.append(frame.root);
       live.ears.add(soon);
       watch.observe(frame.body);
@@ -208,6 +226,7 @@ const panel = (name, title, build) => () => {
         cancelAnimationFrame(due);
         window.removeEventListener("pagehide", closed);
         closed();
+        for (const end of frame.ends) end();
       };
     },
   };

@@ -1,10 +1,14 @@
-// Pipeline timeline: a lane per worker, a block per operation with its micro-batch's number. While a step runs, the
-// step before it stands pale to the right of the moving front, so the picture is never empty and keeps its scale.
+// Pipeline timeline: a lane per worker, a block per operation with its letter and micro-batch. Forwards stand at the top
+// of a lane and backwards at its bottom, so they are told apart without colours too. A dashed line is time in which a
+// worker waits; below the blocks stands what its stages hold. While a step runs, the step before it stands pale to the
+// right of the moving front, so the picture is never empty and keeps its scale. The slider goes back to earlier steps.
 
-const [START, END, AXIS, TALL] = [132, 84, 30, 424];
+const [START, END, AXIS, TALL] = [150, 84, 30, 424];
+const [MOST_STEPS, MEMORY] = [64, 11];
 const NAMES = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient", R: "recompute" };
 const kindOf = (op) => (op in NAMES ? op : "other");
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
+const stateOf = (op) => (op.failed ? "failed" : op.end === null ? "runs" : "ended");
 
 // 1, 1.2, 1.5, 2 … times a power of ten: the scale of the time axis changes seldom
 function roundUp(seconds) {
@@ -17,45 +21,67 @@ function duration(seconds, unit = seconds) {
   return unit >= 1e-3 ? `${+(seconds * 1e3).toPrecision(3)} ms` : `${+(seconds * 1e6).toPrecision(3)} µs`;
 }
 
-function block(op, step, scale, y, tall, pale) {
+// Which part of a lane's height an operation takes: [from, to].
+const PLACE = { F: [0, 0.78], R: [0, 0.5], B: [0.22, 1], I: [0.22, 1], W: [0.5, 1], other: [0.22, 0.78] };
+
+function block(key, op, step, at, pale) {
   const [from, to] = [op.begin - step.begin, (op.end ?? step.end) - step.begin];
-  const [x, wide] = [scale(from), Math.max(1.5, scale(to) - scale(from) - 0.8)];
+  const [x, wide] = [at.scale(from), Math.max(1.5, at.scale(to) - at.scale(from) - 0.8)];
+  const [high, low] = PLACE[kindOf(op.op)];
+  const [y, tall] = [at.y(op.worker) + high * at.tall, (low - high) * at.tall];
   const words = `${NAMES[op.op] ?? op.op} of micro-batch ${op.microbatch}, stage ${op.stage}, step ${op.step}`;
-  const time = op.end === null ? "runs" : duration(to - from);
+  const time = op.end === null ? "runs" : `${duration(to - from)}; then the stage holds ${bytes(op.held)}`;
+  const state = stateOf(op);
   const node = svg("g", {
-    class: `rb-op rb-op-${kindOf(op.op)} ${pale ? "rb-pale" : ""} ${op.end === null ? "rb-runs" : ""}`,
+    class: `rb-op rb-op-${kindOf(op.op)} ${pale ? "rb-pale" : ""} rb-${state}`,
+    "data-op": key,
+    "data-state": state,
   });
-  node.append(tip(`${words}: ${time}`));
+  node.append(tip(`${words}: ${state === "failed" ? "failed after " : ""}${time}`));
   node.append(svg("rect", { x, y, width: wide, height: tall, rx: Math.min(3, wide / 3) }));
-  const room = wide >= 5 + 7 * String(op.microbatch).length && tall >= 12;
-  if (room && !pale) node.append(label(x + wide / 2, y + tall / 2 + 4, op.microbatch, "rb-number"));
+  const mark = state === "failed" ? "!" : "";
+  const fits = [`${mark}${op.op}${op.microbatch}`, `${mark || op.microbatch}`].find(
+    (text) => wide >= 5 + 7 * text.length && tall >= 12,
+  );
+  if (fits && !pale) node.append(label(x + wide / 2, y + tall / 2 + 4, fits, "rb-number"));
   return node;
 }
 
+// What each worker does in `shown`, and how busy it was in `measured`.
 function lanesOf(view, shown, measured) {
-  const ids = new Set(Object.values(view.lanes).map((lane) => lane.worker));
+  const ids = new Set([...shown.lanes, ...(measured?.lanes ?? [])].map((lane) => lane.worker));
   return [...ids]
     .sort((a, b) => a - b)
     .map((id) => {
-      const [now, full] = [shown, measured].map((step) => view.lanes[`${step?.step}/${id}`]);
-      return { id, worker: view.workers[id], stages: now?.stages ?? full?.stages ?? [], busy: full?.busy ?? null };
+      const [now, full] = [shown, measured].map((step) => step?.lanes.find((lane) => lane.worker === id) ?? null);
+      const worker = view.workers[id] ?? { id, name: `id ${id}`, state: "unknown" };
+      return { id, worker, now, stages: (now?.stages.length ? now : full)?.stages ?? [], busy: full?.busy ?? null };
     });
 }
 
-function laneHead({ id, worker, stages, busy }, y, pitch, width) {
-  const roomy = pitch >= 34;
-  const run = many(stages.length, "stage").replace(/^\d+ /, "") + (stages.length ? ` ${stages.join(", ")}` : " –");
+// What a worker that runs nothing waits for; its stage is said already where it has but one.
+const waitsFor = ({ now, stages }) =>
+  now?.next ? `, waits for ${stages.length > 1 ? now.next : now.next.replace(/^\d+/, "")}` : "";
+
+function laneHead(lane, y, at, width) {
+  const { id, worker, stages, busy, now } = lane;
+  const { pitch } = at;
+  const [roomy, memory] = [pitch >= 34, at.memory > 0];
+  const run = (stages.length === 1 ? "stage" : "stages") + (stages.length ? ` ${stages.join(", ")}` : " –");
   const middle = y + pitch / 2;
   const full = 34;
+  const holds = now ? `holds ${bytes(now.held)}, ${bytes(now.peak)} at most` : "";
+  const data = { "data-worker": id, "data-done": now?.done, "data-planned": now?.planned, "data-next": now?.next };
   return svg(
     "g",
-    { class: `rb-lane rb-is-${worker.state}`, "data-worker": id },
-    tip(`${worker.name} (${worker.state}), ${run}, busy ${percent(busy)}`),
+    { class: `rb-lane rb-is-${worker.state}`, ...data, "data-held": now?.held, "data-peak": now?.peak },
+    tip(`${worker.name} (${worker.state}), ${run}${waitsFor(lane)}, busy ${percent(busy)}${now ? `, ${holds}` : ""}`),
     svg("rect", { class: "rb-track", x: START, y: y + 1, width: width - START - END, height: pitch - 2, rx: 3 }),
-    label(12, roomy ? middle - 2 : middle + 4, short(worker.name, roomy ? 14 : 11), "rb-worker rb-start"),
+    label(12, memory ? middle - 10 : roomy ? middle - 2 : middle + 4, short(worker.name, roomy ? 17 : 12), "rb-worker"),
     roomy
-      ? label(12, middle + 13, short(run, 18), "rb-note")
-      : label(98, middle + 4, short(stages.join(","), 4), "rb-note"),
+      ? label(12, memory ? middle + 5 : middle + 13, short(run + waitsFor(lane), 24), "rb-note")
+      : label(108, middle + 4, short(stages.join(","), 5), "rb-note"),
+    memory && now ? label(12, middle + 19, `peak ${bytes(now.peak)}`, "rb-note") : "",
     svg("rect", { class: "rb-track", x: width - 74, y: middle - 3, width: full, height: 6, rx: 3 }),
     svg("rect", {
       class: "rb-busy",
@@ -67,6 +93,25 @@ function laneHead({ id, worker, stages, busy }, y, pitch, width) {
     }),
     label(width - 6, middle + 4, busy === null ? "–" : `${Math.round(100 * busy)}%`, "rb-note rb-end"),
   );
+}
+
+// A worker's time in the step as a line, which the blocks hide, and what its stages hold as an area below them.
+function laneCourse(lane, ops, step, at, most) {
+  const [from, to] = [at.scale(0), at.scale(step.end - step.begin)];
+  const middle = at.y(lane.id) + at.tall / 2;
+  const line = svg("line", { class: "rb-waits", x1: from, x2: to, y1: middle, y2: middle });
+  if (!at.memory || !most) return svg("g", {}, line);
+  const floor = at.y(lane.id) + at.tall + at.memory;
+  const stages = new Map();
+  let [path, height] = [`M${from} ${floor}`, floor];
+  for (const op of ops.filter((op) => op.end !== null).sort((a, b) => a.end - b.end)) {
+    stages.set(op.stage, op.held);
+    const x = at.scale(op.end - step.begin);
+    path += ` L${x} ${height}`;
+    height = floor - ((at.memory - 2) * [...stages.values()].reduce((sum, held) => sum + held, 0)) / most;
+    path += ` L${x} ${height}`;
+  }
+  return svg("g", {}, line, svg("path", { class: "rb-memory", d: `${path} L${to} ${height} L${to} ${floor} Z` }));
 }
 
 function axis(span, scale, y, width) {
@@ -82,26 +127,38 @@ function axis(span, scale, y, width) {
   );
 }
 
-// Idle share of the latest complete steps as small columns; a full column is a step without any work.
+// Idle share of the latest complete steps as small columns; a full column is a step without any work, a line the ideal.
 function history(steps) {
   return steps.map((step, i) => {
     const column = (kind, tall) => svg("rect", { class: kind, x: i * 7, y: 18 - tall, width: 5, height: tall });
-    const words = `step ${step.step}: idle ${percent(step.idle)}`;
-    return svg("g", {}, tip(words), column("rb-track", 18), column("rb-past", 18 * step.idle));
+    const words = `step ${step.step}: idle ${percent(step.idle)}, ideal ${percent(step.ideal)}`;
+    const y = 18 - 18 * (step.ideal ?? 0);
+    const ideal = svg("line", { class: "rb-ideal", x1: i * 7 - 0.5, x2: i * 7 + 5.5, y1: y, y2: y });
+    return svg("g", {}, tip(words), column("rb-track", 18), column("rb-past", 18 * step.idle), ideal);
   });
 }
 
-const swatch = (kind) =>
-  svg("g", { class: `rb-op rb-op-${kind}` }, svg("rect", { x: -8, y: -6, width: 16, height: 12, rx: 3 }));
+const swatch = (kind) => {
+  const [high, low] = PLACE[kind];
+  const rect = svg("rect", { x: -8, y: 16 * high - 8, width: 16, height: 16 * (low - high), rx: 3 });
+  const letter = label(0, 8 * (high + low) - 4, kind === "other" ? "?" : kind, "rb-number");
+  return svg("g", { class: `rb-op rb-op-${kind}` }, rect, letter);
+};
+const ALWAYS = () => [
+  [svg("line", { class: "rb-waits", x1: -8, x2: 8, y1: 0, y2: 0 }), "waits"],
+  [svg("path", { class: "rb-memory", d: "M-8 6 L-8 1 L0 1 L0 -4 L8 -4 L8 6 Z" }), "activations held"],
+];
 
 // Where lanes and times lie for one picture; `key` changes with anything that moves them all.
 function geometry(lanes, width, span) {
-  const pitch = Math.max(12, Math.min(56, Math.floor(TALL / lanes.length)));
+  const pitch = Math.max(12, Math.min(64, Math.floor(TALL / lanes.length)));
   const edge = pitch > 30 ? 5 : pitch > 18 ? 3 : 2;
+  const memory = pitch >= 50 ? MEMORY : 0;
   const tops = new Map(lanes.map((lane, i) => [lane.id, i * pitch]));
   return {
     pitch,
-    tall: pitch - 2 * edge,
+    memory,
+    tall: pitch - 2 * edge - memory,
     bottom: lanes.length * pitch,
     scale: (seconds) => START + ((width - START - END) * seconds) / span,
     top: (id) => tops.get(id),
@@ -110,35 +167,47 @@ function geometry(lanes, width, span) {
   };
 }
 
+const STATES = { running: "so far", complete: "in all", failed: "until it failed" };
+
 function headline(frame, shown, measured, workers) {
-  const [idle, when] = [percent(measured?.idle ?? null), measured ? ` in step ${measured.step}` : ""];
+  const [idle, ideal] = [percent(measured?.idle ?? null), percent(measured?.ideal ?? null)];
+  const when = measured && measured.step !== shown.step ? ` in step ${measured.step}` : "";
   const took = shown ? duration(shown.end - shown.begin) : "–";
-  const state = shown ? (shown.state === "running" ? "so far" : "in all") : "";
-  frame.say([`step ${shown?.step ?? "–"}`, ""], [idle, `idle${when}`, "rb-big"], [took, state], ...leftOut(workers));
+  const [state, kind] = [STATES[shown?.state] ?? "", shown?.state === "failed" ? "rb-warn" : ""];
+  const figures = [[idle, `idle${when}`, "rb-big"], [ideal, "ideal"]];
+  frame.say([`step ${shown?.step ?? "–"}`, ""], ...figures, [took, state, kind], ...leftOut(workers));
   frame.empty(
     shown ? null : ["No pipeline step yet. Run one: ", "Pipeline(stages, microbatches=8, loss_fn=…).step(x, y)"],
   );
   const words = shown
-    ? `Step ${shown.step}, ${shown.state}: ${shown.ops} operations. Idle ${idle}${when}.`
+    ? `Step ${shown.step}, ${shown.state}: ${many(shown.ops, "operation")}. Idle ${idle}${when}, ideal ${ideal}.`
     : "No step yet.";
   frame.describe(words);
 }
 
 // The blocks of one step, those that `wanted` picks.
-function drawStep(parent, ops, step, at, pale, wanted) {
-  const items = Object.entries(ops)
-    .filter(([, op]) => op.step === step.step && wanted(op))
+function drawStep(parent, step, at, pale, wanted) {
+  const items = step.rows
+    .filter(([, op]) => wanted(op))
     .map(([key, op]) => ({ key, parts: [at.key, op, step.begin, op.end ?? step.end], op }));
-  join(parent, items, (_, { op }) => block(op, step, at.scale, at.y(op.worker), at.tall, pale));
+  join(parent, items, (key, { op }) => block(key, op, step, at, pale));
 }
 
-function drawLanes(parent, lanes, at, width) {
-  const items = lanes.map((lane) => ({
+function drawLanes(parent, courses, lanes, step, at, width) {
+  const heads = lanes.map((lane) => ({
     key: lane.id,
-    parts: [at.key, lane.busy, lane.worker, lane.stages.join()],
+    parts: [at.key, lane.busy, lane.worker, lane.now, lane.stages.join()],
     lane,
   }));
-  join(parent, items, (id, { lane }) => laneHead(lane, at.top(id), at.pitch, width));
+  join(parent, heads, (id, { lane }) => laneHead(lane, at.top(id), at, width));
+  const most = Math.max(0, ...lanes.map(({ now }) => now?.peak ?? 0));
+  const lines = lanes
+    .filter(({ now }) => now)
+    .map((lane) => ({ key: lane.id, parts: [at.key, lane.now, step.begin, step.end, most], lane }));
+  join(courses, lines, (id, { lane }) => {
+    const own = step.rows.map(([, op]) => op).filter((op) => op.worker === id);
+    return laneCourse(lane, own, step, at, most);
+  });
 }
 
 // The legend: forward and backward, and each other kind from when it is first seen.
@@ -147,27 +216,85 @@ function legend(frame) {
   return (ops) => {
     const before = kinds.size;
     for (const op of ops) kinds.add(kindOf(op));
-    if (kinds.size > before) frame.explain([...kinds].map((kind) => [swatch(kind), NAMES[kind] ?? "other"]));
+    if (kinds.size > before)
+      frame.explain([...[...kinds].map((kind) => [swatch(kind), NAMES[kind] ?? "other"]), ...ALWAYS()]);
+  };
+}
+
+// The steps seen so far, in order, each with its lanes and operations. One whose end was not seen is dropped once the
+// view has it no more, and all are when the view has none.
+class Seen {
+  constructor() {
+    this.steps = new Map();
+  }
+
+  add({ steps, lanes, ops }) {
+    const rows = new Map();
+    for (const [key, op] of Object.entries(ops)) {
+      if (!rows.has(op.step)) rows.set(op.step, []);
+      rows.get(op.step).push([key, op]);
+    }
+    if (!rows.size) this.steps.clear();
+    for (const [number, { state }] of this.steps) if (state === "running" && !rows.has(number)) this.steps.delete(number);
+    for (const [number, own] of rows) {
+      const around = Object.values(lanes).filter((lane) => lane.step === number);
+      this.steps.set(number, { ...steps[number], lanes: around, rows: own });
+    }
+    const sorted = [...this.steps.values()].sort((a, b) => a.begin - b.begin);
+    for (const old of sorted.splice(0, sorted.length - MOST_STEPS)) this.steps.delete(old.step);
+    return sorted;
+  }
+}
+
+// The slider: at its right end it follows the newest step, elsewhere it stays with the step it was moved to.
+function slider(frame) {
+  const range = html("input", { type: "range", class: "rb-slider", min: 0, step: 1, "aria-label": "Step shown" });
+  const newest = html("button", { class: "rb-newest", type: "button" }, "newest");
+  const box = html("span", { class: "rb-steps" }, range, newest);
+  frame.head.append(box);
+  let steps = [];
+  let pinned = null;
+  const choose = (index) => {
+    pinned = index >= steps.length - 1 ? null : steps[index].step;
+    frame.redraw();
+  };
+  range.addEventListener("input", () => choose(Number(range.value)));
+  newest.addEventListener("click", () => choose(steps.length));
+  return (seen) => {
+    steps = seen;
+    const found = steps.findIndex((step) => step.step === pinned);
+    if (found < 0) pinned = null;
+    const index = found < 0 ? steps.length - 1 : found;
+    box.hidden = steps.length < 2;
+    range.max = Math.max(0, steps.length - 1);
+    range.value = Math.max(0, index);
+    set(range, { "aria-valuetext": steps.length ? `step ${steps[index].step}${pinned === null ? ", live" : ""}` : null });
+    newest.disabled = pinned === null;
+    return { shown: steps[index], live: pinned === null };
   };
 }
 
 export default panel("pipeline", "Pipeline", (frame) => {
-  const [rules, heads, pale, blocks] = Array.from({ length: 4 }, () => svg("g"));
+  const [rules, heads, courses, pale, blocks] = Array.from({ length: 5 }, () => svg("g"));
   const front = svg("line", { class: "rb-front" });
   const past = svg("svg", { class: "rb-history", width: 56, height: 18, "aria-hidden": "true" });
   const explain = legend(frame);
-  const picture = svg("g", {}, heads, rules, pale, blocks, front);
+  const picture = svg("g", {}, heads, rules, courses, pale, blocks, front);
+  const seen = new Seen();
   frame.picture.append(picture);
   frame.head.append(past);
+  const choose = slider(frame);
   explain(["F", "B"]);
   let span = 0;
 
   return (view, width) => {
-    const steps = Object.values(view.steps).sort((a, b) => a.begin - b.begin);
+    const steps = seen.add(view);
     const complete = steps.filter((step) => step.state === "complete");
-    const [shown, before, measured] = [steps.at(-1), steps.at(-2), complete.at(-1)];
+    const { shown, live } = choose(steps);
+    const before = live ? steps.at(-2) : undefined;
+    const measured = live ? complete.at(-1) : shown.state === "complete" ? shown : undefined;
     headline(frame, shown, measured, view.workers);
-    past.replaceChildren(...history(complete));
+    past.replaceChildren(...history(Object.values(view.steps).filter((step) => step.state === "complete")));
     set(picture, { style: shown ? null : "display:none" });
     if (!shown) return frame.size(width, 140);
 
@@ -178,10 +305,10 @@ export default panel("pipeline", "Pipeline", (frame) => {
     const at = geometry(lanes, width, span);
     const runs = shown.state === "running";
     frame.size(width, at.bottom + AXIS);
-    drawLanes(heads, lanes, at, width);
+    drawLanes(heads, courses, lanes, shown, at, width);
     join(rules, [{ key: "axis", parts: [at.key] }], () => axis(span, at.scale, at.bottom, width));
-    drawStep(pale, view.ops, before ?? shown, at, true, (op) => runs && before && op.begin - before.begin > now);
-    drawStep(blocks, view.ops, shown, at, false, () => true);
+    drawStep(pale, before ?? shown, at, true, (op) => runs && before && op.begin - before.begin > now);
+    drawStep(blocks, shown, at, false, () => true);
     const x = at.scale(now);
     set(front, { x1: x, x2: x, y1: 0, y2: at.bottom, style: runs ? null : "display:none" });
     explain(Object.values(view.ops).map((op) => op.op));

@@ -2,7 +2,7 @@
 
 Guarantees
 - A viewer is shown the world at most once per `period`, only after a change, and never on the kernel's event loop
-  (which starves while a cell runs).
+  (which starves while a cell runs); where that takes long, more seldom, so that it takes a fifth of a core at most.
 - While nothing changes the thread sleeps on a condition; with no viewer open it ends and nothing is subscribed.
 - A browser that missed a message (one that opened late, a broken connection) is right again within `heal` seconds:
   after changes each viewer also sends its whole state at that pace.
@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rpcbench.telemetry.views import World
 from rpcbench.words.changes import Changes
 
 logger = logging.getLogger(__name__)
+_REST = 5  # pauses to work, with a large view: it is made in the process that runs the user's cells
 
 
 class Source(Protocol):
@@ -35,6 +36,14 @@ class Source(Protocol):
 
     def world(self) -> World:
         """The present state, in dicts that nobody changes later; rows may be shared."""
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """A source that has to be told by others."""
+
+    def settle(self) -> bool:
+        """Wait until all have told what they had to tell; False if not all did in time."""
 
 
 class Viewer(Protocol):
@@ -109,7 +118,8 @@ class Publisher:
         while due := self._next():
             began = time.monotonic()
             self._push(due)
-            self._changes.wait_for(lambda: not self._entries, began + self._period - time.monotonic())
+            pause = max(self._period, _REST * (time.monotonic() - began))
+            self._changes.wait_for(lambda: not self._entries, began + pause - time.monotonic())
 
     def _next(self) -> list[tuple[_Entry, bool]]:
         """Wait for entries with something to send, each with whether its world changed; none when no viewer is left."""

@@ -1,8 +1,9 @@
 // RRef ownership: a column per worker, a row per RRef. The square stands at the owner, circles at the users; a line
-// joins those the owner has confirmed, a dashed arrow is a message still on its way.
+// joins those the owner has confirmed, a dashed arrow is a message still on its way. Only rows in sight are drawn.
 
-const ROW = 28;
-const MOST_ROWS = 400;
+const ROW = 36;
+const MIDDLE = 18;
+const BEYOND = 4; // rows drawn above and below those in sight
 const ORDER = ["confirmed", "pending", "deleting", "listed"];
 const MEANING = {
   confirmed: "confirmed by the owner",
@@ -28,7 +29,7 @@ function forkMark(state, count) {
   return mark;
 }
 
-const put = (mark, x) => set(mark, { transform: `translate(${x} ${ROW / 2})` });
+const put = (mark, x) => set(mark, { transform: `translate(${x} ${MIDDLE})` });
 
 // The marks of one row: the owner's square and, per holder and state, one circle; several share a column side by side.
 function marks(rref, forks, cols) {
@@ -59,7 +60,7 @@ function ways(rref, forks, cols) {
     const key = `${state} ${from} ${to}`;
     if (!["pending", "deleting"].includes(state) || from === to || seen.has(key)) continue;
     seen.add(key);
-    arrows.push(arrow(cols.x(from), cols.x(to), ROW / 2, state === "pending" ? 6 : -6, `rb-way rb-${state}`));
+    arrows.push(arrow(cols.x(from), cols.x(to), MIDDLE, state === "pending" ? 6 : -6, `rb-way rb-${state}`));
   }
   return arrows;
 }
@@ -67,41 +68,68 @@ function ways(rref, forks, cols) {
 function wire(rref, forks, cols) {
   const held = forks.filter((fork) => fork.state === "confirmed").map((fork) => cols.x(fork.holder));
   const [low, high] = [Math.min(cols.x(rref.owner), ...held), Math.max(cols.x(rref.owner), ...held)];
-  return svg("line", { class: "rb-wire", x1: low, x2: high, y1: ROW / 2, y2: ROW / 2 });
+  return svg("line", { class: "rb-wire", x1: low, x2: high, y1: MIDDLE, y2: MIDDLE });
 }
 
 function words(rref, forks, names) {
   const users = forks.map((fork) => `${fork.fork} at ${names(fork.holder)}: ${MEANING[fork.state]}`);
   const kind = rref.type ? ` (${rref.type})` : "";
-  return [`RRef ${rref.rref}${kind}, ${rref.state}, owned by ${names(rref.owner)}`, ...users].join("\n");
+  const size = rref.size === null ? [] : [`${bytes(rref.size)} in tensors when it was made`];
+  const cell = rref.number === null ? [] : [`made by cell [${rref.number}] on ${names(rref.by)}`];
+  return [`RRef ${rref.rref}${kind}, ${rref.state}, owned by ${names(rref.owner)}`, ...users, ...size, ...cell].join("\n");
 }
 
-function row(rref, forks, slot, cols, names) {
+function age(made) {
+  const seconds = Math.max(0, Date.now() / 1000 - made);
+  if (seconds < 60) return `${Math.floor(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
+  return seconds < 172800 ? `${Math.floor(seconds / 3600)} h` : `${Math.floor(seconds / 86400)} days`;
+}
+
+// What is known besides: size, age, and the cell, which a click finds. The age is written anew every second.
+function facts(rref, names, find) {
+  const parts = [];
+  if (rref.size !== null) parts.push(svg("tspan", {}, bytes(rref.size)));
+  if (rref.made !== null) parts.push(svg("tspan", { class: "rb-age", "data-made": rref.made }, age(rref.made)));
+  if (rref.number !== null) {
+    const cell = svg("tspan", { class: "rb-cell", role: "link", tabindex: 0 }, `cell [${rref.number}]`);
+    set(cell, { "aria-label": `show cell ${rref.number}, which made it on ${names(rref.by)}` });
+    cell.addEventListener("click", () => find(rref));
+    cell.addEventListener("keydown", (event) => event.key === "Enter" && find(rref));
+    parts.push(cell);
+  }
+  const apart = parts.flatMap((part, i) => (i ? [" · ", part] : [part]));
+  const line = label(12, 29, "", "rb-note");
+  line.append(...apart);
+  return line;
+}
+
+function row(rref, forks, slot, cols, names, find) {
   const room = Math.floor((LEFT + cols.step / 2 - 98) / 6.8); // characters, up to the first column's marks
+  const said = words(rref, forks, names);
+  const data = { "data-rref": rref.rref, "data-owner": rref.owner, "data-state": rref.state, "data-size": rref.size };
   return svg(
     "g",
-    { class: "rb-row", transform: `translate(0 ${slot * ROW})`, "data-rref": rref.rref },
-    tip(words(rref, forks, names)),
+    { class: "rb-row", role: "listitem", "aria-label": said, transform: `translate(0 ${slot * ROW})`, ...data },
+    tip(said),
     svg("rect", { class: "rb-band", width: cols.width, height: ROW }),
-    label(12, 18, short(rref.rref, 9), "rb-code"),
-    label(78, 18, short(rref.type || "type unknown", room), rref.type ? "rb-kind" : "rb-note"),
+    label(12, 15, short(rref.rref, 9), "rb-code"),
+    label(78, 15, short(rref.type || "type unknown", room), rref.type ? "rb-kind" : "rb-note"),
+    facts(rref, names, find),
     wire(rref, forks, cols),
     ...ways(rref, forks, cols),
     ...marks(rref, forks, cols),
-    label(cols.width - 12, 18, rref.state, `rb-state rb-end rb-${rref.state}`),
+    label(cols.width - 12, 22, rref.state, `rb-state rb-end rb-${rref.state}`),
   );
 }
 
 const legend = () => [
   [ownerMark("ready"), "owner"],
-  [ownerMark("computing"), "computing"],
   [forkMark("confirmed", 1), "user"],
   [forkMark("pending", 1), "pending"],
   [forkMark("deleting", 1), "deleting"],
-  [forkMark("listed", 1), "owner's list only"],
 ];
 
-// Forks by RRef, and how many RRefs each worker owns, how many forks it holds, how many are in each state.
 function count(rrefs, forks) {
   const sums = { byRref: new Map(Object.keys(rrefs).map((key) => [key, []])), owned: {}, used: {}, states: {} };
   const add = (sum, key) => (sum[key] = (sum[key] ?? 0) + 1);
@@ -114,9 +142,12 @@ function count(rrefs, forks) {
   return sums;
 }
 
-function headline(frame, workers, forks, total, { pending = 0, deleting = 0 }) {
+function headline(frame, workers, rrefs, forks, { pending = 0, deleting = 0 }) {
+  const total = Object.keys(rrefs).length;
+  const size = Object.values(rrefs).reduce((sum, rref) => sum + (rref.size ?? 0), 0);
   const counts = [tally(total, "RRef"), tally(Object.keys(forks).length, "fork")];
-  frame.say(...counts, [pending, "pending", pending ? "rb-wait" : ""], [deleting, "deleting"], ...leftOut(workers));
+  const held = size ? [[bytes(size), "in tensors"]] : [];
+  frame.say(...counts, [pending, "pending", pending ? "rb-wait" : ""], [deleting, "deleting"], ...held, ...leftOut(workers));
   frame.empty(total ? null : ["No RRef yet. Make one: ", 'rref = rpc.remote("worker1", torch.ones, args=(2,))']);
   frame.describe(`${many(total, "RRef")} on ${many(Object.keys(workers).length, "worker")}, ${pending} forks pending.`);
 }
@@ -126,26 +157,161 @@ function drawStripes(parent, cols, tall) {
   join(parent, items, (_, { x }) => svg("line", { class: "rb-stripe", x1: x, x2: x, y1: 0, y2: tall }));
 }
 
+// ---- which rows, and in which order
+
+const ORDERS = { "places stay": null, "oldest first": older, "biggest first": bigger };
+const COMING = ["pending", "deleting"];
+
+function older(a, b) {
+  return (a.made ?? Infinity) - (b.made ?? Infinity) || natural(a.rref, b.rref);
+}
+
+function bigger(a, b) {
+  return (b.size ?? -1) - (a.size ?? -1) || older(a, b);
+}
+
+// A choice that keeps what was chosen, and its node, while what there is to choose from changes.
+class Choice {
+  constructor(name, first, changed) {
+    this.first = first;
+    this.select = html("select", { "aria-label": name });
+    this.node = html("label", {}, `${name} `, this.select);
+    this.select.addEventListener("change", changed);
+    this.offer([]);
+  }
+
+  // [value, words] each; what was chosen stays there though nothing has it any more
+  offer(options) {
+    const chosen = this.value;
+    const all = [["", this.first], ...options];
+    if (chosen && !options.some(([value]) => value === chosen)) all.push([chosen, this.words]);
+    const items = all.map(([value, words]) => ({ key: value, parts: [words], value, words }));
+    join(this.select, items, (_, { value, words }) => html("option", { value }, words));
+    if (this.select.value !== chosen) this.select.value = chosen;
+  }
+
+  get value() {
+    return this.select.value ?? "";
+  }
+
+  get words() {
+    return this.select.selectedOptions[0]?.textContent ?? this.value;
+  }
+}
+
+class Tools {
+  constructor(changed) {
+    this.worker = new Choice("worker", "any", changed);
+    this.type = new Choice("type", "any", changed);
+    this.state = new Choice("state", "any", changed);
+    this.order = new Choice("order", "places stay", changed);
+    this.order.offer(Object.keys(ORDERS).slice(1).map((name) => [name, name]));
+    this.text = html("input", { type: "search", placeholder: "find", "aria-label": "find an RRef by its text" });
+    this.text.addEventListener("input", changed);
+    this.told = html("span", { role: "status" });
+    const choices = [this.worker, this.type, this.state, this.order].map((choice) => choice.node);
+    this.node = html("div", { class: "rb-tools" }, ...choices, this.text, this.told);
+  }
+
+  offer(workers, rrefs) {
+    const all = Object.values(rrefs);
+    this.worker.offer(Object.values(workers).map(({ id, name }) => [String(id), name]));
+    const named = (values) => [...new Set(values)].filter(Boolean).sort(natural).map((value) => [value, value]);
+    this.type.offer(named(all.map((rref) => rref.type)));
+    this.state.offer(named([...all.map((rref) => rref.state), ...COMING]));
+  }
+
+  // The keys to show, in order; null where all are, each in its place.
+  chosen(rrefs, byRref, names) {
+    const order = ORDERS[this.order.value];
+    const [worker, type, state, text] = [this.worker.value, this.type.value, this.state.value, this.text.value.trim()];
+    if (!(order || worker || type || state || text)) return null;
+    const wanted = text.toLowerCase();
+    const fits = (rref) => {
+      const forks = byRref.get(rref.rref);
+      if (worker && rref.owner !== Number(worker) && !forks.some((fork) => fork.holder === Number(worker))) return false;
+      if (type && rref.type !== type) return false;
+      if (state && rref.state !== state && !forks.some((fork) => fork.state === state)) return false;
+      return !wanted || words(rref, forks, names).toLowerCase().includes(wanted);
+    };
+    const found = Object.values(rrefs).filter(fits);
+    return found.sort(order ?? ((a, b) => natural(a.rref, b.rref))).map((rref) => rref.rref);
+  }
+}
+
+// Scroll to the cell, where the front end can. It may listen to the event, and say by preventDefault() that it did;
+// else the cell is found by the number in front of it. False where no cell bears it any more.
+function reveal(panel, { cell, number }) {
+  const event = new CustomEvent("rpcbench:reveal", { bubbles: true, cancelable: true, detail: { cell, number } });
+  if (!panel.dispatchEvent(event)) return true;
+  const notebook = panel.closest(".jp-Notebook") ?? document;
+  const prompts = [...notebook.querySelectorAll(".jp-InputPrompt")];
+  const found = prompts.find((one) => one.textContent.trim() === `[${number}]:`)?.closest(".jp-Cell");
+  if (!found) return false;
+  found.scrollIntoView({ block: "center" });
+  found.animate([{ backgroundColor: "rgb(230 159 0 / 35%)" }, {}], 1500);
+  return true;
+}
+
 export default panel("rrefs", "RRefs", (frame) => {
   const slots = new Slots();
-  const [stripes, rows, rest] = [svg("g"), svg("g"), label(12, 0, "", "rb-note")];
-  frame.picture.append(stripes, rows, rest);
-  frame.explain(legend());
-
-  return ({ workers, rrefs, forks }, width) => {
-    const cols = columns(workers, width);
-    const names = (id) => workers[id].name;
-    const { byRref, owned, used, states } = count(rrefs, forks);
-    const drawn = slots.place([...byRref.keys()].sort(natural), MOST_ROWS);
-    const hidden = byRref.size - drawn.length;
-    const deepest = drawn.length ? drawn.at(-1)[1] + 1 : 0;
-
-    headline(frame, workers, forks, byRref.size, states);
-    frame.size(cols.width, Math.max(4, deepest) * ROW + (hidden ? 30 : 6), cols.head);
-    drawHead(frame, cols, ({ id }) => `owns ${owned[id] ?? 0} · uses ${used[id] ?? 0}`);
-    drawStripes(stripes, cols, deepest ? frame.tallest : 0);
-    const items = drawn.map(([key, slot]) => ({ key, slot, parts: [cols.key, slot, rrefs[key], ...byRref.get(key)] }));
-    join(rows, items, (key, { slot }) => row(rrefs[key], byRref.get(key), slot, cols, names));
-    set(rest, { y: deepest * ROW + 18 }).textContent = hidden ? `… and ${hidden} more, not drawn` : "";
+  const known = new Set(); // what has been drawn before and only comes into sight again does not fade in
+  const [stripes, rows] = [svg("g"), svg("g")];
+  let last = null;
+  let due = 0;
+  const again = () => (due ||= requestAnimationFrame(() => ((due = 0), last && draw(...last))));
+  const tools = new Tools(again);
+  const find = (rref) => {
+    const told = reveal(frame.root, rref) ? "" : `Cell [${rref.number}] is not there any more, or has run again since.`;
+    fill(tools.told, told);
   };
+  frame.picture.append(stripes, rows);
+  set(frame.picture, { role: "list" });
+  frame.head.after(tools.node);
+  frame.explain(legend());
+  frame.body.addEventListener("scroll", again);
+  const clock = setInterval(() => {
+    for (const one of rows.querySelectorAll(".rb-age")) fill(one, age(Number(one.dataset.made)));
+  }, 1000);
+  frame.ends.push(() => clearInterval(clock), () => cancelAnimationFrame(due));
+
+  function draw({ workers, rrefs, forks }, width) {
+    last = [{ workers, rrefs, forks }, width];
+    const cols = columns(workers, width);
+    const names = (id) => workers[id]?.name ?? `id ${id}`;
+    const { byRref, owned, used, states } = count(rrefs, forks);
+    tools.offer(workers, rrefs);
+    const keys = tools.chosen(rrefs, byRref, names);
+    const placed = keys ? keys.map((key, i) => [key, i]) : slots.place([...byRref.keys()].sort(natural), Infinity);
+    const deepest = placed.length ? placed.at(-1)[1] + 1 : 0;
+    fill(tools.told, keys ? `${placed.length} of ${byRref.size}` : "");
+
+    headline(frame, workers, rrefs, forks, states);
+    frame.size(cols.width, Math.max(4, deepest) * ROW + 6, cols.head, true);
+    drawHead(frame, cols, ({ id }) => `owns ${owned[id] ?? 0} · uses ${used[id] ?? 0}`);
+    drawStripes(stripes, cols, deepest ? Math.max(4, deepest) * ROW + 6 : 0);
+    const top = frame.body.scrollTop;
+    const first = Math.floor(top / ROW) - BEYOND;
+    const end = Math.ceil((top + frame.body.clientHeight) / ROW) + BEYOND;
+    const items = placed
+      .filter(([, slot]) => slot >= first && slot < end)
+      .map(([key, slot]) => ({ key, slot, parts: [cols.key, slot, rrefs[key], ...byRref.get(key)] }));
+    const seen = [];
+    join(rows, items, (key, { slot }) => {
+      const node = row(rrefs[key], byRref.get(key), slot, cols, names, find);
+      if (known.has(key)) seen.push(node);
+      return node;
+    });
+    let next = rows.firstChild; // in the order in which they are read
+    for (const { key } of items) {
+      const { node } = rows.children_.get(key);
+      if (node === next) next = next.nextSibling;
+      else rows.insertBefore(node, next);
+    }
+    for (const node of seen) node.classList.remove("rb-new");
+    for (const key of known) if (!byRref.has(key)) known.delete(key);
+    for (const key of byRref.keys()) known.add(key);
+    set(rows, { "data-rows": placed.length });
+  }
+  return draw;
 });

@@ -1,15 +1,22 @@
-"""When each operation of this worker ran, as rows of the table "ops", for the last few steps."""
+"""What this worker does in the last few steps: rows of the table "steps", a step each, and of "ops", an operation each.
+
+A step's row says what is planned here and who else takes part. So whoever has the rows of all of them knows whether a
+step is over, and what a worker that runs nothing waits for.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from functools import partial
 
 from rpcbench.agent.core import Agent
-from rpcbench.pipeline.schedules import Op
+from rpcbench.pipeline.ops import Op
 from rpcbench.words.events import Row, Table
 
-KEPT_STEPS = 4
+KEPT_STEPS = 8
+RUNNING, DONE, FAILED = "running", "done", "failed"
 
 
 class OpLog:
@@ -18,12 +25,34 @@ class OpLog:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._lock = threading.Lock()
-        self._rows: Table = {}
-        agent.bus.register("ops", self.table)
+        self._tables: dict[str, Table] = {"steps": {}, "ops": {}}
+        for name in self._tables:
+            agent.bus.register(name, partial(self.table, name))
+
+    def open(self, step: int, ops: Sequence[Op], workers: Sequence[int], ideal: float | None) -> Row:
+        """A step begins: what is to be done here, who else takes part, its ideal idle share; a row to give to `close`.
+
+        Rows of steps long before it are dropped.
+        """
+        self._forget(step - KEPT_STEPS)
+        row: Row = {
+            "step": step,
+            "worker": self._agent.id,
+            "workers": list(workers),
+            "plan": [str(op) for op in ops],
+            "ideal": ideal,
+            "state": RUNNING,
+        }
+        self._set("StepBegan", "steps", self._key(step), row)
+        return row
+
+    def close(self, row: Row, state: str) -> None:
+        """The step is over here: DONE or FAILED."""
+        self._set("StepEnded", "steps", self._key(row["step"]), {**row, "state": state})
 
     def begin(self, step: int, index: int, op: Op) -> tuple[str, Row]:
         """An operation begins; give what is returned to `end`."""
-        key = f"s{step}.w{self._agent.id}.{index}"
+        key = f"{self._key(step)}.{index}"
         row: Row = {
             "step": step,
             "worker": self._agent.id,
@@ -33,30 +62,34 @@ class OpLog:
             "begin": time.monotonic(),
             "end": None,
             "bytes": 0,
+            "held": None,
+            "failed": False,
         }
-        self._set("OpStarted", key, row)
+        self._set("OpStarted", "ops", key, row)
         return key, row
 
-    def end(self, key: str, row: Row, sent: int) -> Row:
-        """It has ended, with `sent` bytes for the neighbour."""
-        row = {**row, "end": time.monotonic(), "bytes": sent}
-        self._set("OpEnded", key, row)
+    def end(self, key: str, row: Row, *, sent: int, held: int, failed: bool = False) -> Row:
+        """It has ended, with `sent` bytes for the neighbour; its stage now holds `held` bytes of activations."""
+        row = {**row, "end": time.monotonic(), "bytes": sent, "held": held, "failed": failed}
+        self._set("OpEnded", "ops", key, row)
         return row
 
-    def forget_before(self, step: int) -> None:
-        """Keep rows of the last few steps only."""
+    def table(self, name: str) -> Table:
         with self._lock:
-            old = [key for key, row in self._rows.items() if row["step"] <= step - KEPT_STEPS]
-            for key in old:
-                del self._rows[key]
-        for key in old:
-            self._agent.bus.note("OpForgotten", "ops", key, None)
+            return dict(self._tables[name])
 
-    def table(self) -> Table:
-        with self._lock:
-            return dict(self._rows)
+    def _key(self, step: int) -> str:
+        return f"s{step}.w{self._agent.id}"
 
-    def _set(self, kind: str, key: str, row: Row) -> None:
+    def _forget(self, last: int) -> None:
         with self._lock:
-            self._rows[key] = row
-        self._agent.bus.note(kind, "ops", key, row)
+            old = [(name, key) for name, rows in self._tables.items() for key in rows if rows[key]["step"] <= last]
+            for name, key in old:
+                del self._tables[name][key]
+        for name, key in old:
+            self._agent.bus.note("StepForgotten", name, key, None)
+
+    def _set(self, kind: str, table: str, key: str, row: Row) -> None:
+        with self._lock:
+            self._tables[table][key] = row
+        self._agent.bus.note(kind, table, key, row)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +26,10 @@ from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline import microbatch
-from rpcbench.pipeline.schedules import Kind, Ops, Schedule, named
-from rpcbench.pipeline.simulate import placement, validate
+from rpcbench.pipeline.ops import Kind, Ops, Schedule
+from rpcbench.pipeline.recompute import Recompute, with_recompute
+from rpcbench.pipeline.schedules import named
+from rpcbench.pipeline.simulate import placement, simulate, validate
 from rpcbench.pipeline.split import Stage, Stages
 from rpcbench.pipeline.stage import LossFn, Report, StageWorker, Task
 from rpcbench.pipeline.timeline import Timeline
@@ -69,9 +72,13 @@ class StepResult:
 class Pipeline:
     """A model cut into stages, each on its worker, trained in micro-batches.
 
-    schedule: "gpipe", "1f1b" or a function (workers, microbatches, chunks) -> ops. loss_fn(output, target) on the last
-    worker gives a scalar; loss_reduction says whether it is the "mean" or the "sum" over samples, so that micro-batches
-    add up to the gradient of the whole batch. optimizer: class and arguments; None to only compute gradients.
+    schedule: "sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev" or a function (workers,
+    microbatches, chunks) -> ops. chunks: stages for each worker; by default as many as the schedule is made for.
+    loss_fn(output, target) where the last stage is gives a scalar; loss_reduction says whether it is the "mean" or the
+    "sum" over samples, so that micro-batches add up to the gradient of the whole batch. optimizer: class and arguments;
+    None to only compute gradients. recompute: "none", "all", "except_last" (micro-batch), or a function (stage,
+    microbatch) -> bool: which activations are computed anew for the backward, not kept. Random numbers of a forward, as
+    for dropout, depend on step, stage, micro-batch and `torch.manual_seed` here, before the pipeline is made.
     PipelineError where split, schedule and workers do not fit; UnknownWorkerError for a worker that is not there.
 
     >>> from rpcbench.pipeline import Pipeline, split
@@ -92,18 +99,25 @@ class Pipeline:
         loss_fn: LossFn | None = None,
         optimizer: OptimizerSpec | None = None,
         loss_reduction: str = "mean",
+        chunks: int | None = None,
+        recompute: Recompute = "none",
     ) -> None:
         self._agent: Agent = current.current()
         make_ops = named(schedule) if isinstance(schedule, str) else schedule
         self._names = {self._agent.member(worker).id: worker for worker in stages.workers}
         self._ids = list(self._names)
-        self.ops: Ops = make_ops(len(self._ids), microbatches)
+        ops = make_ops(len(self._ids), microbatches, **({} if chunks is None else {"chunks": chunks}))
+        self.ops: Ops = with_recompute(ops, recompute, microbatches)
+        self._seeds = random.Random(int(torch.randint(2**62, ())))
         stage_count = 1 + max((op.stage for own in self.ops for op in own), default=-1)
         validate(self.ops, stage_count, microbatches)
+        self._ideal = simulate(self.ops).idle
         microbatch.weights([1], loss_reduction)
         self.microbatches, self._reduction, self._trains = microbatches, loss_reduction, loss_fn is not None
-        self.stages: list[Stage] = stages.cut(stage_count // len(self._ids))
-        self._check_placement(stages.workers)
+        if len(self.ops) != len(self._ids):
+            raise PipelineError(f"the schedule has lists for {len(self.ops)} workers, the split names {len(self._ids)}")
+        homes = placement(self.ops)
+        self.stages: list[Stage] = stages.cut([homes[stage] for stage in range(stage_count)])
         self._homes = {stage.index: self._agent.member(stage.worker).id for stage in self.stages}
         self._build(loss_fn, optimizer)
 
@@ -122,17 +136,6 @@ class Pipeline:
                 self.optimizers[stage] = create(self._homes[stage], _make_optimizer, (module, *optimizer), timeout=0)
         made = [*self.workers.values(), *self.optimizers.values()]
         wait_all([self._agent.call(rref._owner, _made, (rref,), timeout=0) for rref in made])
-
-    def _check_placement(self, workers: tuple[str, ...]) -> None:
-        """The schedule's lists and the split must mean the same workers."""
-        if len(self.ops) != len(workers):
-            raise PipelineError(f"the schedule has lists for {len(self.ops)} workers, the split names {len(workers)}")
-        for stage, number in placement(self.ops).items():
-            if workers[number] != self.stages[stage].worker:
-                raise PipelineError(
-                    f"the schedule runs stage {stage} on {workers[number]}, but the split puts it on "
-                    f"{self.stages[stage].worker}: stage s belongs to worker s modulo {len(workers)}"
-                )
 
     # -- training
     def step(self, x: Any, y: Any) -> StepResult:
@@ -160,7 +163,7 @@ class Pipeline:
         context = recorder.new_context()
         try:
             with recorder.inside(context):
-                step, reports = self._run(self.ops, inputs, targets, weights, True)
+                step, reports = self._run(self.ops, inputs, targets, weights, True, self._ideal)
             losses = {number: loss for report in reports for number, loss in report.losses.items()}
             rows = tuple(row for report in reports for row in report.rows)
             yield Batch(self, context, StepResult(step, sum(losses[i] for i in sorted(losses)), rows, self._names))
@@ -171,7 +174,7 @@ class Pipeline:
         """Outputs of the last stage for a batch, in evaluation mode, in the order of the samples."""
         inputs = microbatch.cut(x, min(self.microbatches, microbatch.samples(x)))
         ops = [[op for op in own if op.kind is Kind.FORWARD and op.microbatch < len(inputs)] for own in self.ops]
-        _, reports = self._run(ops, inputs, None, [], False)
+        _, reports = self._run(ops, inputs, None, [], False, None)
         outputs = {number: output for report in reports for number, output in report.outputs.items()}
         return microbatch.join([outputs[number] for number in sorted(outputs)])
 
@@ -181,15 +184,29 @@ class Pipeline:
 
     # -- inside
     def _run(
-        self, ops: Ops, inputs: list[Any], targets: list[Any] | None, weights: list[float], train: bool
+        self,
+        ops: Ops,
+        inputs: list[Any],
+        targets: list[Any] | None,
+        weights: list[float],
+        train: bool,
+        ideal: float | None,
     ) -> tuple[int, list[Report]]:
-        step = next(_STEPS)
+        step, seed = next(_STEPS), self._seeds.getrandbits(62)
         last = len(self.stages) - 1
         running: dict[int, Future[Any]] = {}
         for id_, own in zip(self._ids, ops, strict=True):
             first_here, last_here = self._homes[0] == id_, self._homes[last] == id_
             task = Task(
-                step, tuple(own), inputs if first_here else None, targets if last_here else None, weights, train
+                step,
+                tuple(own),
+                inputs if first_here else None,
+                targets if last_here else None,
+                weights,
+                train,
+                self._ids,
+                ideal,
+                seed,
             )
             running[id_] = self.workers[id_].rpc_async(timeout=0).run(task)
         try:

@@ -60,14 +60,15 @@ class Stages:
     workers: tuple[str, ...]
     sizes: tuple[int, ...] | None
 
-    def cut(self, chunks: int = 1) -> list[Stage]:
-        """The stages, `chunks` for each worker; stage s is for worker number s modulo the number of workers.
+    def cut(self, homes: Sequence[int] | None = None) -> list[Stage]:
+        """The stages. `homes` has the number of each stage's worker, from 0; by default each worker has one, in order.
 
         PipelineError if the split names another number of stages, if the model has too few modules, or if two stages
         share a parameter or buffer.
         """
-        bounds = pairwise(accumulate(self._sizes(len(self.workers) * chunks), initial=0))
-        stages = [self._stage(index, self.links[begin:end]) for index, (begin, end) in enumerate(bounds)]
+        homes = range(len(self.workers)) if homes is None else homes
+        pieces = zip(homes, pairwise(accumulate(self._sizes(len(homes)), initial=0)), strict=True)
+        stages = [self._stage(index, home, self.links[b:e]) for index, (home, (b, e)) in enumerate(pieces)]
         _refuse_ties(stages)
         return stages
 
@@ -82,9 +83,9 @@ class Stages:
             )
         return self.sizes
 
-    def _stage(self, index: int, links: Sequence[Link]) -> Stage:
+    def _stage(self, index: int, home: int, links: Sequence[Link]) -> Stage:
         module = nn.Sequential(*(link.module for link in links))
-        return Stage(index, self.workers[index % len(self.workers)], tuple(link.name for link in links), module)
+        return Stage(index, self.workers[home], tuple(link.name for link in links), module)
 
 
 def split(

@@ -19,8 +19,10 @@ from torch import nn
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.autograd import recorder
-from rpcbench.pipeline.oplog import OpLog
-from rpcbench.pipeline.schedules import Kind, Op
+from rpcbench.pipeline.chance import seed, seeded
+from rpcbench.pipeline.halves import Halves
+from rpcbench.pipeline.oplog import DONE, FAILED, OpLog
+from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.slots import Slot, Slots
 from rpcbench.rpc import RRef
 from rpcbench.words.events import Row
@@ -33,7 +35,8 @@ LossFn = Callable[[Any, Any], torch.Tensor]
 class Task:
     """What one worker does in one step. `inputs` are for stage 0, `targets` for the last, a micro-batch each.
 
-    `weights` scale the micro-batches' losses; without a loss the last stage's outputs are sent back.
+    `weights` scale the micro-batches' losses; without a loss the last stage's outputs are sent back. For those who look
+    on: all `workers` that take part, and the `ideal` idle share. `seed` is the step's, for random numbers.
     """
 
     step: int
@@ -42,6 +45,9 @@ class Task:
     targets: Sequence[Any] | None
     weights: Sequence[float]
     train: bool
+    workers: Sequence[int]
+    ideal: float | None
+    seed: int
 
 
 @dataclass(slots=True)
@@ -111,11 +117,31 @@ class _Step:
         self._recorder = recorder()
         self._context = self._recorder.current()
         self._kept: dict[tuple[int, int], tuple[Any, torch.Tensor]] = {}  # (stage, micro-batch) → input, output
+        self._held: dict[int, int] = {}  # stage → bytes of what is kept
+        self._halves: dict[tuple[int, int], Halves] = {}
+        self._ways: dict[Kind, tuple[Callable[[Op], Any], Callable[[Op, Any], Any]]] = {
+            Kind.FORWARD: (self._input, self._forward),
+            Kind.BACKWARD: (self._gradient, self._backward),
+            Kind.INPUT: (self._gradient, self._input_half),
+            Kind.WEIGHT: (lambda op: None, self._weight_half),
+            Kind.RECOMPUTE: (lambda op: None, self._recompute),
+        }
+        self._later = {(op.stage, op.microbatch) for op in task.ops if op.kind is Kind.RECOMPUTE}
         self._sent: list[Future[Any]] = []
         self._report = Report()
 
     def run(self) -> Report:
-        self._log.forget_before(self._task.step)
+        task = self._task
+        row = self._log.open(task.step, task.ops, task.workers, task.ideal)
+        state = FAILED
+        try:
+            report = self._run()
+            state = DONE
+            return report
+        finally:
+            self._log.close(row, state)
+
+    def _run(self) -> Report:
         for module in self._worker.modules.values():
             module.train(self._task.train)
         with torch.set_grad_enabled(self._task.train):
@@ -127,10 +153,15 @@ class _Step:
 
     def _operate(self, index: int, op: Op) -> None:
         """Wait for what the operation needs, run it, send what it makes."""
-        needed = self._input(op) if op.kind is Kind.FORWARD else self._gradient(op)
+        needs, runs = self._ways[op.kind]
+        needed = needs(op)
         key, row = self._log.begin(self._task.step, index, op)
-        made = self._forward(op, needed) if op.kind is Kind.FORWARD else self._backward(op, needed)
-        self._report.rows.append(self._log.end(key, row, _bytes(made)))
+        try:
+            made = runs(op, needed)
+        except BaseException:
+            self._log.end(key, row, sent=0, held=self._held.get(op.stage, 0), failed=True)
+            raise
+        self._report.rows.append(self._log.end(key, row, sent=_bytes(made), held=self._held.get(op.stage, 0)))
         if made is not None:
             self._send(op, made)
 
@@ -142,19 +173,48 @@ class _Step:
         return self._worker.slots.take(Slot(self._task.step, "F", op.stage, op.microbatch))
 
     def _forward(self, op: Op, value: Any) -> Any:
-        output = self._worker.modules[op.stage](value)
-        if op.stage < self._worker.last_stage:
-            if self._task.train:
-                self._kept[op.stage, op.microbatch] = (value, output)
-            return output
+        last = op.stage == self._worker.last_stage
         if not self._task.train:
-            self._report.outputs[op.microbatch] = output
-            return None
-        assert self._worker.loss_fn is not None and self._task.targets is not None
-        loss = self._worker.loss_fn(output, self._task.targets[op.microbatch]) * self._task.weights[op.microbatch]
-        self._report.losses[op.microbatch] = loss.item()
-        self._kept[op.stage, op.microbatch] = (value, loss)
-        return None
+            output = self._worker.modules[op.stage](value)
+            if last:
+                self._report.outputs[op.microbatch] = output
+            return None if last else output
+        output = self._once(op, value) if (op.stage, op.microbatch) in self._later else self._compute(op, value)
+        if last:
+            self._report.losses[op.microbatch] = output.item()
+        self._keep(op, value, output)
+        return None if last else output
+
+    def _compute(self, op: Op, value: Any) -> torch.Tensor:
+        """The stage's output; at the last stage the loss."""
+        with seeded(seed(self._task.seed, op)):
+            output: torch.Tensor = self._worker.modules[op.stage](value)
+            if op.stage < self._worker.last_stage:
+                return output
+            assert self._worker.loss_fn is not None and self._task.targets is not None
+            loss = self._worker.loss_fn(output, self._task.targets[op.microbatch])
+            return loss * self._task.weights[op.microbatch]
+
+    def _once(self, op: Op, value: Any) -> torch.Tensor:
+        """As `_compute`, and nothing is kept for a backward."""
+        wants = bool(self._worker.parameters(op.stage)) or (isinstance(value, torch.Tensor) and value.requires_grad)
+        with torch.no_grad():
+            output = self._compute(op, value)
+        return output.detach().requires_grad_(wants and output.is_floating_point())
+
+    def _recompute(self, op: Op, _: None) -> None:
+        value, _output = self._let_go(op)
+        self._keep(op, value, self._compute(op, value))
+
+    def _keep(self, op: Op, value: Any, output: torch.Tensor) -> None:
+        """Input and output of a stage, for the backward. What the stage saves in between counts for nobody."""
+        self._kept[op.stage, op.microbatch] = (value, output)
+        self._held[op.stage] = self._held.get(op.stage, 0) + _bytes(value) + _bytes(output)
+
+    def _let_go(self, op: Op) -> tuple[Any, torch.Tensor]:
+        value, output = self._kept.pop((op.stage, op.microbatch))
+        self._held[op.stage] -= _bytes(value) + _bytes(output)
+        return value, output
 
     # -- backward
     def _gradient(self, op: Op) -> torch.Tensor | None:
@@ -164,25 +224,46 @@ class _Step:
         return gradient
 
     def _backward(self, op: Op, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        value, output = self._kept.pop((op.stage, op.microbatch))
+        value, output = self._let_go(op)
         params = self._worker.parameters(op.stage)
         wants_input = isinstance(value, torch.Tensor) and value.requires_grad
         inputs = [value, *params] if wants_input else params
         if not output.requires_grad or not inputs:
             return None
         found = torch.autograd.grad([output], inputs, None if gradient is None else [gradient], allow_unused=True)
-        leaves = [(p, g) for p, g in zip(params, found[wants_input:], strict=True) if g is not None]
+        self._add_up([(p, g) for p, g in zip(params, found[wants_input:], strict=True) if g is not None])
+        return found[0] if wants_input else None
+
+    def _input_half(self, op: Op, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        value, output = self._kept[op.stage, op.microbatch]
+        wants_input = isinstance(value, torch.Tensor) and value.requires_grad
+        params = self._worker.parameters(op.stage)
+        if not output.requires_grad or not (params or wants_input):
+            return None
+        halves = self._halves[op.stage, op.microbatch] = Halves(output, value if wants_input else None, params)
+        return halves.input(gradient)
+
+    def _weight_half(self, op: Op, _: None) -> None:
+        self._let_go(op)
+        halves = self._halves.pop((op.stage, op.microbatch), None)
+        if halves is not None:
+            self._add_up(halves.weights())
+
+    def _add_up(self, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Gradients of parameters add up in the step's context."""
         if self._context is not None:
             self._recorder.accumulate_leaves(self._context, leaves)
-        return found[0] if wants_input else None
 
     # -- to the neighbour
     def _send(self, op: Op, value: Any) -> None:
-        step = 1 if op.kind is Kind.FORWARD else -1
-        slot = Slot(self._task.step, op.kind.value, op.stage + step, op.microbatch)
+        slot = (
+            Slot(self._task.step, "F", op.stage + 1, op.microbatch)
+            if op.kind is Kind.FORWARD
+            else Slot(self._task.step, "B", op.stage - 1, op.microbatch)
+        )
         to = self._worker.homes[slot.stage]
         if to == self._agent.id:
-            self._worker.slots.put(slot, value)
+            self._worker.slots.put(slot, value.detach().requires_grad_(value.requires_grad))
             return
         self._sent = [future for future in self._sent if not _succeeded(future)]
         self._sent.append(self._agent.call(to, _deliver, (self._worker.key, slot, value), timeout=0))
@@ -197,4 +278,11 @@ def _succeeded(future: Future[Any]) -> bool:
 
 
 def _bytes(value: Any) -> int:
-    return value.nbytes if isinstance(value, torch.Tensor) else 0
+    """Of the tensors in it."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        return 0
+    return sum(map(_bytes, value))

@@ -12,13 +12,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from rpcbench.pipeline.schedules import Kind, Op
-from rpcbench.pipeline.simulate import Span, simulate
+from rpcbench.pipeline.ops import Kind, Op
+from rpcbench.pipeline.simulate import Span, idle_between, simulate
 from rpcbench.pipeline.simulate import idle_share as _idle_share
 from rpcbench.words.errors import PipelineError
 from rpcbench.words.events import Row
 
-FILL = {Kind.FORWARD: "░", Kind.BACKWARD: "▓"}
+FILL = {Kind.FORWARD: "░", Kind.BACKWARD: "▓", Kind.INPUT: "▒", Kind.WEIGHT: "▚", Kind.RECOMPUTE: "▞"}
+NAMES = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.INPUT: "input gradient",
+    Kind.WEIGHT: "weight gradients",
+    Kind.RECOMPUTE: "recomputed forward",
+}
 RUNNING = "…"
 UNIT = " ms"
 TICK = 10
@@ -104,9 +111,10 @@ class Timeline:
         return "".join(cells).rstrip()
 
     def _legend(self) -> str:
-        forward, backward = (f"{kind}0{FILL[kind]}" for kind in Kind)
+        kinds = {span.op.kind for span in self.spans}
+        marks = ", ".join(f"{kind}0{FILL[kind]} {NAMES[kind]}" for kind in Kind if kind in kinds)
         still = f"; {RUNNING} still running" if self.running else ""
-        return f"{forward} forward, {backward} backward of micro-batch 0; blank: idle{still}"
+        return f"{marks} of micro-batch 0; blank: idle{still}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +142,8 @@ class _Scale:
 
 def idle_share(rows: Iterable[Row]) -> float:
     """Measured idle share of the ops in `rows` that have ended, over the workers that ran them."""
-    spans = [_span(row, row["end"]) for row in rows if row["end"] is not None]
-    return _idle_share(spans, len({span.worker for span in spans}))
+    ended = [row for row in rows if row["end"] is not None]
+    return idle_between([(row["begin"], row["end"]) for row in ended], len({row["worker"] for row in ended}))
 
 
 def _span(row: Row, now: float) -> Span:

@@ -26,6 +26,7 @@ from typing import Any
 from rpcbench.protocol.effects import Effects, Send, Wake
 from rpcbench.protocol.window import Window
 from rpcbench.wire import messages as m
+from rpcbench.words.events import Told
 
 COUNT_BITS, LIFE_BITS = 40, 12
 _COUNT, _LIFE = (1 << COUNT_BITS) - 1, (1 << LIFE_BITS) - 1
@@ -52,7 +53,7 @@ class Pair:
         self.life = theirs & _LIFE
         self.stamp = self.life << LIFE_BITS | mine & _LIFE  # of its numbers
         self._base = ((mine & _LIFE) << LIFE_BITS | self.life) << COUNT_BITS
-        self.sent = self.before = 0  # numbers below `before` went out before the last break
+        self.sent = self.before = 0  # numbers below `before` went out before the last break, or by a lossy link
         self.kept: dict[int, m.Message] = {}  # of those with a body, a pair of kind and other fields: quick to make
         self.late: dict[int, int] = {}  # of those, ticks that have passed
         self.asked: dict[int, m.Message] = {}
@@ -96,11 +97,11 @@ class Pair:
             self.late.pop(count, None)
         return [self.number(m.Forget(numbers))] if numbers else []
 
-    def settled(self, fate: m.Fate) -> list[m.Message]:
-        """The messages that are lost for certain."""
+    def settled(self, fate: m.Fate) -> list[Send]:
+        """The messages that are lost for certain, as they went out."""
         for count in fate.had:
             self.asked.pop(count, None)
-        return [self.asked.pop(count) for count in fate.lost if count in self.asked]
+        return [Send(self.peer, self._base | n, self.asked.pop(n)) for n in fate.lost if n in self.asked]
 
     def mend(self, lossy: bool) -> list[Send]:
         """A tick has passed: what goes out again, and what is given up."""
@@ -138,6 +139,7 @@ class Delivery:
         self.pairs: dict[int, Pair] = {}
         self.stirred = False
         self.on_quiet: Callable[[], object] | None = None  # called when all that was sent is acknowledged
+        self.told: Told | None = None  # of every message, while somebody wants to know
         self._ticking = False
 
     def meet(self, peer: int, theirs: int) -> Pair:
@@ -158,7 +160,10 @@ class Delivery:
     def settled(self, pair: Pair, fate: m.Fate) -> list[m.Message]:
         lost = pair.settled(fate)
         self._tell_if_quiet()
-        return lost
+        if self.told is not None:
+            for send in lost:
+                self.told("lost", send.to, send.seq, send.message)
+        return [send.message for send in lost]
 
     def hurry(self) -> Effects:
         """Ask for acknowledgements now."""
@@ -175,20 +180,36 @@ class Delivery:
         return pair if pair is not None and pair.life == life & _LIFE else None
 
     def may_lose(self, lossy: bool) -> None:
-        """Whether connections may lose messages, from now on."""
+        """Whether connections may lose messages, from now on. Those that went out while they might may be lost yet."""
+        if self.lossy and not lossy:
+            for pair in self.pairs.values():
+                pair.before = pair.sent
         self.lossy = lossy
 
     def number(self, pair: Pair, message: m.Message) -> Send:
         if not self._ticking:
             self._stir()
-        return pair.number(message)
+        send = pair.number(message)
+        if self.told is not None:
+            self.told("sent", pair.peer, send.seq, message)
+        return send
 
-    def first_time(self, pair: Pair, seq: int) -> bool:
+    def telling(self, sends: list[Send]) -> Effects:
+        """These go out (again): told of to whoever wants to know."""
+        if self.told is not None:
+            for send in sends:
+                self.told("sent", send.to, send.seq, send.message)
+        return [*sends]
+
+    def first_time(self, pair: Pair, seq: int, message: m.Message) -> bool:
         """Whether a message is new. It is owed an acknowledgement in any case: the last one may be lost."""
         if not self._ticking:
             self._stir()
         pair.owed += 1
-        return pair.window.first_time(seq & _COUNT)
+        new = pair.window.first_time(seq & _COUNT)
+        if new and self.told is not None:
+            self.told("received", pair.peer, seq, message)
+        return new
 
     def owe(self, pair: Pair) -> None:
         """An acknowledgement could not be sent: another one a tick from now."""
@@ -200,9 +221,9 @@ class Delivery:
         self._ticking = self.stirred = True
 
     def tick(self) -> Effects:
-        sends: list[Send] = []
+        sends: Effects = []
         for pair in self.pairs.values():
-            sends += pair.mend(self.lossy)
+            sends += self.telling(pair.mend(self.lossy))
             if pair.owed or (self.on_quiet is not None and pair.missing()):
                 sends.append(pair.seen(answer=self.on_quiet is not None))
         self._ticking = any(pair.missing() for pair in self.pairs.values())

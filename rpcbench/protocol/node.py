@@ -28,7 +28,7 @@ from rpcbench.words.errors import (
     WorkerLostError,
     never_ran,
 )
-from rpcbench.words.events import Note, Tables
+from rpcbench.words.events import Note, Tables, Told
 from rpcbench.words.ids import Id
 
 Outcome = tuple[Effects, Outbox]
@@ -89,7 +89,7 @@ class Node:
                 return []
         if type(message) is m.Seen:
             return [*self.delivery.acknowledged(pair, message)]
-        effects = self._new(source, message, now) if self.delivery.first_time(pair, seq) else []
+        effects = self._new(source, message, now) if self.delivery.first_time(pair, seq, message) else []
         if pair.owed >= OWED:
             effects.append(pair.seen())
         return self._stirred(effects) if self.delivery.stirred else effects
@@ -129,7 +129,7 @@ class Node:
         return effects + self.calls.arrived(source, message, pending, now), outbox
 
     def _on_create(self, source: int, message: m.Create, now: float) -> Outcome:
-        created = self.rrefs.on_create(source, message.rref, message.fork, message.label, now)
+        created = self.rrefs.on_create(source, message.rref, message.fork, message.label, now, message.origin)
         effects, outbox = self._on_request(source, message, now)
         return effects, created + outbox
 
@@ -363,7 +363,7 @@ class Node:
     def resume(self, worker: int, incarnation: int) -> Effects:
         """A new connection to the same process stands: what may be lost with the old one is seen to."""
         pair = self.delivery.pair(worker, incarnation)
-        return [] if pair is None else self._stirred([*pair.mend_all()])
+        return [] if pair is None else self._stirred(self.delivery.telling(pair.mend_all()))
 
     def flush(self, then: Callable[[], object]) -> Effects:
         """Have all that was sent acknowledged soon; `then` is called (and must not wait) when it is."""
@@ -380,8 +380,9 @@ class Node:
         member = gone.member if gone else self.members.members.get(worker)
         return member.name if member else f"worker {worker}"
 
-    def listen(self, note: Note | None) -> None:
-        """Tell of every change from now on (None: of none)."""
+    def listen(self, note: Note | None, told: Told | None = None) -> None:
+        """Tell of every change, and of every message, from now on (None: of none)."""
+        self.delivery.told = told
         self.calls.note = self.rrefs.note = self.contexts.note = note
 
     def tables(self) -> Tables:

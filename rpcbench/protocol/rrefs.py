@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rpcbench.protocol.effects import Effects, Free, OwnerLost, Unmade
-from rpcbench.wire.messages import ChildAccept, Fork, ForkAccept, ForkRequest, UserDelete
+from rpcbench.wire.messages import ChildAccept, Fork, ForkAccept, ForkRequest, Origin, UserDelete
 from rpcbench.words.errors import WorkerLostError
 from rpcbench.words.events import Note, Row, Table
 from rpcbench.words.ids import Id
@@ -44,6 +44,8 @@ class Owned:
     ready: bool = False
     failed: bool = False
     made: float = 0.0
+    size: int | None = None  # bytes, where they are known
+    origin: Origin | None = None
     forks: dict[Id, int] = field(default_factory=dict)
 
 
@@ -100,8 +102,12 @@ class RRefs:
         self._tell_user("UserCreated", fork)
         return rref, fork
 
-    def share(self, rref: Id, fork: Id | None, type_: str, to: int, now: float) -> Fork:
-        """An RRef goes into a message to `to`. `fork` is the user's own, None where the owner holds the value itself.
+    def share(
+        self, rref: Id, fork: Id | None, type_: str, to: int, now: float, size: int | None = None,
+        origin: Origin | None = None,
+    ) -> Fork:  # fmt: skip
+        """An RRef goes into a message to `to`. `fork` is the user's own, None where the owner holds the value itself;
+        `size` and `origin` are the value's then.
 
         WorkerLostError where the fork is no more: its owner was lost, or could not be told to make the value.
         """
@@ -110,7 +116,7 @@ class RRefs:
             owned = self.owned.get(rref)
             if owned is None:
                 made = user is None  # else the call that makes it is still on its way to ourselves
-                owned = self.owned[rref] = Owned(type_, created=made, ready=made, made=now)
+                owned = self.owned[rref] = Owned(type_, made, made, made=now, size=size, origin=origin)
             owned.forks[child] = to
             self._tell_owned("ForkAdded", rref)
             return Fork(rref, self.me, child, self.me, type_, self._incarnation)
@@ -152,9 +158,11 @@ class RRefs:
         """The owner holds the value that this RRef stands for by itself now."""
         return self._drop_fork(fork.rref, fork.fork)
 
-    def on_create(self, source: int, rref: Id, fork: Id, type_: str, now: float) -> Outbox:
+    def on_create(
+        self, source: int, rref: Id, fork: Id, type_: str, now: float, origin: Origin | None = None
+    ) -> Outbox:
         owned = self.owned.setdefault(rref, Owned())
-        owned.created, owned.ready, owned.type, owned.made = True, False, type_, now
+        owned.created, owned.ready, owned.type, owned.made, owned.origin = True, False, type_, now, origin
         owned.forks[fork] = source
         self._tell_owned("RRefCreated", rref)
         return [(source, ForkAccept(rref, fork, first=True))]
@@ -188,11 +196,11 @@ class RRefs:
         self._tell_user("UserReleased", fork)
         return self._retire(fork)
 
-    def value_set(self, rref: Id, type_: str, failed: bool) -> None:
+    def value_set(self, rref: Id, type_: str, failed: bool, size: int | None = None) -> None:
         """The creating call has returned, or failed."""
         owned = self.owned.get(rref)
         if owned is not None:
-            owned.ready, owned.failed, owned.type = True, failed, type_ or owned.type
+            owned.ready, owned.failed, owned.type, owned.size = True, failed, type_ or owned.type, size
             self._tell_owned("ValueSet", rref)
 
     def unmade(self, rref: Id, error: Exception) -> Effects:
@@ -347,7 +355,8 @@ def _owned_row(rref: Id, owned: Owned) -> Row:
     forks = [{"fork": str(fork), "holder": holder} for fork, holder in owned.forks.items()]
     return {
         "rref": str(rref), "ready": owned.ready, "failed": owned.failed, "type": owned.type, "forks": forks,
-        "made": owned.made,
+        "made": owned.made, "size": owned.size,
+        "cell": owned.origin.cell if owned.origin else "", "number": owned.origin.number if owned.origin else None,
     }  # fmt: skip
 
 

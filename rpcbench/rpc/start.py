@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.agent.health import Health
 from rpcbench.agent.publish import Publisher
 from rpcbench.agent.watchdog import Watchdog
 from rpcbench.autograd.recorder import AutogradRecorder
@@ -28,7 +29,7 @@ def start_agent(
     """
     agent = RpcAgent(config, RRef.held, link)
     agent.values.recorder = AutogradRecorder(agent)
-    for part in (Publisher, Watchdog, *parts):
+    for part in (Publisher, Watchdog, Health, *parts):
         agent.part(part)
     current.start(agent, timeout)
     if problem := agent.values.routes.problem(config.world_size is not None):

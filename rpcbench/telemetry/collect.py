@@ -1,12 +1,14 @@
 """What all members of a world say of themselves, put together: tables kept current by events.
 
-Listens only while somebody looks. A member's tables begin with a snapshot; a gap in the numbers of its events (some
-were dropped, or it began again) asks for a new one. Nothing here waits for a worker.
+Listens only while somebody looks, and for messages only while somebody looks at those. A member's tables begin with a
+snapshot; a gap in the numbers of its events (some were dropped, or it began again) asks for a new one. Nothing here
+waits for a worker, but `settle`, which is asked to.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +16,15 @@ from rpcbench.agent import current as agents
 from rpcbench.agent.core import Agent
 from rpcbench.agent.publish import TELEMETRY, WATCH
 from rpcbench.agent.roster import GONE, WorkerInfo
-from rpcbench.words.events import apply
+from rpcbench.telemetry.clocks import SHARED, Clock, better
+from rpcbench.telemetry.messages import gather
+from rpcbench.telemetry.probes import Probes
+from rpcbench.words.events import CHANGES, MESSAGES, QUIET, apply
 
 World = dict[int, dict[str, Any]]
 Wake = Callable[[], None]
+SETTLE_SECONDS = 5.0
+"""How long to wait, by default, for what members have to tell: a process that is stopped tells nothing."""
 
 
 class Collector:
@@ -28,34 +35,53 @@ class Collector:
         self._lock = threading.Lock()
         self._world: World = {}
         self._seq: dict[int, int] = {}
-        self._wakes: dict[object, Wake] = {}
+        self._wakes: dict[object, tuple[Wake, int]] = {}
+        self._level = QUIET
+        self._probes = Probes(agent)
         agent.on_notice(TELEMETRY, self._heard)
         agent.on_member(self._member)
         agent.on_end.append(self._wake)
 
-    def subscribe(self, wake: Wake) -> Callable[[], None]:
-        """Begin to look: `wake` is called, on some thread, after each change. Call the result to stop."""
+    def subscribe(self, wake: Wake, level: int = CHANGES) -> Callable[[], None]:
+        """Begin to look: `wake` is called, on some thread, after each change. Call the result to stop.
+
+        `level`: `words.events.MESSAGES` to be told of every message as well.
+        """
         key = object()
         with self._lock:
-            first = not self._wakes
-            self._wakes[key] = wake
-        if first:
-            for info in self._agent.members():
-                self._watch(info.id, True)
+            self._wakes[key] = wake, level
+        self._listen()
         return lambda: self._unsubscribe(key)
 
     def _unsubscribe(self, key: object) -> None:
         with self._lock:
-            if self._wakes.pop(key, None) is None or self._wakes:
+            if self._wakes.pop(key, None) is None:
                 return
-            self._world.clear()
-            self._seq.clear()
-        if self._agent.running:
+            if not self._wakes:
+                self._world.clear()
+                self._seq.clear()
+        self._listen()
+
+    def _listen(self) -> None:
+        """Ask all members for as much as is wanted now, if that has changed."""
+        with self._lock:
+            level = max((level for _, level in self._wakes.values()), default=QUIET)
+            before, self._level = self._level, level
+            if level < MESSAGES:
+                for member in self._world.values():
+                    member["tables"].pop("messages", None)
+                    member["missed"] = member["trimmed"] = 0
+        if level != before and self._agent.running:
             for info in self._agent.members():
-                self._watch(info.id, False)
+                self._watch(info.id)
 
     def world(self) -> World:
-        """{worker id: {name, id, incarnation, state, tables, left_out}}; rows are shared and never change."""
+        """{worker id: {name, id, incarnation, state, tables, left_out, …}}; rows never change.
+
+        `missed`, `trimmed`: of messages, what the member could not tell, and the oldest that are not kept here.
+
+        `epoch`: when its clock was 0, in seconds since 1970; None until it has told.
+        """
         over: dict[str, Any] = {} if self._agent.running else {"state": "left"}
         with self._lock:
             return {
@@ -63,15 +89,25 @@ class Collector:
                 for id_, member in sorted(self._world.items())
             }
 
-    def _watch(self, member: int, on: bool) -> None:
-        if on:
-            with self._lock:
+    def settle(self, timeout: float = SETTLE_SECONDS) -> bool:
+        """Wait until all members that are up have told what they had to tell when this was called. False: not all."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            up = [id_ for id_, member in self._world.items() if member["state"] == "up" and self._agent.running]
+        waits = [self._probes.ask(id_) for id_ in up]
+        return all(self._probes.wait(asked, deadline - time.monotonic()) for asked in waits)
+
+    def _watch(self, member: int) -> None:
+        with self._lock:
+            level = self._level
+            if level:
                 self._world.setdefault(member, self._empty(member))
-        self._agent.notify(member, WATCH, on)
+        self._agent.notify(member, WATCH, level)
 
     def _empty(self, member: int) -> dict[str, Any]:
         name = self._agent.member(member).name
-        return {"name": name, "id": member, "incarnation": 0, "state": "up", "tables": {}, "left_out": 0}
+        told: dict[str, Any] = {"name": name, "id": member, "incarnation": 0, "state": "up", "tables": {}}
+        return {**told, "left_out": 0, "missed": 0, "trimmed": 0, "clock": SHARED, "epoch": None}
 
     def _member(self, kind: str, who: WorkerInfo, reason: str) -> None:
         with self._lock:
@@ -83,27 +119,42 @@ class Collector:
                 self._world[who.id]["state"] = "up" if kind == "recovered" else kind
             if kind in GONE:
                 self._seq.pop(who.id, None)
+        if kind in GONE:
+            self._probes.forget(who.id)
         if kind == "joined":
-            self._watch(who.id, True)
+            self._watch(who.id)
         self._wake()
 
     def _heard(self, source: int, data: dict[str, Any]) -> None:
+        if "probe" in data:
+            self._measured(source, self._probes.answered(source, data["heard"], data["said"], data["probe"]))
+            return
         with self._lock:
             member = self._world.get(source)
             if member is None:
                 return
+            missed = False
             if "snapshot" in data:
-                member.update(tables=data["snapshot"], incarnation=data["incarnation"])
-                self._seq[source] = data["seq"]
-                missed = False
+                self._begin(source, member, data)
             else:
                 missed = self._apply(source, member, data)
         if missed:
-            self._watch(source, True)
+            self._watch(source)
+        self._probes.refresh(source)
         self._wake()
+
+    def _begin(self, source: int, member: dict[str, Any], data: dict[str, Any]) -> None:
+        messages = {name: rows for name, rows in member["tables"].items() if name == "messages"}
+        epoch = time.time() - data["clock"]
+        member.update(tables={**data["snapshot"], **messages}, incarnation=data["incarnation"], epoch=epoch)
+        self._seq[source] = data["seq"]
 
     def _apply(self, source: int, member: dict[str, Any], data: dict[str, Any]) -> bool:
         """Carry a batch out; True where one is missing between the last and this."""
+        if self._level == MESSAGES:
+            member["trimmed"] += gather(member["tables"].setdefault("messages", {}), source, data["messages"])
+            member["missed"] += data["missed"]
+            member["left_out"] += data["missed"]
         last = self._seq.get(source)
         member["left_out"] += data["dropped"]
         for seq, _, _, table, key, row in data["events"]:
@@ -116,11 +167,40 @@ class Collector:
             last = self._seq[source] = seq
         return False
 
+    def _measured(self, source: int, clock: Clock | None) -> None:
+        """Keep the best estimate of a clock on another host."""
+        with self._lock:
+            member = self._world.get(source)
+            if member is None or clock is None:
+                return
+            old = Clock(*member["clock"])
+            member["clock"] = better(None if old == SHARED else old, clock)
+        self._wake()
+
     def _wake(self) -> None:
         with self._lock:
-            wakes = list(self._wakes.values())
+            wakes = [wake for wake, _ in self._wakes.values()]
         for wake in wakes:
             wake()
+
+
+class Traced:
+    """A collector as a source of worlds with every message in them."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def subscribe(self, wake: Wake) -> Callable[[], None]:
+        """As the collector's, at the level of messages."""
+        return self._collector.subscribe(wake, MESSAGES)
+
+    def settle(self, timeout: float = SETTLE_SECONDS) -> bool:
+        """As the collector's."""
+        return self._collector.settle(timeout)
+
+    def world(self) -> World:
+        """As the collector's."""
+        return self._collector.world()
 
 
 def current() -> Collector:

@@ -14,8 +14,9 @@ LINES = 12
 
 
 def text(view: View) -> str:
-    """The view in words. ValueError for a dict that no function of `rpcbench.telemetry.views` made."""
-    for section, write in (("rrefs", _rrefs), ("contexts", _contexts), ("steps", _steps)):
+    """The view in words. ValueError for a dict that no function of `rpcbench.telemetry` made."""
+    kinds = {"rrefs": _rrefs, "contexts": _contexts, "steps": _steps, "messages": _messages, "logs": _how_they_are}
+    for section, write in kinds.items():
         if section in view:
             first, lines = write(view)
             more = [f"  … and {len(lines) - LINES} more"] if len(lines) > LINES else []
@@ -63,9 +64,46 @@ def _steps(view: View) -> tuple[str, list[str]]:
 
 
 def _step_line(row: Row) -> str:
-    idle = "" if row["idle"] is None else f", idle {row['idle']:.1%}"
+    ideal = "" if row["ideal"] is None else f" (ideal {row['ideal']:.1%})"
+    idle = "" if row["idle"] is None else f", idle {row['idle']:.1%}{ideal}"
     span = (row["end"] - row["begin"]) * 1e3
     return f"  step {row['step']} ({row['state']}): {_n(row['ops'], 'op')} in {span:.1f} ms{idle}"
+
+
+def _messages(view: View) -> tuple[str, list[str]]:
+    every = view["messages"].values()
+    rows = [row for row in every if row["kind"] != "Notice"]  # output of cells and the like: counted, not listed
+    states = Counter(row["state"] for row in rows)
+    marks = "".join(f", {states[state]} {state}" for state in ("under way", "lost") if states[state])
+    began = rows[0]["sent"] or rows[0]["received"] if rows else 0.0
+    lines = [_message_line(view["workers"], row, began) for row in rows]
+    notices = f", {_n(len(every) - len(rows), 'notice')}" if len(every) > len(rows) else ""
+    return f"{_workers(view)}, {_n(len(rows), 'message')}{marks}{notices}", lines
+
+
+def _message_line(workers: Table, row: Row, began: float) -> str:
+    when = row["received"] if row["sent"] is None else row["sent"]
+    ends = f"{_name(workers, row['from'])} → {_name(workers, row['to'])}"
+    label = f" {row['label']}" if row["label"] else ""
+    state = "" if row["state"] == "received" else f" ({row['state']})"
+    return f"  {(when - began) * 1e3:8.1f} ms  {ends}: {row['kind']}{label}{state}"
+
+
+def _how_they_are(view: View) -> tuple[str, list[str]]:
+    rows = view["workers"].values()
+    failed = [f"  {key} failed: {row['error']}" for key, row in view["actions"].items() if row["state"] == "failed"]
+    up = sum(row["state"] == "up" for row in rows)
+    return f"{_workers(view)}, {up} up", [_worker_line(row) for row in rows] + failed
+
+
+def _worker_line(row: Row) -> str:
+    start = f" (start {row['incarnation'] + 1})" if row["incarnation"] else ""
+    what = row["ended"] or (row["state"] if row["state"] != "up" else row["doing"] or "not heard of yet")
+    if row["cpu"] is None:
+        return f"  {row['name']}{start}: {what}"
+    memory = "" if row["memory"] is None else f", {row['memory'] / 1e6:.0f} MB"
+    threads = f", {row['busy']} busy, {row['waiting']} waiting, {row['queued']} queued"
+    return f"  {row['name']}{start}: {what}, cpu {row['cpu']:.0%}{memory}{threads}"
 
 
 def _workers(view: View) -> str:

@@ -2,6 +2,8 @@
 
 `Faults` is a link that loses, delays, repeats, holds and refuses messages; `install` puts it into a worker that runs.
 `FaultyTensorPipeRpcBackendOptions(faults=...)` brings it along to `init_rpc`; its other options are torch's own.
+`Drill` puts faults into all members at once. `Stepper` holds the messages of all members and lets them go one by one,
+while clocks stand still.
 """
 
 from __future__ import annotations
@@ -15,13 +17,18 @@ from rpcbench.testing.backend import (
     faulty_backend,
     faulty_options,
 )
+from rpcbench.testing.chaos import Drill
 from rpcbench.testing.faults import Faults, install
+from rpcbench.testing.stepper import Held, Stepper
 
 __all__ = [
     "FAULTY",
     "KINDS",
+    "Drill",
     "Faults",
     "FaultyTensorPipeRpcBackendOptions",
+    "Held",
+    "Stepper",
     "backend",
     "backend_options",
     "faulty_backend",

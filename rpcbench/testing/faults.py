@@ -185,7 +185,11 @@ class Faults(Link):
                 if turn <= rule.times:
                     return [], "refused" if rule.refused else "lost"
                 late += rule.seconds
-        return self._chance(random.Random(f"{self._seed} {to} {seq} {turn}"), late)
+        return self._chance(self._dice(to, seq, turn), late)
+
+    def _dice(self, to: int, seq: int, turn: int) -> random.Random:
+        """What decides on the fate of a message that is sent for the `turn`-th time."""
+        return random.Random(f"{self._seed} {to} {seq} {turn}")
 
     def _chance(self, chances: random.Random, late: float) -> tuple[list[float], str]:
         drop, duplicate = self._shares
@@ -206,5 +210,5 @@ class Faults(Link):
 
 def install(faults: Faults, agent: Agent | None = None) -> Faults:
     """Disturb what a running agent sends from now on; by default, the agent of this process."""
-    (agent or current.current()).use(faults)
+    (agent or current.current()).links.use(faults)
     return faults

@@ -122,4 +122,4 @@ class Link:
         """The agent has stopped."""
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
-    """Seconds, for deadlines; a subclass may stop them."""
+    """Seconds, for the deadlines of an agent that begins with this link."""

@@ -51,6 +51,7 @@ class Store(Memory):
         for place, buffer in zip(places, buffers, strict=True):
             here = np.ndarray(buffer.nbytes, np.uint8, ours.memory, place)
             np.copyto(here, np.ndarray(buffer.nbytes, np.uint8, buffer))  # lets other threads run
+            self.lent += buffer.nbytes
         return places
 
     def returned(self, place: int) -> None:
@@ -72,7 +73,9 @@ class Store(Memory):
         if self._theirs is None:
             return super().borrow(place, size)
         try:
-            return self._theirs.lend(place, size)
+            found = self._theirs.lend(place, size)
+            self.borrowed += size
+            return found
         except ValueError as error:
             raise ProtocolError(f"the peer lends memory that is not its own: {error}") from error
 

@@ -73,7 +73,8 @@ class StreamConnection:
         self.ended = False
         self._patient = 0  # threads that wait for `_drained`
         self._numbers = itertools.count(1)
-        self.heard = 0  # bytes that have come
+        self.heard = 0  # bytes that have come through the stream
+        self.said = 0  # and that were given to it
         self.silence = stream.silence
         self.watch: Watch | None = getattr(stream, "watch", None)  # not every stream can tell what it has
         self.read_while: HelpAlong = lambda waiting: None  # set by who has it read, see `agent.reading`
@@ -91,6 +92,7 @@ class StreamConnection:
                 self._held += owed
             alone = not (self._small or self._writing or hold)
             parts: Parts = []
+            self.said += len(first[0]) if len(first) == 1 else _size(first)
             if alone:
                 parts, self._held = first + self._held, []
             elif hold:
@@ -100,7 +102,9 @@ class StreamConnection:
                 self._queued += _size(first)
             if chunks is not None:
                 self._large.append(chunks)
-                self._queued += sum(buffer.nbytes for buffer in raw(body))
+                size = sum(buffer.nbytes for buffer in raw(body))
+                self._queued += size
+                self.said += size
             if self._writing or (hold and len(self._held) < _MOST_HELD):
                 return
             self._writing = True
@@ -220,6 +224,10 @@ class StreamConnection:
                 self._queued -= len(chunk[1])
                 return chunk
         return []
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that went out and that came in, those in shared memory too."""
+        return self.said + self._store.lent, self.heard + self._store.borrowed
 
     # -- reading
     def read(self) -> list[Frame] | Ending:

@@ -58,6 +58,9 @@ Parts = list["bytes | memoryview"]
 class Memory:
     """Where a decoder puts and finds buffers. This one shares none with the peer."""
 
+    lent = borrowed = 0
+    """Bytes that went to the peer, and that came from it, in shared memory."""
+
     def room(self, size: int) -> memoryview | bytearray:
         """A buffer of its own for bytes that are to come."""
         return bytearray(size)

@@ -40,6 +40,13 @@ class Scope(NamedTuple):
     behind: tuple[int, ...] | None
 
 
+class Origin(NamedTuple):
+    """The notebook's cell that made something: the front end's id for it, and the number that it shows."""
+
+    cell: str
+    number: int
+
+
 class Call(NamedTuple):
     """Run a function and send back what it returns. `budget`: seconds until the caller stops waiting."""
 
@@ -61,6 +68,7 @@ class Create(NamedTuple):
     budget: float | None
     forks: tuple[Fork, ...]
     scope: Scope | None
+    origin: Origin | None
     body: Body
 
 
@@ -383,7 +391,7 @@ def _layout(kind: type[Any]) -> tuple[_Field, ...]:
 
 
 _LAYOUTS: dict[type[Any], tuple[_Field, ...]] = {}
-for _record in (Id, Fork, Scope, Awaited, Device, Mapped, Devices, Member, Loss, Past, *KINDS):
+for _record in (Id, Fork, Scope, Origin, Awaited, Device, Mapped, Devices, Member, Loss, Past, *KINDS):
     _LAYOUTS[_record] = _layout(_record)
 _HAS_BODY = frozenset(kind for kind in KINDS if "body" in kind._fields)
 

@@ -42,6 +42,27 @@ class Changes:
                 self._bells.remove(bell)
 
 
+class Listeners:
+    """Those who want to be called after each change, on whatever thread makes it."""
+
+    def __init__(self) -> None:
+        self._wakes: dict[object, Callable[[], None]] = {}
+
+    def add(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call the result to stop."""
+        key = object()
+        self._wakes[key] = wake
+
+        def stop() -> None:
+            self._wakes.pop(key, None)
+
+        return stop
+
+    def tell(self) -> None:
+        for wake in list(self._wakes.values()):
+            wake()
+
+
 class Flag:
     """As `threading.Event`."""
 

@@ -5,11 +5,21 @@ change, or None where the row is gone; so tables plus events equal later tables,
 tables. `kind` is a past-tense name ("ForkAdded") for those who tell the story rather than the state.
 
 Tables
-    owned     RRefs this worker owns           key "0.3"      forks, ready, type
+    owned     RRefs this worker owns           key "0.3"      forks, ready, type, made, size, cell
     users     forks this worker holds          key "0.4"      rref, owner, parent, state, children
     contexts  autograd contexts                key "281…"     known, sends, recvs, passes, gradients
     calls     calls in flight from here        key "17"       to, label
-    ops       pipeline operations              key "s3.w1.5"  step, worker, stage, op, microbatch, begin, end, bytes
+    graphs    what is local of a context       key "281…"     leaves (name, shape, bytes), more, passes (regions, ran)
+    steps     a worker's part of a step        key "s3.w1"    step, worker, workers, plan, ideal, state
+    ops       pipeline operations              key "s3.w1.5"  step, worker, stage, op, microbatch, begin, end, bytes,
+                                                               held, failed
+    health    how this member was when asked   key "1"        question, pid, host, cpu, memory, busy, waiting, queued,
+                                                               cells, peers
+    launched  processes this member started    key "1"        name, pid, incarnation, state, log
+    actions   what clicks have asked for       key "scale 3"  action, target, state, error
+
+Messages are no table of a worker, as nothing of them is kept there: each is told of as it goes and as it comes
+(`Told`), to whoever listens for that besides. Whoever watches puts them together (`rpcbench.telemetry.messages`).
 """
 
 from __future__ import annotations
@@ -35,6 +45,14 @@ class Event(NamedTuple):
 
 Note = Callable[[str, str, str, "Row | None"], None]
 """(kind, table, key, row): how machines tell of a change, called only while somebody listens."""
+
+
+Told = Callable[[str, int, int, Any], None]
+"""("sent" | "received" | "lost", the other member, number, message): how delivery tells of every message, the same
+way."""
+
+QUIET, CHANGES, MESSAGES = 0, 1, 2
+"""How much somebody listens for: nothing; every change; and every message, too, which costs each of them."""
 
 
 def apply(tables: Tables, table: str, key: str, row: Row | None) -> None:

@@ -282,6 +282,10 @@ class Future(_Base[T]):
             raise RuntimeError("value() may only be called on a completed Future; use wait()")
         return self._value()
 
+    def outcome(self) -> tuple[Any, BaseException | None] | None:
+        """Runtime only: value and error as far as they are known here. Runs nothing, waits for nobody."""
+        return self._outcome
+
     def follow(self) -> None:
         """From now on it is opened as soon as the answer is there: for what waits for torch's side of it."""
         with self._lock:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 COUNTER_BITS = 48
 MAX_WORKER = (1 << 15) - 1
+OWN = 1 << COUNTER_BITS - 1
+"""In the number of a call: it is the bench's own, such as a cell, and no part of a program."""
 _NAME = re.compile(r"[A-Za-z0-9_:.\-]*")
 _LONGEST_NAME = 128
 

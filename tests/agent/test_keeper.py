@@ -99,3 +99,26 @@ def test_what_is_let_go_of_in_a_loop_does_not_wake_it_each_time(peers: Peers) ->
     until(lambda: len(heard.forks) == 100, "all are released")
     kept.stop()
     assert heard.forks == list(range(100)) and not kept.holds and heard.asked < 50
+
+
+def test_while_the_clock_stands_just_before_a_deadline_it_sleeps(peers: Peers) -> None:
+    at, looks = [0.9999], threading.Semaphore(0)
+
+    def clock() -> float:
+        looks.release()
+        return at[0]
+
+    expired = threading.Semaphore(0)
+    machine: Any = SimpleNamespace(feed=lambda event: expired.release())
+    deadlines = Deadlines()
+    kept = Keeper("test", machine, deadlines, clock, peers)
+    deadlines.set(7, 0.98)  # found at the next twentieth of a second, at 1.0
+    kept.start()
+    try:
+        assert looks.acquire(timeout=PATIENCE) and looks.acquire(timeout=PATIENCE)
+        assert not looks.acquire(timeout=0.3) and not expired.acquire(blocking=False)
+        at[0] = 1.1
+        kept.released.put(None)  # as who lets the clock go on does
+        assert expired.acquire(timeout=PATIENCE)
+    finally:
+        kept.stop()

@@ -132,7 +132,7 @@ def test_a_message_that_cannot_be_handled_ends_its_connection_loudly(
             raise KeyError("a mistake of ours")
         deliver(source, seq, message)
 
-    agents[0]._link.attach(agents[0]._transmit, fail)
+    agents[0].links.near.attach(agents[0]._transmit, fail)
     agents[1].notify(0, "any", None)
     until(lambda: len(agents[0].members()) == 1)
     with pytest.raises(WorkerLostError, match="what it sent could not be handled"):

@@ -9,6 +9,7 @@ from typing import Any
 from worlds import config, nothing_left, until
 
 from rpcbench.agent import current
+from rpcbench.agent.links import Links
 from rpcbench.rpc import remote
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.base import Link
@@ -80,3 +81,40 @@ def test_what_comes_twice_happens_once(tmp_path: Path) -> None:
     finally:
         there.stop()
         here.stop()
+
+
+class Noting(Link):
+    """Writes down what passes; keeps one that is to go later."""
+
+    def __init__(self, name: str, notes: list[str], lossy: bool = False) -> None:
+        super().__init__()
+        self.name, self.notes, self.lossy = name, notes, lossy
+
+    def outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
+        self.notes.append(f"{self.name} out {seq}")
+        super().outgoing(to, seq, message, may_wait)
+
+    def incoming(self, source: int, seq: int, message: Message) -> None:
+        self.notes.append(f"{self.name} in {seq}")
+        super().incoming(source, seq, message)
+
+
+def test_links_come_and_go_in_order() -> None:
+    notes: list[str] = []
+    first, second = Noting("first", notes), Noting("second", notes, lossy=True)
+    links = Links(first, lambda to, seq, *_: notes.append(f"sent {seq}"), lambda *came: notes.append(f"had {came[1]}"))
+    changes: list[bool] = []
+    links.changed = lambda: changes.append(links.lossy)
+    links.add(second)
+    links.near.outgoing(1, 5, None, False)
+    links.far.incoming(1, 6, None)
+    assert notes == ["first out 5", "second out 5", "sent 5", "second in 6", "first in 6", "had 6"]
+    notes.clear()
+    links.remove(first)
+    links.remove(first)
+    first.outgoing(1, 7, None, False)  # what it had goes its way without the others
+    first.incoming(1, 8, None)
+    links.near.outgoing(1, 9, None, False)
+    assert notes == ["first out 7", "sent 7", "first in 8", "had 8", "second out 9", "sent 9"]
+    links.remove(second)
+    assert [type(link) for link in links.all] == [Link] and changes == [True, True, True, False]

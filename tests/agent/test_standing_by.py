@@ -80,7 +80,7 @@ def _settled(agent: Agent) -> Reading:
 
 def test_a_caller_reads_its_own_answers(agents: list[Agent]) -> None:
     reading, noted = _settled(agents[0]), _Noted()
-    agents[0].use(noted)
+    agents[0].links.use(noted)
 
     def reads_all() -> bool:
         """Unless an acknowledgement came between, which whoever stands by has read."""
@@ -95,7 +95,7 @@ def test_a_caller_reads_its_own_answers(agents: list[Agent]) -> None:
 
 def test_who_stands_by_reads_what_comes_unasked(agents: list[Agent]) -> None:
     reading, noted = _settled(agents[0]), _Noted()
-    agents[0].use(noted)
+    agents[0].links.use(noted)
     with current.using(agents[1]):
         assert [rpc_sync(0, echo, (number,)) for number in range(20)] == list(range(20))
     assert len(noted.readers) >= 20 and not reading._guarded
@@ -112,7 +112,7 @@ def test_where_nobody_can_stand_by_a_worker_reads(tmp_path: Path, monkeypatch: p
     monkeypatch.delattr(select, "epoll")
     noted = _Noted()
     with world(tmp_path, 2) as made:
-        made[0].use(noted)
+        made[0].links.use(noted)
         assert [rpc_sync("worker1", back_and_forth, (number,)) for number in range(5)] == list(range(5))
         assert threading.main_thread() not in noted.readers and not _reading(made[0])._guarded
 
@@ -161,7 +161,7 @@ def test_a_message_that_cannot_be_handled_ends_the_connection_whoever_reads_it(
     told: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", told.append)
     reading = _settled(agents[0])
-    agents[0].use(Breaks())
+    agents[0].links.use(Breaks())
     with pytest.raises((WorkerLostError, ConnectionLostError)):  # the peer may dial again before we have parted
         rpc_async("worker1", echo, (1,)).wait()
     until(lambda: bool(told), "a word about what happened")
@@ -173,7 +173,7 @@ def test_a_backward_pass_reads_its_own_gradients(agents: list[Agent]) -> None:
     _settled(agents[0])
     weight = torch.ones(3, requires_grad=True)
     noted = _Noted()
-    agents[0].use(noted)
+    agents[0].links.use(noted)
 
     def reads_gradients() -> bool:
         with autograd.context() as context:
@@ -193,10 +193,12 @@ class _Parted:
         self.here, self.there = socket.socketpair()
         self.watch: Watch | None = Watch(self.here)
         self.ended = threading.Event()
+        self.asked = threading.Event()  # a reader waits, or is about to
         self.fails = False
         self.frames = 1  # that each byte stands for
 
     def read(self) -> list[Frame] | Ending:
+        self.asked.set()
         return [Frame(b"", EMPTY)] * self.frames if self.here.recv(1) else Ending("over", False)
 
     def cut(self) -> None:
@@ -221,6 +223,7 @@ def test_what_comes_as_a_caller_leaves_wakes_who_stands_by(turn: int) -> None:
     source, pool = _Parted(), Pool("test", 2, lambda: None)
     pool.due = lambda: False
     reading = pool.read(source, lambda frame: None, source.over)
+    assert source.asked.wait(PATIENCE)
     reading.read_while(lambda: False)  # nobody is there to return the token yet
     source.there.send(b".")
     until(lambda: reading._guarded, "a thread that stands by")
@@ -241,6 +244,7 @@ def test_who_stands_by_may_be_through_with_a_connection_before_it_is_watched_aga
     source, pool = _Parted(), Pool("test", 2, lambda: None)
     pool.due = lambda: False
     reading = pool.read(source, lambda frame: None, source.over)
+    assert source.asked.wait(PATIENCE)
     reading.read_while(lambda: False)
     source.there.send(b".")
     until(lambda: reading._guarded, "a thread that stands by")
@@ -263,6 +267,7 @@ def test_who_stands_by_sees_to_an_end_of_which_the_peer_knows_nothing(monkeypatc
     source, pool = _Parted(), Pool("test", 2, lambda: None)
     pool.due = lambda: False
     reading = pool.read(source, source.receive, source.over)
+    assert source.asked.wait(PATIENCE)
     reading.read_while(lambda: True)
     source.there.send(b".")
     until(lambda: reading._guarded, "a thread that stands by")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from worlds import nothing_left, until, world
 
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
+from rpcbench.autograd import told
 from rpcbench.protocol import records
 from rpcbench.rpc import rpc_sync
 
@@ -28,14 +30,14 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 
 def listen(agent: Agent) -> list[str]:
     """What is told of contexts from now on."""
-    told: list[str] = []
+    heard: list[str] = []
 
     def note(kind: str, table: str, key: str, row: object) -> None:
         if table == "contexts":
-            told.append(kind)
+            heard.append(kind)
 
     agent.machine.ask(lambda node: node.listen(note))
-    return told
+    return heard
 
 
 def work(x: torch.Tensor) -> torch.Tensor:
@@ -89,3 +91,57 @@ def test_a_pass_that_fails_is_told_on_both_sides(agents: list[Agent]) -> None:
     until(lambda: bool(there) and there[-1] == "ContextReleased")
     assert here[-2:] == ["WalkFailed", "ContextReleased"]
     assert "WalkFailed" in there
+
+
+def row(agent: Agent) -> dict[str, Any]:
+    """What the agent's graph says of the only context."""
+    (found,) = agent.tables()["graphs"].values()
+    return found
+
+
+def listened(agent: Agent) -> list[tuple[str, Any]]:
+    """(kind, row) of each event of the table "graphs" until now."""
+    events, _ = agent.bus.drain(1000)
+    return [(event.kind, event.row) for event in events if event.table == "graphs"]
+
+
+def test_who_holds_which_gradient_is_told_by_shape_and_region_by_region(agents: list[Agent]) -> None:
+    for agent in agents:
+        agent.listen(True)
+    x = torch.ones(2, 3, requires_grad=True)
+    with autograd.context() as context:
+        first, second = rpc_sync("worker1", work, (x,)), rpc_sync("worker1", work, (x,))
+        assert [agent.tables()["graphs"] for agent in agents] == [{}, {}]
+        autograd.backward(context, [(first + second).sum()])
+        assert row(agents[0])["leaves"] == [{"name": "", "shape": "[2, 3]", "bytes": 24}]
+        assert (row(agents[0])["more"], row(agents[0])["context"]) == (0, context)
+    until(lambda: not any(agent.tables()["graphs"] for agent in agents))
+    here, there = listened(agents[0]), listened(agents[1])
+    ran = [one["passes"][0]["ran"] for _, one in here if one and one["passes"]]
+    assert ran == sorted(ran) and ran[0] == 0 and ran[-1] == here[-3][1]["passes"][0]["regions"]
+    assert [kind for kind, _ in here if kind != "RegionsRan"][-2:] == ["PassEnded", "GraphDropped"]
+    assert here[-1] == ("GraphDropped", None)
+    assert there[-1][1] is None
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_leaves_of_every_layout_can_be_told() -> None:
+    parts = [torch.ones(2), torch.ones(3)]
+    nested = [torch.nested.nested_tensor(parts, layout=layout) for layout in (torch.strided, torch.jagged)]
+    leaves = [*nested, torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.half)]
+    told_of = [told._leaf("w", leaf) for leaf in leaves]
+    assert [one["shape"] for one in told_of] == ["nested", "nested", "[2, 2]", "[2]"]
+    assert [one["bytes"] for one in told_of] == [0, 0, 0, 4]
+
+
+def test_more_leaves_than_a_row_takes_are_counted(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(told, "MOST_LEAVES", 2)
+    leaves = [torch.ones(1, requires_grad=True) for _ in range(5)]
+    with autograd.context() as context:
+        autograd.backward(context, [torch.cat(leaves).sum()])
+        assert (len(row(agents[0])["leaves"]), row(agents[0])["more"]) == (2, 3)
+
+
+def test_while_nobody_listens_no_name_is_looked_for(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(told.Told, "_row", lambda *_: pytest.fail("a row was made"))
+    one_step()

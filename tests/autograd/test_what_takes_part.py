@@ -147,7 +147,7 @@ class Counting(Link):
 def test_a_needed_send_costs_two_messages_at_most(agents: list[Agent]) -> None:
     counts: collections.Counter[str] = collections.Counter()
     for agent in agents:
-        agent.use(Counting(counts))
+        agent.links.use(Counting(counts))
     x = leaf(3)
     with autograd.context() as context:
         near = rpc_sync("worker1", curve, (x,))

@@ -91,6 +91,6 @@ def test_what_does_not_do_as_it_should_is_an_error() -> None:
 @pytest.mark.parametrize("kind", notebook.KINDS)
 def test_one_run_measures_every_bound(kind: str) -> None:
     bounds = list(notebook.measure(QUICK, 7, kind))
-    assert len({bound.title for bound in bounds}) == 11
+    assert len({bound.title for bound in bounds}) == 12
     assert all(bound.measured > 0 for bound in bounds if not bound.counts)
     assert [(bound.title, bound.measured) for bound in bounds if bound.counts and bound.measured] == []

@@ -1,6 +1,7 @@
 """JupyterLab in a headless Chromium: what a user has in front of them, for tests and for the picture in the README.
 
     python tests/browser/lab.py --shot docs/panels.png [--dark]
+    python tests/browser/lab.py --each docs/pictures [--dark]
 
 Rules
 - Server, kernels and browser have folders of their own, made anew for each run: no settings of this machine's user.
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
 SECONDS = 60.0
-LESSON = Path(__file__).parents[2] / "notebooks" / "00_pipeline_digits.ipynb"
+ROOT = Path(__file__).parents[2]
+LESSON = ROOT / "notebooks" / "00_pipeline_digits.ipynb"
+EXTENSION = ROOT / "extension" / "labextension"
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
     "--no-sandbox",
@@ -97,6 +100,14 @@ class Lab:
             if cell.cell_type == "code":
                 cell.outputs, cell.execution_count = [], None
         nbformat.write(notebook, self.folder / name)
+        return Notebook(self._page(name, width, height, scale), name, [cell.source for cell in notebook.cells])
+
+    def beside(self, notebook: Notebook) -> Notebook:
+        """Another browser on the same notebook and kernel, with the outputs that stand there now."""
+        notebook.page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
+        return Notebook(self._page(notebook.name, 1400, 2400, 1), notebook.name, notebook.sources)
+
+    def _page(self, name: str, width: int, height: int, scale: float) -> Page:
         page = self._browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
         page.set_default_timeout(1e3 * SECONDS)
         page.on("pageerror", lambda error: self.wrong.append(f"error in the page: {error}"))
@@ -104,7 +115,7 @@ class Lab:
         page.on("websocket", lambda opened: self._asked(opened.url))
         page.goto(f"{self._address}/lab/tree/{name}?reset&token={self._token}", wait_until="domcontentloaded")
         page.wait_for_function(READY, polling=100)
-        return Notebook(page, [cell.source for cell in notebook.cells])
+        return page
 
     def _asked(self, url: str) -> None:
         host = self._address.removeprefix("http")
@@ -115,12 +126,13 @@ class Lab:
 class Notebook:
     """An open notebook. Cells are named by a text that only their source contains."""
 
-    def __init__(self, page: Page, sources: list[str]) -> None:
+    def __init__(self, page: Page, name: str, sources: list[str]) -> None:
         self.page = page
-        self._sources = sources
+        self.name = name
+        self.sources = sources
 
     def index(self, text: str) -> int:
-        (index,) = [i for i, source in enumerate(self._sources) if text in source]
+        (index,) = [i for i, source in enumerate(self.sources) if text in source]
         return index
 
     def cell(self, text: str) -> Locator:
@@ -172,6 +184,7 @@ def running(folder: Path, dark: bool = False) -> Iterator[Lab]:
 def _server(folder: Path, token: str, dark: bool) -> Iterator[str]:
     home = folder / ".home"
     _write_settings(home / "settings", dark)
+    shutil.copytree(EXTENSION, home / "data" / "labextensions" / "rpcbench")  # this checkout's, whatever is installed
     own = {"CONFIG_DIR": "config", "DATA_DIR": "data", "RUNTIME_DIR": "runtime"}
     env = {
         **os.environ,
@@ -243,19 +256,73 @@ TIDY = """() => {
 }"""
 
 
+# A backward pass that takes its time, and a moment in the middle of it.
+BACKWARD = [
+    "%load_ext rpcbench\n%cluster start 3",
+    "%panel autograd",
+    """import time
+import torch, rpcbench.rpc as rpc, rpcbench.autograd as dist_autograd
+
+def forward(layer, x):
+    x.register_hook(lambda gradient: time.sleep(0.3))
+    return layer.local_value()(x)
+
+layers = {f"worker{i}": rpc.remote(f"worker{i}", torch.nn.Linear, (8, 8)) for i in (1, 2, 3)}
+scale = torch.ones(8, requires_grad=True)
+with dist_autograd.context() as context_id:
+    outputs = []
+    for part in torch.rand(4, 8):
+        for worker, layer in layers.items():
+            part = rpc.rpc_sync(worker, forward, (layer, part * scale))
+        outputs.append(part)
+    dist_autograd.backward(context_id, [sum(outputs).sum()])""",
+]
+HELD = """() => {
+  const parts = [...document.querySelectorAll('.rb-part')].filter(part => part.dataset.left > 0);
+  const ran = document.querySelector('.rb-ran:not(.rb-legend *)');
+  const good = parts.length > 1 && ran && document.querySelector('.rb-leaf');
+  if (good) window.requestAnimationFrame = () => 0;
+  return Boolean(good);
+}"""
+
+
 def shoot(picture: Path, dark: bool) -> None:
     """Write a PNG of the first lesson while it trains."""
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), dark) as lab:
-        notebook = lab.open(nbformat.read(LESSON, 4), LESSON.name, width=1200, height=1284, scale=7 / 6)
-        notebook.page.evaluate(TIDY)
-        notebook.run_above("%cluster stop")
-        notebook.page.wait_for_function(MOMENT, arg=notebook.index("pipe.step("), polling=20)
-        notebook.page.screenshot(path=picture)
+        _train(lab, 1200, 1344).page.screenshot(path=picture)
+
+
+def shoot_each(pictures: Path, dark: bool) -> None:
+    """Write a PNG of each panel at work: those of the first lesson, and a backward pass."""
+    suffix = "-dark.png" if dark else ".png"
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder), dark) as lab:
+        notebook = lab.open(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in BACKWARD]), "b.ipynb")
+        notebook.run_above("%panel")
+        notebook.ended("%cluster")
+        notebook.run("%panel")
+        notebook.run("backward(")
+        notebook.page.wait_for_function(HELD, polling=20)
+        notebook.page.locator(".rb-autograd").screenshot(path=pictures / f"autograd{suffix}")
+        notebook.page.close()
+        _train(lab, 1200, 2400).page.locator(".rb-pipeline").screenshot(path=pictures / f"pipeline{suffix}")
+
+
+def _train(lab: Lab, width: int, height: int) -> Notebook:
+    notebook = lab.open(nbformat.read(LESSON, 4), LESSON.name, width=width, height=height, scale=7 / 6)
+    notebook.page.evaluate(TIDY)
+    notebook.run_above("%cluster stop")
+    notebook.page.wait_for_function(MOMENT, arg=notebook.index("pipe.step("), polling=20)
+    return notebook
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Make the picture in the README.")
-    parser.add_argument("--shot", type=Path, required=True, metavar="FILE.png")
+    parser = argparse.ArgumentParser(description="Make the pictures of the documentation.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--shot", type=Path, metavar="FILE.png", help="that in the README")
+    what.add_argument("--each", type=Path, metavar="FOLDER", help="one of each panel")
     parser.add_argument("--dark", action="store_true")
     options = parser.parse_args()
-    shoot(options.shot, options.dark)
+    if options.shot:
+        shoot(options.shot, options.dark)
+    else:
+        shoot_each(options.each, options.dark)

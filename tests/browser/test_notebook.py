@@ -31,7 +31,10 @@ WATCH = """index => {
 }"""
 MOVED = "most => runs() && Object.values(seen).filter(pictures => pictures.length > most).length === 3"
 
-TITLES = "all => Object.fromEntries(all.map(e => [e.dataset.rref, e.querySelector('title').textContent]))"
+TITLES = """all => Object.fromEntries(all.map(e => {
+  const lines = e.querySelector('title').textContent.split('\\n').filter(line => !line.includes(' in tensors'));
+  return [e.dataset.rref, [lines.join('\\n'), e.dataset.size ?? '']];
+}))"""
 TABLES = "{0: cluster.agent.tables(), **{i: cluster.rpc_sync(f'worker{i}', tables) for i in (1, 2)}}"
 ASK = "from rpcbench.agent.current import current\ndef tables():\n    return current().tables()\n"
 
@@ -58,7 +61,11 @@ def rref_words(tables):
             holder, fork = held[rref]
             assert row["forks"] == [{"fork": fork["fork"], "holder": holder}]
             first = f"RRef {rref} ({row['type']}), ready, owned by worker{owner}"
-            words[rref] = f"{first}\n{fork['fork']} at notebook: confirmed by the owner"
+            assert row["cell"] and row["number"]
+            maker = "notebook" if rref.startswith("0.") else f"worker{rref.partition('.')[0]}"
+            made = f"made by cell [{row['number']}] on {maker}"
+            lines = [first, f"{fork['fork']} at notebook: confirmed by the owner", made]
+            words[rref] = ["\n".join(lines), "" if row["size"] is None else str(row["size"])]
     return words
 
 

@@ -65,7 +65,7 @@ def left() -> dict[str, Any]:
     """Rows of this worker's tables, and calls that it serves besides this one."""
     gc.collect()
     agent = current.current()
-    rows = {name: table for name, table in agent.tables().items() if table and name != "ops"}
+    rows = {name: table for name, table in agent.tables().items() if table and name not in ("ops", "steps")}
     serving = agent.machine.ask(lambda node: len(node.calls.serving))
     return {**rows, **({"serving": serving} if serving > 1 else {})}
 

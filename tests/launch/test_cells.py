@@ -8,8 +8,10 @@ import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+from worlds import until
 
 from rpcbench.launch import cells
 from rpcbench.launch.cells import Cell, CellRunner
@@ -26,7 +28,13 @@ class Agent:
     def __init__(self):
         self.handlers = {}
         self.texts = []
+        self.heard = []
         self.ended = queue.SimpleQueue()
+        self.values = SimpleNamespace(remote_cell=None)
+        self.health = SimpleNamespace(cells=None)
+
+    def part(self, kind):
+        return self.health
 
     def has(self, kind):
         return False
@@ -35,6 +43,9 @@ class Agent:
         self.handlers[channel] = handler
 
     def notify(self, member, channel, notice):
+        if channel == cells.HEARD:
+            self.heard.append(notice)
+            return
         self.handlers[cells.SHOWN](member, {"cell": notice["cell"], "shown": notice["n"] + 1})
         if notice["kind"] == "end":
             self.ended.put(notice["cell"])
@@ -150,8 +161,10 @@ def test_the_next_cell_can_be_interrupted_at_once(bench):
             started.wait(10)
             bench.interrupt(number)
             assert isinstance(cell(), CallCancelled)
+            assert bench.agent.heard.pop() == {"cell": number, "runs": True}
 
     bench.serve(script)
+    assert bench.agent.heard == []
 
 
 def test_a_second_interrupt_of_a_cell_comes_too_but_not_before_the_first_is_through(bench):
@@ -190,7 +203,7 @@ def test_an_interrupt_waits_while_the_runtime_is_at_work(bench):
         result = in_background(lambda: bench.ask(1, cell))
         started.wait(10)
         interrupt = in_background(lambda: bench.interrupt(1))
-        time.sleep(2 * cells._PATIENCES[0])  # at least one signal came, to no effect
+        until(lambda: bench.agent.heard)  # at least one signal came, to no effect
         sent.set()
         assert isinstance(result(), CallCancelled)
         interrupt()
@@ -203,6 +216,7 @@ def test_a_cell_that_was_interrupted_before_its_turn_does_not_run(bench):
     def script():
         ran = []
         bench.interrupt(5)
+        assert bench.agent.heard == [{"cell": 5, "runs": False}]
         assert isinstance(bench.ask(5, lambda: ran.append(1)), CallCancelled)
         assert bench.ask(6, lambda: "next") == "next"
         assert ran == []
@@ -268,3 +282,18 @@ def test_a_member_without_a_runner_says_so(monkeypatch):
     monkeypatch.setattr(cells, "current", lambda: Agent())
     with pytest.raises(RuntimeError, match="worker1 runs no cells"):
         cells.run_cell(Cell(0, ""))
+
+
+def test_cells_that_run_or_wait_are_counted(bench):
+    begun, go = threading.Event(), threading.Event()
+
+    def script():
+        first = in_background(lambda: bench.ask(1, lambda: (begun.set(), go.wait(10))))
+        assert begun.wait(10)
+        second = in_background(lambda: bench.ask(2, lambda: None))
+        until(lambda: bench.agent.health.cells() == 2)
+        go.set()
+        first(), second()
+        assert bench.agent.health.cells() == 0
+
+    bench.serve(script)

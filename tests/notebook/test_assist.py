@@ -187,6 +187,8 @@ def test_words_of_a_line():
     assert words.after("%cluster", ["use"]) == ["main", "other"]
     assert words.after("%cluster", ["use", "main"]) == []
     assert words.after("%cluster", ["stop"]) == []
+    assert words.after("%%step", ["worker1"]) == ["all", "some", "--hold", "--of"]
+    assert words.after("%chaos", ["drop="]) == ["off", "duplicate=", "delay=", "seed=", "kill="]
     assert words.after("%autoremote", []) == ["worker1", "all", "some", "off"]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import threading
 
 import pytest
+from worlds import until
 
 pytestmark = pytest.mark.process
 
@@ -131,6 +133,34 @@ def test_a_second_press_waits_no_longer_and_says_who_still_runs(kernel):
     assert "the cell still runs on worker1; cluster.restart('worker1')" in reply.traceback
 
 
+def test_the_prompt_comes_back_from_code_that_looks_at_no_signal(kernel, tmp_path):
+    """Were it waited for, the test would hang."""
+    kernel.run("import rpcbench.launch.desk as desk\npatience, desk.PATIENCE = desk.PATIENCE, 3600.0")
+    begun = tmp_path / "begun"  # what it prints is not shown any more, as it leaves no other thread a turn
+    loop = f"pathlib.Path({str(begun)!r}).touch()\ncollections.deque(itertools.repeat(None), maxlen=0)"
+    stop = threading.Thread(target=lambda: (until(begun.exists), kernel.interrupt()))
+    stop.start()
+    reply = kernel.run(f"%%remote worker1\nimport collections, itertools, pathlib\n{loop}")
+    stop.join()
+    assert reply.ename == "KeyboardInterrupt"
+    assert "the cell still runs on worker1; cluster.restart('worker1')" in reply.traceback
+    assert kernel.run("%%remote worker2\nprint('usable')").text == "usable\n"
+    assert "Started again: worker1" in kernel.run("%cluster restart worker1").text
+    kernel.run("desk.PATIENCE = patience")
+
+
+def test_the_prompt_comes_back_from_a_cell_that_waits_for_another(kernel, tmp_path):
+    kernel.run(f"%%remote worker1 --async\nprint('first')\n{_until(tmp_path / 'go')}")
+    kernel.run("handle, desk = _, __import__('rpcbench.launch.desk').launch.desk")
+    kernel.run("patience, desk.PATIENCE = desk.PATIENCE, 3600.0")
+    second = "print('waiting')\nget_ipython().run_cell_magic('remote', 'worker1', 'print(1)')"
+    reply = kernel.run(second, stop_at=[["waiting"]])
+    assert (reply.ename, reply.evalue) == ("KeyboardInterrupt", "the cell was interrupted")
+    (tmp_path / "go").touch()
+    assert kernel.run("desk.PATIENCE = patience\nhandle.wait()").status == "ok"
+    assert kernel.run("%%remote worker1\nprint(2)").text == "2\n"
+
+
 def test_the_stop_button_silences_a_flood(kernel):
     reply = kernel.run("%%remote worker1\nprint('ready')\nwhile True:\n    print('x' * 100)", stop_at=[["ready"]])
     assert reply.ename == "KeyboardInterrupt"
@@ -169,7 +199,7 @@ def test_redirections_hold_for_remote_output(kernel):
 
 def test_a_panel_is_shown_by_name(kernel):
     assert "application/vnd.jupyter.widget-view+json" in kernel.run("%panel rrefs").results[0]
-    assert "say which panel to show: rrefs" in kernel.run("%panel nope").text
+    assert "say which panel to show: workers, rrefs" in kernel.run("%panel nope").text
 
 
 def test_starting_again_is_harmless(kernel):

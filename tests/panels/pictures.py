@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rpcbench.telemetry.messages import gather
 from rpcbench.telemetry.views import World
 
 
@@ -14,13 +15,16 @@ def world(count: int, names: list[str] | None = None) -> World:
 
 
 def _worker(i: int, name: str) -> dict[str, Any]:
-    tables = {table: {} for table in ("owned", "users", "contexts", "calls", "ops")}
+    tables = {table: {} for table in ("owned", "users", "contexts", "graphs", "calls", "steps", "ops")}
     return {"name": name, "id": i, "incarnation": 0, "state": "up", "tables": tables, "left_out": 0}
 
 
-def own(at: World, owner: int, rref: str, kind: str = "Tensor", ready: bool = True, failed: bool = False) -> None:
+def own(
+    at: World, owner: int, rref: str, kind: str = "Tensor", ready: bool = True, failed: bool = False, **known: Any
+) -> None:
     at[owner]["tables"]["owned"][rref] = {
-        "rref": rref, "ready": ready, "failed": failed, "type": kind, "forks": [], "made": 1.0,
+        "rref": rref, "ready": ready, "failed": failed, "type": kind, "forks": [], "made": 1.0, "size": None,
+        "cell": "", "number": None, **known,
     }  # fmt: skip
 
 
@@ -31,6 +35,27 @@ def use(at: World, holder: int, fork: str, rref: str, owner: int, state: str = "
     }  # fmt: skip
     if state == "confirmed":
         at[owner]["tables"]["owned"][rref]["forks"].append({"fork": fork, "holder": holder})
+
+
+def tell(at: World, worker: int, question: int = 9, **figures: Any) -> None:
+    """What a member says of itself."""
+    row = {
+        "question": question, "pid": 100 + worker, "host": "h", "cpu": 0.25, "memory": 20_000_000, "busy": 0,
+        "waiting": 0, "queued": 0, "cells": 0, "peers": {}, **figures,
+    }  # fmt: skip
+    at[worker]["tables"]["health"] = {str(worker): row}
+
+
+def launch(at: World, worker: int, name: str = "", state: str = "serves", log: str = "") -> None:
+    """What the notebook says of a process that it has started."""
+    row = {"name": name or f"worker{worker}", "pid": 100 + worker, "incarnation": 0, "state": state, "log": log}
+    at[0]["tables"].setdefault("launched", {})[str(worker)] = row
+
+
+def ask(at: World, action: str, target: str, error: str = "") -> None:
+    """An action that runs, or has failed."""
+    row = {"action": action, "target": target, "state": "failed" if error else "runs", "error": error}
+    at[0]["tables"].setdefault("actions", {})[f"{action} {target}"] = row
 
 
 def record(at: World, context: int, pairs: list[tuple[int, int, int]], gradients: dict[int, int]) -> None:
@@ -44,11 +69,19 @@ def record(at: World, context: int, pairs: list[tuple[int, int, int]], gradients
             "passes": [],
             "gradients": held,
         }
+        leaves = [{"name": f"{i}.weight", "shape": "[64, 64]", "bytes": 16384} for i in range(min(held, 64))]
+        at[worker]["tables"]["graphs"][str(context)] = {
+            "context": context, "leaves": leaves, "more": held - len(leaves), "passes": [],
+        }  # fmt: skip
 
 
 def run_backward(at: World, context: int, name: str, worker: int, needed: int, arrived: int, state: str = "running"):
+    """A pass with a region for each two gradients needed."""
     row = {"pass": name, "state": state, "needed": needed, "arrived": arrived, "waiting": needed - arrived}
     at[worker]["tables"]["contexts"][str(context)]["passes"].append(row)
+    if state == "running":
+        cut = {"pass": name, "regions": needed // 2, "ran": arrived // 2}
+        at[worker]["tables"]["graphs"][str(context)]["passes"].append(cut)
 
 
 def gpipe(at: World, step: int, stages: int, batches: int, start: float, until: float = float("inf")) -> float:
@@ -56,7 +89,14 @@ def gpipe(at: World, step: int, stages: int, batches: int, start: float, until: 
     forward = {(s, m): start + 0.003 * (s + m) + 0.0004 * s for s in range(stages) for m in range(batches)}
     turn = start + 0.003 * (stages + batches) + 0.001
     back = {(s, m): turn + 0.005 * (stages - 1 - s + m) for s in range(stages) for m in range(batches)}
+    ideal = (stages - 1) / (stages - 1 + batches)
     for s in range(stages):
+        plan = [f"{s}{op}{m}" for op in "FB" for m in range(batches)]
+        done = back[s, batches - 1] + 0.0048 <= until
+        at[s + 1]["tables"]["steps"][f"s{step}.w{s + 1}"] = {
+            "step": step, "worker": s + 1, "workers": [i + 1 for i in range(stages)], "plan": plan, "ideal": ideal,
+            "state": "done" if done else "running",
+        }  # fmt: skip
         ops = [("F", m, forward[s, m], 0.0028) for m in range(batches)] + [
             ("B", m, back[s, m], 0.0048) for m in range(batches)
         ]
@@ -65,5 +105,28 @@ def gpipe(at: World, step: int, stages: int, batches: int, start: float, until: 
                 at[s + 1]["tables"]["ops"][f"s{step}.w{s + 1}.{i}"] = {
                     "step": step, "worker": s + 1, "stage": s, "op": op, "microbatch": m,
                     "begin": begin, "end": begin + last if begin + last <= until else None, "bytes": 4096,
+                    "held": 300_000 * (i + 1 if op == "F" else 2 * batches - 1 - i), "failed": False,
                 }  # fmt: skip
     return max(begin + 0.0048 for begin in back.values())
+
+
+def send(at: World, source: int, to: int, kind: str, sent: float, took: float | None = 0.0002, **more: Any) -> str:
+    """A message and, unless it took None, that it has come; its key."""
+    rows = at[source]["tables"].setdefault("messages", {})
+    number = len(rows)
+    about = {"call": more.pop("call", None), "rrefs": more.pop("rrefs", []), "context": more.pop("context", 0)}
+    about |= {"label": more.pop("label", ""), "bytes": more.pop("bytes", 0)}
+    gather(rows, source, [("sent", to, number, sent, kind, *about.values())])
+    key = f"{source}>{to}.{number:x}"
+    if took is not None:
+        arrive(at, key, sent + took)
+    return key
+
+
+def arrive(at: World, key: str, time: float) -> None:
+    """A message has come."""
+    ends, number = key.split(".")
+    source, to = map(int, ends.split(">"))
+    row = at[source]["tables"]["messages"][key]
+    about = (row["kind"], None, row["rrefs"], int(row["context"] or 0), row["label"], row["bytes"])
+    gather(at[to]["tables"].setdefault("messages", {}), to, [("received", source, int(number, 16), time, *about)])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import comm
 import pytest
 from comm.base_comm import BaseComm
-from pictures import own, use, world
+from pictures import gpipe, own, use, world
 
 import rpcbench.panels as panels
 from rpcbench.panels.base import Panel
+from rpcbench.telemetry.chrome import chrome
 from rpcbench.telemetry.views import patch, rref_view
 
 
@@ -163,6 +165,13 @@ def test_a_panel_moves_by_itself(sent):
     assert source.wakes == []
 
 
+def test_a_panel_exports_what_its_source_holds(rrefs, tmp_path):
+    gpipe(rrefs._source.at, 0, 2, 3, 100.0)
+    saved = json.loads(rrefs.export(tmp_path / "trace.json").read_text())
+    assert saved == json.loads(json.dumps(chrome(rrefs._source.at)))
+    assert sum(event["ph"] == "X" for event in saved["traceEvents"]) == 12
+
+
 @pytest.mark.parametrize("name", panels.PANELS)
 def test_each_name_makes_a_panel_with_its_own_code(name, sent):
     made = panels.panel(name, Source())
@@ -177,7 +186,7 @@ def test_each_name_makes_a_panel_with_its_own_code(name, sent):
 
 
 def test_an_unknown_name_lists_the_panels():
-    with pytest.raises(ValueError, match=r"'rref': there are rrefs, autograd, pipeline"):
+    with pytest.raises(ValueError, match=r"'rref': there are workers, rrefs, autograd, pipeline"):
         panels.panel("rref", Source())
 
 

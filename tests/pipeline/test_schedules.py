@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcbench.pipeline.schedules import Kind, Op, Ops, Schedule, gpipe, named, one_f_one_b, parse, text
-from rpcbench.pipeline.simulate import simulate
+from rpcbench.pipeline.ops import Kind, Op, Ops, Schedule, parse, text
+from rpcbench.pipeline.schedules import gpipe, named, one_f_one_b
+from rpcbench.pipeline.simulate import placement, simulate
 from rpcbench.words.errors import PipelineError
 
-SCHEDULES = st.sampled_from([gpipe, one_f_one_b])
+NAMES = ["sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev"]
+SCHEDULES = st.sampled_from([named(name) for name in NAMES])
 WORKERS = st.integers(1, 6)
 MICROBATCHES = st.integers(1, 12)
 
@@ -71,9 +73,19 @@ def test_text_and_ops_say_the_same(schedule: Schedule, workers: int, microbatche
 
 
 @given(SCHEDULES, WORKERS, MICROBATCHES)
-def test_backwards_come_in_the_order_of_the_microbatches(schedule: Schedule, workers: int, microbatches: int) -> None:
+def test_each_stage_adds_gradients_up_in_the_order_of_the_microbatches(
+    schedule: Schedule, workers: int, microbatches: int
+) -> None:
     for own in schedule(workers, microbatches):
-        assert [op.microbatch for op in own if op.kind is Kind.BACKWARD] == list(range(microbatches))
+        for stage in {op.stage for op in own}:
+            adding = [op for op in own if op.stage == stage and op.kind in (Kind.BACKWARD, Kind.WEIGHT)]
+            assert [op.microbatch for op in adding] == list(range(microbatches))
+
+
+@pytest.mark.parametrize("name", ["zbv", "dualpipev"])
+def test_a_v_has_two_stages_for_each_worker(name: str) -> None:
+    with pytest.raises(PipelineError, match=f"'{name}' gives each worker 2 stages: chunks must be 2, not 3"):
+        named(name)(2, 4, 3)
 
 
 def test_a_text_is_read_as_written() -> None:
@@ -94,8 +106,40 @@ def test_schedules_have_names() -> None:
     assert named("1f1b") is one_f_one_b
 
 
+def test_stages_of_several_per_worker_go_round_or_in_a_v() -> None:
+    round_, vee = {0: 0, 1: 1, 2: 0, 3: 1}, {0: 0, 1: 1, 2: 1, 3: 0}
+    assert [placement(named(name)(2, 3)) for name in NAMES[3:]] == [round_, round_, round_, vee, vee]
+    assert placement(named("interleaved")(2, 3, 3)) == {stage: stage % 2 for stage in range(6)}
+
+
+def test_sequential_as_drawn() -> None:
+    assert drawn(named("sequential")(2, 2)) == picture("""
+        F0       B0 F1       B1
+           F0 B0       F1 B1
+    """)
+
+
+def test_breadth_first_as_written() -> None:
+    assert text(named("bfs")(2, 2)) == "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1"
+
+
+def test_interleaved_as_written() -> None:
+    assert text(named("interleaved")(2, 2)) == ("0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1")
+
+
+def test_zero_bubble_as_drawn() -> None:
+    assert drawn(named("zb1p")(2, 3, 1)) == picture("""
+        F0 F1    I0 W0 F2 I1 W1 I2 W2
+           F0 I0 F1 I1 W0 F2 I2 W1 W2
+    """)
+    assert drawn(named("zbv")(2, 2)) == picture("""
+        F0 F1    F0 I0 F1 I1 I0 W0 I1 W1 W0 W1
+           F0 F0 F1 F1 I0 I0 I1 I1 W0 W0 W1 W1
+    """)
+
+
 def test_an_unknown_name_is_answered_with_the_known() -> None:
-    with pytest.raises(PipelineError, match=r"'1f2b'; there are 'gpipe', '1f1b'"):
+    with pytest.raises(PipelineError, match=r"'1f2b'; there are 'sequential', 'gpipe', '1f1b'"):
         named("1f2b")
 
 

@@ -6,20 +6,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcbench.pipeline.schedules import Kind, Op, Schedule, gpipe, one_f_one_b, parse
+from rpcbench.pipeline.ops import Kind, Op, parse
+from rpcbench.pipeline.schedules import gpipe, named, one_f_one_b
 from rpcbench.pipeline.simulate import Span, equal_stages, idle_share, placement, simulate, validate
 from rpcbench.words.errors import PipelineError
 
 SCHEDULES = st.sampled_from([gpipe, one_f_one_b])
+NAMES = ["sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev"]
 WORKERS = st.integers(1, 6)
 MICROBATCHES = st.integers(1, 12)
 COSTS = st.sampled_from([equal_stages, lambda op: 1.0])
 INTERLEAVED = "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1"
 
 
-@given(SCHEDULES, WORKERS, MICROBATCHES)
-def test_every_schedule_is_valid(schedule: Schedule, workers: int, microbatches: int) -> None:
-    validate(schedule(workers, microbatches), workers, microbatches)
+@given(st.sampled_from(NAMES), WORKERS, MICROBATCHES)
+def test_every_schedule_is_valid(name: str, workers: int, microbatches: int) -> None:
+    ops = named(name)(workers, microbatches)
+    validate(ops, 1 + max(op.stage for own in ops for op in own), microbatches)
+
+
+@pytest.mark.parametrize("name", ["interleaved", "bfs", "zb1p"])
+@given(WORKERS, MICROBATCHES, st.integers(1, 3))
+def test_any_number_of_stages_per_worker(name: str, workers: int, microbatches: int, chunks: int) -> None:
+    validate(named(name)(workers, microbatches, chunks), workers * chunks, microbatches)
 
 
 @given(SCHEDULES, WORKERS, MICROBATCHES, COSTS)
@@ -39,6 +48,41 @@ def test_published_figures_for_four_workers() -> None:
         assert (played.makespan, played.peak_live) == (33, live)
         assert f"{played.idle:.1%}" == "27.3%"
         assert f"{simulate(schedule(4, 16)).idle:.1%}" == "15.8%"
+
+
+@pytest.mark.parametrize(
+    ("name", "idle", "live"),
+    [
+        ("interleaved", "15.8% 8.6%", (11, 9, 7, 5)),
+        ("bfs", "15.8% 8.6%", None),
+        ("zb1p", "5.9% 3.0%", (8, 8, 8, 8)),
+        ("zbv", "5.9% 3.0%", (8, 8, 8, 8)),
+        ("dualpipev", "5.9% 3.0%", (9, 9, 9, 9)),
+    ],
+)
+def test_figures_of_several_stages_per_worker(name: str, idle: str, live: tuple[int, ...] | None) -> None:
+    """Four workers, 8 and 16 micro-batches; what is kept does not grow with them, but where all is kept."""
+    eight, sixteen = (simulate(named(name)(4, number)) for number in (8, 16))
+    assert f"{eight.idle:.1%} {sixteen.idle:.1%}" == idle
+    assert (eight.peak_live, sixteen.peak_live) == ((live, live) if live else ((16,) * 4, (32,) * 4))
+
+
+@given(WORKERS, MICROBATCHES, st.integers(1, 3))
+def test_zb1p_keeps_no_more_than_promised_and_idles_no_longer(p: int, m: int, v: int) -> None:
+    played = simulate(named("zb1p")(p, m, v))
+    assert max(played.peak_live) <= p * v
+    if m % p == 0 or (m > p and v == 1):
+        assert played.makespan == 3 * v * m + p - 1
+
+
+@given(WORKERS, MICROBATCHES)
+def test_zbv_keeps_no_more_than_promised_and_idles_no_longer(p: int, m: int) -> None:
+    played = simulate(named("zbv")(p, m))
+    assert max(played.peak_live) <= 2 * p
+    if m >= p:
+        assert 0 <= played.makespan - (6 * m + p - 1) <= max(0, p - 4), (
+            "one unit more for each worker beyond the fourth"
+        )
 
 
 @given(SCHEDULES, WORKERS, MICROBATCHES, st.randoms(use_true_random=False))
@@ -91,12 +135,32 @@ def test_nothing_is_not_idle() -> None:
         ("0F0 0B0 0F0\n1F0 1B0", r"ops\[0\]\[2\] = 0F0 .*ops\[0\]\[0\] is the same"),
         ("0F0 0B0\n1F0 1B0 1F1", r"ops\[1\]\[2\] = 1F1 .*1 micro-batches"),
         ("0F0 0B0\n1F0 2F0 1B0", r"ops\[1\]\[1\] = 2F0 .*2 stages"),
+        ("0F0 0B0\n1F0 1I0", "1W0 is missing"),
+        ("0F0 0B0\n1F0 1W0", "1I0 is missing"),
+        ("0F0 0B0\n1F0 1B0 1W0", r"ops\[1\]\[2\] = 1W0 is a part of 1B0 at ops\[1\]\[1\]: run either"),
+        ("0F0 0B0\n1F0 1W0 1I0", r"ops\[1\]\[1\] = 1W0 waits for 1I0 at ops\[1\]\[2\]"),
         ("0F0 0B0 1F0\n1B0", r"ops\[1\]\[0\] = 1B0 .*stage 1 runs on worker number 0"),
     ],
 )
 def test_a_list_that_is_not_the_work_to_do(ops: str, told: str) -> None:
     with pytest.raises(PipelineError, match=told):
         validate(parse(ops), stages=2, microbatches=1)
+
+
+def test_a_worker_that_keeps_too_much() -> None:
+    validate(gpipe(2, 3), 2, 3, most_live=3)
+    told = r"ops\[0\]\[2\] = 0F2 cannot be: it would keep the activations of 3 micro-batches, and 2 are allowed"
+    with pytest.raises(PipelineError, match=told):
+        validate(gpipe(2, 3), 2, 3, most_live=2)
+
+
+def test_half_a_backward_is_enough_for_the_stage_before() -> None:
+    ops = parse("0F0 0B0\n1F0 1I0 1W0")
+    validate(ops, 2, 1)
+    played = simulate(ops)
+    assert {str(span.op): (span.begin, span.end) for span in played.spans} == {
+        "0F0": (0, 1), "1F0": (1, 2), "1I0": (2, 3), "0B0": (3, 5), "1W0": (3, 4)
+    }  # fmt: skip
 
 
 def test_a_deadlock_says_who_waits_for_what() -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcbench.pipeline.schedules import Ops, gpipe, one_f_one_b, parse
+from rpcbench.pipeline.ops import Ops, parse
+from rpcbench.pipeline.schedules import gpipe, one_f_one_b
 from rpcbench.pipeline.simulate import simulate
 from rpcbench.pipeline.timeline import Timeline, idle_share
 from rpcbench.words.events import Row
@@ -61,7 +62,7 @@ def test_running_ops_are_drawn_up_to_now() -> None:
           alice │F0░░░░░░░░░░░░░░F1░░░░░░░░░░░░░░░░░░░░░…
         worker2 │                        F0░░░░░░░░░░░░░…
                  0───────────────────5─────────────────── ms
-        F0░ forward, B0▓ backward of micro-batch 0; blank: idle; … still running
+        F0░ forward of micro-batch 0; blank: idle; … still running
     """)
 
 

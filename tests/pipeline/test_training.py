@@ -16,11 +16,15 @@ from worlds import nothing_left, until, world
 
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, split
-from rpcbench.telemetry import views
+from rpcbench.pipeline.microbatch import cut
 from rpcbench.telemetry.collect import Collector
+from rpcbench.telemetry.contexts import autograd_view
+from rpcbench.telemetry.steps import pipeline_view
+from rpcbench.telemetry.views import rref_view
 from rpcbench.words.errors import SerializationError, UnknownWorkerError, WorkerLostError
 
 WORKERS = ["worker1", "worker2"]
+SCHEDULES = ["sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev"]
 
 
 @pytest.fixture
@@ -48,7 +52,8 @@ def pipeline(**changes: Any) -> Pipeline:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "microbatches", "samples"), [*itertools.product(["gpipe", "1f1b"], [1, 3, 4], [24]), ("1f1b", 8, 29)]
+    ("schedule", "microbatches", "samples"),
+    [*itertools.product(SCHEDULES, [1, 3], [24]), *itertools.product(SCHEDULES, [8], [29])],
 )
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_gradients_are_those_of_one_process(
@@ -69,7 +74,27 @@ def test_gradients_are_those_of_one_process(
     assert batch.result.loss == pytest.approx(loss.item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_gradients_are_those_of_a_loop_over_the_microbatches_to_the_last_bit(
+    agents: list[Agent], schedule: str
+) -> None:
+    whole, (x, y) = model(), data(29)
+    for inputs, targets in zip(cut(x, 5), cut(y, 5), strict=True):
+        (functional.cross_entropy(whole(inputs), targets) * (len(inputs) / len(x))).backward()
+    with pipeline(schedule=schedule, microbatches=5).batch(x, y) as batch:
+        found = batch.gradients()
+    for name, parameter in whole.named_parameters():
+        assert torch.equal(found[name], parameter.grad), name
+
+
+def test_recomputed_forwards_are_operations_of_their_own(agents: list[Agent]) -> None:
+    pipe = pipeline(schedule="gpipe", recompute="all")
+    with pipe.batch(*data(24)) as batch:
+        ops = [row["op"] for row in batch.result.rows if row["worker"] == 1]
+    assert ops == ["F"] * 4 + ["R", "B"] * 4
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zbv"])
 def test_training_is_that_of_one_process(agents: list[Agent], schedule: str) -> None:
     whole, (x, y) = model(), data(30)
     optimizer = torch.optim.Adam(whole.parameters(), lr=0.01)
@@ -119,8 +144,8 @@ def test_panels_show_the_tables_in_mid_step(agents: list[Agent]) -> None:
     assert {s["to"] for s in context["sends"]} == {2}
     received = next(iter(world_now[2]["tables"]["contexts"].values()))["recvs"]
     assert {r["message"] for r in received} <= {s["message"] for s in context["sends"]}
-    assert sum(len(rows) for rows in views.rref_view(world_now).values()) > 6
-    assert views.autograd_view(world_now) and views.pipeline_view(world_now)
+    assert sum(len(rows) for rows in rref_view(world_now).values()) > 6
+    assert autograd_view(world_now) and pipeline_view(world_now)
     until(lambda: not any(a.tables()["contexts"] for a in agents), "the step's context to be released")
     until(lambda: not any(m["tables"]["contexts"] for m in collector.world().values()), "the panel to see it go")
     stop()
@@ -142,6 +167,29 @@ def test_the_timeline_has_every_operation(agents: list[Agent]) -> None:
     assert 0 <= result.idle < 1 and result.idle_ideal == pytest.approx(1 / 5)
     text = result.timeline.text(100)
     assert "worker1" in text and "worker2" in text
+
+
+def parts(agents: list[Agent]) -> list[Any]:
+    """What the workers say of their parts of the latest step."""
+    return [max(agent.tables()["steps"].values(), key=lambda row: int(row["step"])) for agent in agents[1:]]
+
+
+def test_the_tables_say_what_was_planned_and_what_stages_held(agents: list[Agent]) -> None:
+    pipe = pipeline(schedule="gpipe", microbatches=3)
+    with pipe.batch(*data(24)) as batch:
+        pass
+    first, second = parts(agents)
+    assert first["plan"] == [str(op) for op in pipe.ops[0]] and first["state"] == second["state"] == "done"
+    assert first["workers"] == second["workers"] == [1, 2]
+    assert first["ideal"] == pytest.approx(1 / 4)
+    held = [row["held"] for row in batch.result.rows if row["worker"] == 1]
+    one = 8 * 8 * (6 + 16)  # samples, bytes of a double, features in and out
+    assert held == [one, 2 * one, 3 * one, 2 * one, one, 0]
+    pipe.predict(data(24)[0])
+    assert [row["ideal"] for row in parts(agents)] == [None, None]
+    last = parts(agents)[0]["step"]
+    ops = [row for agent in agents[1:] for row in agent.tables()["ops"].values() if row["step"] == last]
+    assert len(ops) == 6 and not any(row["held"] for row in ops)
 
 
 class Breaks(nn.Module):
@@ -167,7 +215,11 @@ def test_a_stage_that_raises_changes_nothing_and_the_next_step_works(agents: lis
     with pytest.raises(ArithmeticError, match="second micro-batch"):
         pipe.step(*data(24))
     assert all(torch.equal(before[name], tensor) for name, tensor in pipe.state_dict().items())
+    until(lambda: [row["state"] for row in parts(agents)] == ["failed"] * 2)
+    rows = [row for agent in agents[1:] for row in agent.tables()["ops"].values() if row["failed"]]
+    assert [(row["stage"], row["microbatch"]) for row in rows] == [(place // 3, 1)]
     assert pipe.step(*data(24)).loss > 0
+    assert [row["state"] for row in parts(agents)] == ["done"] * 2
 
 
 def test_a_worker_lost_in_mid_step_is_told_and_nothing_hangs(agents: list[Agent]) -> None:
@@ -195,7 +247,9 @@ def test_a_worker_lost_in_mid_step_is_told_and_nothing_hangs(agents: list[Agent]
 @pytest.mark.parametrize(
     ("make", "error", "reason"),
     [
-        (lambda: pipeline(schedule="zigzag"), PipelineError, "'gpipe', '1f1b'"),
+        (lambda: pipeline(schedule="zigzag"), PipelineError, "'gpipe', '1f1b', 'interleaved'"),
+        (lambda: pipeline(recompute="some"), PipelineError, "'none', 'all', 'except_last'"),
+        (lambda: pipeline(schedule="gpipe", chunks=2), PipelineError, "chunks must be 1, not 2"),
         (lambda: Pipeline(split(model(), ["worker1", "nobody"])), UnknownWorkerError, "nobody"),
         (lambda: split(model(), [f"worker{n}" for n in range(1, 8)]), PipelineError, "7 stages"),
         (lambda: Pipeline(split(model(), WORKERS, balance=[2, 1, 1, 1])), PipelineError, "4 stages"),

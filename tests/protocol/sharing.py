@@ -122,7 +122,7 @@ class Sharer(Member):
 
     def _create(self, to: int, forks: Forks) -> None:
         rref, fork = self.node.rrefs.create_user(to, "")
-        message = m.Create(self._number(), rref, fork, "", None, forks, None, m.EMPTY)
+        message = m.Create(self._number(), rref, fork, "", None, forks, None, None, m.EMPTY)
         self._begin(to, message, lambda: self.handles.append(Handle(rref, to, fork)))
 
     def _call(self, to: int, forks: Forks) -> None:

@@ -171,7 +171,7 @@ def test_an_answer_that_is_lost_becomes_a_failure() -> None:
 def test_a_creation_that_is_lost_is_an_error_for_all_that_ask() -> None:
     one = member(1, lossy=True)
     rref, fork = one.rrefs.create_user(2, "")
-    (create,) = sends(one.call(2, m.Create(7, rref, fork, "f", None, (), None, DATA), 0.0, None), m.Create)
+    (create,) = sends(one.call(2, m.Create(7, rref, fork, "f", None, (), None, None, DATA), 0.0, None), m.Create)
     (instead,) = sends(lost(one, create), m.Uncreated)
     assert instead.message[:2] == (rref, fork)
 

@@ -64,8 +64,8 @@ def newcomer() -> Node:
     node = Node(MEMBERS[1], None)
     node.start()
     fork = m.Fork(Id(3, 0), 3, Id(0, 2), 0, "", 0)
-    node.handle(0, 1, m.Create(6, Id(0, 0), Id(0, 1), "f", None, (fork,), None, m.EMPTY), 0.0)
-    assert node.handle(2, 0, m.Create(7, RREF, FORK, "f", None, (), None, m.EMPTY), 0.0) == []
+    node.handle(0, 1, m.Create(6, Id(0, 0), Id(0, 1), "f", None, (fork,), None, None, m.EMPTY), 0.0)
+    assert node.handle(2, 0, m.Create(7, RREF, FORK, "f", None, (), None, None, m.EMPTY), 0.0) == []
     assert [*node.tables()["owned"]] == ["0.0"]
     return node
 
@@ -189,7 +189,7 @@ def test_an_answer_that_is_not_sent_becomes_a_failure(node: Node) -> None:
 
 def test_a_creation_that_is_not_sent_is_an_error_for_all_that_ask(node: Node) -> None:
     rref, fork = node.rrefs.create_user(2, "")
-    (create,) = node.call(2, m.Create(7, rref, fork, "f", None, (), None, m.EMPTY), 0.0, None)
+    (create,) = node.call(2, m.Create(7, rref, fork, "f", None, (), None, None, m.EMPTY), 0.0, None)
     instead, rejected = node.unsent(create, TOO_LARGE)
     assert instead == Send(2, 0, m.Uncreated(rref, fork, "f", "too large")) and rejected == Reject(7, TOO_LARGE)
     owner = Node(MEMBERS[2], None)
@@ -215,7 +215,7 @@ def test_nothing_is_sent_to_one_that_has_gone(node: Node) -> None:
     assert OwnerLost(RREF) in effects and Enqueue(3, 7) in effects
     assert not any(isinstance(effect, Send) and effect.to == 2 for effect in effects)
     rref, first = node.rrefs.create_user(2, "")
-    effects = node.call(2, m.Create(8, rref, first, "f", None, (), None, m.EMPTY), 0.0, None)
+    effects = node.call(2, m.Create(8, rref, first, "f", None, (), None, None, m.EMPTY), 0.0, None)
     assert [type(effect) for effect in effects] == [OwnerLost, Reject] and first not in node.rrefs.users
 
 
@@ -239,7 +239,7 @@ def test_an_answer_nobody_waits_for_lets_its_rrefs_go(node: Node) -> None:
 
 def test_a_creation_given_up_before_it_ran_is_an_error_for_all_that_ask(node: Node) -> None:
     argument = m.Fork(Id(3, 0), 3, Id(2, 2), 2, "")
-    node.handle(2, 0, m.Create(7, RREF, FORK, "f", None, (argument,), None, m.EMPTY), 0.0)
+    node.handle(2, 0, m.Create(7, RREF, FORK, "f", None, (argument,), None, None, m.EMPTY), 0.0)
     (unmade,) = [effect for effect in node.handle(2, 1, m.Cancel(7), 0.0) if isinstance(effect, Unmade)]
     assert unmade.rref == RREF and "gave it up" in str(unmade.error)
     assert not any(isinstance(effect, Enqueue) for effect in node.handle(3, 0, m.ForkAccept(Id(3, 0), Id(2, 2)), 0.0))
@@ -248,7 +248,7 @@ def test_a_creation_given_up_before_it_ran_is_an_error_for_all_that_ask(node: No
 @pytest.mark.parametrize("how", ["expired", "cancelled", "lost"])
 def test_a_creation_that_is_dropped_from_the_queue_lets_its_rrefs_go(node: Node, how: str) -> None:
     argument = m.Fork(Id(3, 0), 3, Id(3, 2), 3, "")
-    create = m.Create(7, RREF, FORK, "f", 1.0, (argument,), None, m.EMPTY)
+    create = m.Create(7, RREF, FORK, "f", 1.0, (argument,), None, None, m.EMPTY)
     assert Enqueue(2, 7) in node.handle(2, 0, create, 0.0)
     node.handle(3, 0, m.ForkRequest(RREF, Id(3, 9)), 0.0)
     ends = {

@@ -136,10 +136,11 @@ def test_tables_show_forks_holders_and_states(owner: RRefs, user: RRefs) -> None
     row = user.tables()["users"]["1.1"]
     assert row["state"] == "deleting" and row["children"] == [{"fork": "1.2", "to": THIRD}]
     assert owner.tables()["owned"]["1.0"]["ready"] is False
-    owner.value_set(RREF, "Linear", failed=False)
+    owner.value_set(RREF, "Linear", failed=False, size=12)
     assert owner.tables()["owned"] == {
         "1.0": {
-            "rref": "1.0", "ready": True, "failed": False, "type": "Linear", "made": 1.0,
+            "rref": "1.0", "ready": True, "failed": False, "type": "Linear", "made": 1.0, "size": 12, "cell": "",
+            "number": None,
             "forks": [{"fork": "1.1", "holder": USER}],
         }
     }  # fmt: skip

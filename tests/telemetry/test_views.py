@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpcbench.telemetry.contexts import autograd_view
+from rpcbench.telemetry.steps import pipeline_view
 from rpcbench.telemetry.summary import LINES, text
-from rpcbench.telemetry.views import autograd_view, diff, patch, pipeline_view, rref_view
+from rpcbench.telemetry.views import diff, patch, rref_view
 
 VIEWS = [rref_view, autograd_view, pipeline_view]
 
@@ -22,7 +24,10 @@ def world(*tables, states=("up",) * 8):
 
 
 def owned(*forks, ready=True, failed=False, kind="Tensor"):
-    return {"rref": "0.1", "ready": ready, "failed": failed, "type": kind, "forks": list(forks), "made": 1.0}
+    return {
+        "rref": "0.1", "ready": ready, "failed": failed, "type": kind, "forks": list(forks), "made": 1.0, "size": 40,
+        "cell": "c", "number": 3,
+    }  # fmt: skip
 
 
 def user(fork, owner, state="confirmed", parent=None, children=(), rref="0.1"):
@@ -35,7 +40,7 @@ def user(fork, owner, state="confirmed", parent=None, children=(), rref="0.1"):
 def op(worker, kind, batch, begin, end, step=1):
     return {
         "step": step, "worker": worker, "stage": worker - 1, "op": kind, "microbatch": batch,
-        "begin": begin, "end": end, "bytes": 0,
+        "begin": begin, "end": end, "bytes": 0, "held": 0, "failed": False,
     }  # fmt: skip
 
 
@@ -53,7 +58,16 @@ def test_a_fork_has_the_state_its_holder_gives_it():
         "fork": "0.2", "rref": "0.1", "owner": 1, "holder": 0, "parent": None, "state": "deleting",
     }  # fmt: skip
     assert view["forks"]["0.3"]["state"] == "listed"
-    assert view["rrefs"]["0.1"] == {"rref": "0.1", "owner": 1, "type": "Tensor", "state": "ready", "forks": 2}
+    assert view["rrefs"]["0.1"] == {
+        "rref": "0.1", "owner": 1, "type": "Tensor", "state": "ready", "forks": 2, "size": 40, "made": None,
+        "cell": "c", "number": 3, "by": 0,
+    }  # fmt: skip
+
+
+def test_an_rref_is_as_old_as_its_owners_clock_says():
+    at = world({}, {"owned": {"0.1": owned(), "0.3": {**owned(), "made": 0.0}}})
+    at[1]["epoch"] = 1000.26
+    assert {key: row["made"] for key, row in rref_view(at)["rrefs"].items()} == {"0.1": 1001.3, "0.3": None}
 
 
 def test_a_fork_on_its_way_is_pending_at_the_worker_it_goes_to():
@@ -82,7 +96,9 @@ def test_the_state_of_an_rref_comes_from_its_owner(row, state):
 @pytest.mark.parametrize(("owner", "state"), [("up", "unlisted"), ("lost", "lost"), ("left", "lost")])
 def test_an_rref_its_owner_does_not_list_is_shown_by_its_users(owner, state):
     at = world({"users": {"0.2": user("0.2", 1, "pending")}}, {}, states=("up", owner))
-    assert rref_view(at)["rrefs"]["0.1"] == {"rref": "0.1", "owner": 1, "type": "Tensor", "state": state, "forks": 1}
+    row = rref_view(at)["rrefs"]["0.1"]
+    assert (row["owner"], row["type"], row["state"], row["forks"]) == (1, "Tensor", state, 1)
+    assert [row[name] for name in ("size", "made", "cell", "number", "by")] == [None, None, "", None, 0]
 
 
 def test_what_a_lost_worker_had_said_no_longer_counts():
@@ -146,57 +162,30 @@ def test_a_half_whose_worker_is_gone_is_not_under_way():
 
 def test_a_pass_says_what_is_left():
     one = {"pass": "0.1", "state": "running", "needed": 8, "arrived": 3, "waiting": 2}
-    view = autograd_view(world({"contexts": {"5": context(passes=[one])}}))
-    assert view["passes"] == {"5/0.1/0": {"context": "5", "worker": 0, "left": 5, **one}}
-    assert view["contexts"]["5"]["passes"] == 1
+    at = world({"contexts": {"5": context(passes=[one])}})
+    expected = {"context": "5", "worker": 0, "left": 5, "regions": None, "ran": None, **one}
+    assert autograd_view(at)["passes"] == {"5/0.1/0": expected}
+    assert autograd_view(at)["contexts"]["5"]["passes"] == 1
+    cut = [{"pass": "0.2", "regions": 9, "ran": 9}, {"pass": "0.1", "regions": 3, "ran": 1}]
+    at[0]["tables"]["graphs"] = {"5": {"context": 5, "leaves": [], "more": 0, "passes": cut}}
+    assert autograd_view(at)["passes"] == {"5/0.1/0": {**expected, "regions": 3, "ran": 1}}
+
+
+def test_a_leaf_is_listed_with_the_worker_that_holds_its_gradient():
+    leaves = [{"name": "w", "shape": "[3, 4]", "bytes": 48}, {"name": "", "shape": "[]", "bytes": 4}]
+    graph = {"context": 5, "leaves": leaves, "more": 1, "passes": []}
+    at = world({"contexts": {"5": context()}}, {"contexts": {"5": context(gradients=3)}, "graphs": {"5": graph}})
+    at[0]["tables"]["graphs"] = {"6": graph}  # its context is over, or not yet told of
+    assert autograd_view(at)["leaves"] == {
+        "5/1/0": {"context": "5", "worker": 1, "place": 0, "name": "w", "shape": "[3, 4]", "bytes": 48},
+        "5/1/1": {"context": "5", "worker": 1, "place": 1, "name": "", "shape": "[]", "bytes": 4},
+    }
 
 
 def test_context_ids_survive_javascript():
     big = str(40 << 48 | 1)
     view = autograd_view(world({"contexts": {big: context()}}))
     assert view["contexts"][big]["context"] == big
-
-
-# ---- pipeline
-
-
-def test_idle_is_the_share_of_time_in_no_op():
-    ops = {"a": op(1, "F", 0, 10.0, 11.0), "b": op(1, "B", 0, 13.0, 14.0), "c": op(2, "F", 0, 11.0, 12.0)}
-    view = pipeline_view(world({}, {"ops": ops}, {"ops": {"d": op(2, "B", 0, 12.0, 13.0)}}))
-    assert view["steps"]["1"] == {
-        "step": 1, "state": "complete", "begin": 10.0, "end": 14.0, "ops": 4, "idle": pytest.approx(0.5),
-    }  # fmt: skip
-    assert {key: lane["busy"] for key, lane in view["lanes"].items()} == {"1/1": 0.5, "1/2": 0.5}
-    assert view["lanes"]["1/2"]["stages"] == [1]
-    assert set(view["ops"]) == {"a", "b", "c", "d"}
-
-
-@pytest.mark.parametrize(
-    ("ops", "state"),
-    [
-        ([op(1, "F", 0, 0.0, None)], "running"),
-        ([op(1, "F", 0, 0.0, 1.0), op(1, "F", 1, 1.0, 2.0)], "complete"),
-        ([op(1, "F", 0, 0.0, 1.0), op(1, "F", 1, 1.0, 2.0), op(1, "B", 0, 2.0, 3.0)], "running"),
-        ([op(1, "F", 0, 0.0, 1.0), op(1, "B", 0, 2.0, 3.0)], "complete"),
-    ],
-    ids=["an op runs", "forwards alone", "a backward is owed", "all came back"],
-)
-def test_a_step_is_complete_once_nothing_is_owed(ops, state):
-    table = {str(i): row for i, row in enumerate(ops)}
-    assert pipeline_view(world({}, {"ops": table}))["steps"]["1"]["state"] == state
-
-
-def test_nothing_is_measured_before_an_op_ended():
-    view = pipeline_view(world({}, {"ops": {"a": op(1, "F", 0, 3.0, None)}}))
-    assert view["steps"]["1"]["idle"] is None
-    assert view["lanes"]["1/1"]["busy"] is None
-
-
-def test_the_latest_steps_count_by_time_not_by_number():
-    rows = {str(step): op(1, "F", 0, float(begin), begin + 0.5, step=step) for begin, step in enumerate([7, 8, 0, 1])}
-    view = pipeline_view(world({}, {"ops": rows}))
-    assert set(view["ops"]) == {"0", "1"}
-    assert set(view["steps"]) == {"7", "8", "0", "1"}
 
 
 # ---- all views
@@ -241,7 +230,12 @@ def test_text_of_contexts_and_steps():
         "  context 5 on 1 worker: 1 send, 0 recvs, 1 gradient, backward runs (5 gradients to come)"
     )
     at = world({}, {"ops": {"a": op(1, "F", 0, 1.0, 1.25), "b": op(1, "B", 0, 1.75, 2.0)}})
-    assert text(pipeline_view(at)).splitlines()[1] == "  step 1 (complete): 2 ops in 1000.0 ms, idle 50.0%"
+    assert text(pipeline_view(at)).splitlines()[1] == "  step 1 (running): 2 ops in 1000.0 ms"
+    part = {"step": 1, "worker": 1, "workers": [1], "plan": ["0F0", "0B0"], "ideal": 0.25, "state": "done"}
+    at[1]["tables"]["steps"] = {"a": part}
+    assert text(pipeline_view(at)).splitlines()[1] == (
+        "  step 1 (complete): 2 ops in 1000.0 ms, idle 50.0% (ideal 25.0%)"
+    )
 
 
 def test_text_refuses_what_is_no_view():

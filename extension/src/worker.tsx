@@ -1,0 +1,69 @@
+// One worker: how it is, in a shape, a colour and a word, and what can be done to it. It can be dragged to a cell.
+
+import { refreshIcon, stopIcon, undoIcon } from '@jupyterlab/ui-components';
+import React from 'react';
+
+import { IconButton } from './button';
+import type { Deeds } from './deeds';
+import { drag } from './drag';
+import type { Cluster, Worker, WorkerState } from './words';
+
+export interface WorkerProps {
+  worker: Worker;
+  cluster: Cluster;
+  disabled: boolean;
+  deeds: Deeds;
+}
+
+export function WorkerRow({ worker, cluster, disabled, deeds }: WorkerProps): React.JSX.Element {
+  const { name, state } = worker;
+  const lost = state === 'lost';
+  return (
+    <li
+      className={`rb-worker rb-${state}`}
+      data-worker={name}
+      draggable={cluster.current && !lost}
+      onDragStart={event => drag(event.dataTransfer, name)}
+      title={cluster.current && !lost ? `Drag ${name} to a cell to run that there` : undefined}
+    >
+      <Mark state={state} />
+      <span className="rb-name">{name}</span>
+      <span className="rb-about">{words(worker)}</span>
+      <span className="rb-space" />
+      {cluster.current && !lost && (
+        <IconButton icon={undoIcon} label={`Let the active cell run on ${name}`} onClick={() => void deeds.aim(name)} flip />
+      )}
+      {!lost && (
+        <IconButton icon={stopIcon} label={`Interrupt ${name}`} onClick={() => void deeds.interrupt(cluster, [name])} />
+      )}
+      <IconButton
+        icon={refreshIcon}
+        label={lost ? `Start ${name} again` : `Restart ${name}`}
+        disabled={disabled}
+        onClick={() => void deeds.restart(cluster, worker)}
+      />
+    </li>
+  );
+}
+
+function words({ state, note, start, cpu }: Worker): string {
+  const again = start > 1 ? [`start ${start}`] : [];
+  const load = cpu > 0 ? [`${cpu} %`] : [];
+  return (note ? [`lost: ${note}`] : [state, ...load, ...again]).join(' · ');
+}
+
+const SHAPES: Record<WorkerState, React.JSX.Element> = {
+  ready: <circle cx="6" cy="6" r="4.5" />,
+  busy: <path d="M2 1.5 10.5 6 2 10.5Z" />,
+  starting: <circle cx="6" cy="6" r="4" className="rb-hollow" />,
+  stopped: <path d="M2 1.5h3v9H2zM7 1.5h3v9H7z" />,
+  lost: <path d="M2 2 10 10M10 2 2 10" className="rb-hollow" />
+};
+
+function Mark({ state }: { state: WorkerState }): React.JSX.Element {
+  return (
+    <svg className="rb-mark" viewBox="0 0 12 12" width="12" height="12" aria-hidden="true">
+      {SHAPES[state]}
+    </svg>
+  );
+}

@@ -1,0 +1,199 @@
+"""`%%step`: a cell whose messages wait for clicks. `%chaos`: faults on purpose, on all members. They parse and
+delegate to `rpcbench.testing`."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+
+from rpcbench.launch.cluster import Cluster, cluster
+from rpcbench.launch.desk import Ask, CellDesk, Way
+from rpcbench.launch.screen import Screen
+from rpcbench.launch.targets import Targets
+from rpcbench.launch.tracebacks import short
+from rpcbench.notebook.beside import HERE, Beside
+from rpcbench.notebook.handle import CellHandle
+from rpcbench.testing.chaos import Drill, Settings
+from rpcbench.testing.program import PROGRAM
+from rpcbench.testing.stepper import Stepper
+
+_SECONDS = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
+_KEYS = ("drop", "duplicate", "delay", "seed", "kill")
+_EXAMPLE = "%chaos drop=0.1 delay=50ms seed=7 kill=worker2"
+
+
+@magics_class
+class DrillMagics(Magics):
+    """Registered with the others. `settle(several, ask, answer)` gives what came of a cell on workers."""
+
+    def __init__(self, shell: Any, targets: Targets, settle: Callable[[bool, Ask, Any], Any]) -> None:
+        super().__init__(shell)
+        self._shell = shell
+        self._targets = targets
+        self._settle = settle
+
+    @no_var_expand
+    @cell_magic
+    def step(self, line: str, cell: str) -> Stepper:
+        """`%%step [worker1 …] [options]`: run the cell with all messages held, to let them go one by one.
+
+            --hold Call,Result     hold only messages of these kinds
+            --of worker1,worker2   hold only messages to and from these workers
+
+        It is back at once, as `%%remote --async` is; without a worker the cell runs here, in the notebook, on a thread.
+        Below it a panel shows what is held; clicks, and `_.deliver()`, `_.drop(3)`, `_.delay(3)`, `_.go()`, let go of
+        it. `_.cell` is the cell's handle, to wait for. Deadlines, retries and heartbeats stand still on all members
+        until all is let go. A second `%%step` lets go what the first one held.
+        """
+        with short():
+            options = _step_line().parse_args(shlex.split(line))
+            running, screen = cluster(), Screen(self._shell)
+            start = self._start(running, screen, options.workers, cell)
+            stepper = _stepper(running, options)
+            stepper.cell = start()
+            return stepper
+
+    def _start(self, running: Cluster, screen: Screen, words: list[str], code: str) -> Callable[[], CellHandle]:
+        """How to begin the cell; what is wrong with it or its line is raised at once."""
+        if not words or words == [HERE]:
+            beside = Beside(self._shell, screen, code)
+            return lambda: CellHandle(screen, lambda changed: beside, lambda answer: answer)
+        names = self._targets.find(words, running.workers)
+        desk, ask = running.agent.part(CellDesk), Ask()
+        for name in names:
+            running.agent.member(name)
+        return lambda: CellHandle(
+            screen,
+            lambda changed: desk.start(screen, names, code, ask, Way(), changed),
+            lambda answer: self._settle(len(names) > 1, ask, answer),
+        )
+
+    @line_magic
+    def chaos(self, line: str) -> None:
+        """`%chaos drop=0.1 delay=50ms seed=7`: faults on purpose, for the programs of all members.
+
+            drop=0.1        a tenth of all messages are lost: the runtime sends its own again; a call whose data is
+                            lost ends in a ConnectionLostError, which knows whether it may have run
+            duplicate=0.1   a tenth come twice
+            delay=50ms      each takes up to so much longer (ms or s)
+            seed=7          the same seed, the same fate
+            kill=worker2    end that worker by SIGKILL, now; `%cluster restart worker2` starts it again
+
+        `%chaos off` ends it and says what has happened, `%chaos` alone what is on. Cells, their output and panels are
+        spared, so that you see what a program makes of it.
+        """
+        words = shlex.split(line)
+        with short():
+            drill = Drill.of(cluster().agent)
+            if words == ["off"]:
+                sys.stdout.write(f"{_over(drill)}\n")
+                return
+            asked = _asked(words)
+            victim = asked.pop("kill", None)
+            if victim is not None and victim not in cluster().workers:
+                raise UsageError(f"kill={victim}: there is {', '.join(cluster().workers)}")
+            if asked:
+                Drill.on(**asked, agent=cluster().agent)
+            if asked or victim is None:
+                sys.stdout.write(f"{_sentence(drill.settings)}\n")
+            if victim is not None:
+                cluster().kill(victim)
+                sys.stdout.write(f"{victim} was killed. %cluster restart {victim} starts it again.\n")
+
+
+def _stepper(running: Cluster, options: argparse.Namespace) -> Stepper:
+    for word in options.of:
+        running.agent.member(word)
+    return Stepper.on(options.hold or PROGRAM, options.of, running.agent)
+
+
+def _step_line() -> argparse.ArgumentParser:
+    line = _Line("%%step", add_help=False)
+    line.add_argument("workers", nargs="*", metavar="worker")
+    line.add_argument("--hold", type=_kinds, default=(), metavar="Call,Result")
+    line.add_argument("--of", type=lambda text: text.split(","), default=(), metavar="worker1,worker2")
+    return line
+
+
+class _Line(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; {self.format_usage().strip()}")
+
+
+def _kinds(text: str) -> list[str]:
+    kinds = text.split(",")
+    for kind in kinds:
+        if kind not in PROGRAM:
+            raise UsageError(f"--hold {kind}: {_meant(kind, PROGRAM)}")
+    return kinds
+
+
+def _asked(words: list[str]) -> dict[str, Any]:
+    """The settings that a line of `%chaos` asks for."""
+    read: dict[str, Callable[[str], Any]] = {"drop": _share, "duplicate": _share, "delay": _time, "seed": _whole}
+    found: dict[str, Any] = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if key not in _KEYS or not sign or not value:
+            raise UsageError(f"{word}: {_meant(key, [*(f'{key}=' for key in _KEYS), 'off'])}; as in {_EXAMPLE}")
+        found[key] = read.get(key, str)(value)
+    if found.keys() == {"seed"}:
+        raise UsageError(f"a seed alone disturbs nothing; as in {_EXAMPLE}")
+    return found
+
+
+def _meant(word: str, there: Any) -> str:
+    close = difflib.get_close_matches(word, there, 1, 0.5)
+    return f"did you mean {close[0]}? There are: {', '.join(there)}" if close else f"there are: {', '.join(there)}"
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UsageError(f"{text}: say which share of the messages, 0.1 or 10%")
+    return share
+
+
+def _time(text: str) -> float:
+    found = _SECONDS.fullmatch(text)
+    if not found:
+        raise UsageError(f"delay={text}: say how long, with its unit: delay=50ms, delay=0.2s")
+    return float(found[1]) / (1000 if found[2] == "ms" else 1)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"seed={text}: a seed is a whole number")
+    return int(text)
+
+
+def _sentence(on: Settings | None) -> str:
+    if on is None:
+        return f"No faults are on. {_EXAMPLE} puts some on."
+    what = [
+        f"{on.drop:.3g} of them lost" if on.drop else "",
+        f"{on.duplicate:.3g} of them twice" if on.duplicate else "",
+        f"each up to {1000 * on.delay:g} ms late" if on.delay else "",
+    ]
+    told = ", ".join(filter(None, what)) or "no faults"
+    return f"On the messages of programs between all members: {told}; seed {on.seed}. %chaos off ends it."
+
+
+def _over(drill: Drill) -> str:
+    if drill.settings is None:
+        return "No faults were on."
+    counts = drill.off()
+    return "Faults are off. Of {sent} messages {lost} were lost, {late} late, {twice} came twice.".format(
+        **{"sent": 0, "lost": 0, "late": 0, "twice": 0} | counts
+    )

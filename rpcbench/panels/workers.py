@@ -1,0 +1,43 @@
+"""The workers panel: how each worker is, and buttons that interrupt, restart and scale, also while a cell runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import traitlets
+
+from rpcbench.agent import current
+from rpcbench.launch.actions import Actions
+from rpcbench.panels.base import SESSION, Panel, asset
+from rpcbench.panels.publisher import Publisher, Source
+from rpcbench.telemetry.pulse import Pulse
+from rpcbench.telemetry.workers import workers_view
+
+Act = Callable[[str, str], object]
+"""(action, target), as `rpcbench.launch.actions.Actions.begin` takes them."""
+
+
+class WorkersPanel(Panel):
+    """A row for each worker; see `rpcbench.telemetry.workers.workers_view`. Without `act` it has no buttons."""
+
+    look = staticmethod(workers_view)
+    sentence = "Workers, live while this notebook's kernel runs. Run the cell to see the panel."
+    _esm = asset("workers", ".js")
+    _css = asset("workers", ".css")
+    acts = traitlets.Bool(False).tag(sync=True)
+
+    def __init__(self, source: Source, publisher: Publisher = SESSION, act: Act | None = None) -> None:
+        self._act = act
+        super().__init__(source, publisher, acts=act is not None)
+
+    @classmethod
+    def live(cls) -> Self:
+        agent = current.current()
+        actions = agent.part(Actions)
+        return cls(agent.part(Pulse), act=actions.begin if actions.offered else None)
+
+    def heard(self, content: dict[str, Any]) -> None:
+        match content:
+            case {"kind": "act", "action": str(action), "target": str(target)} if self._act is not None:
+                self._act(action, target)

@@ -1,0 +1,154 @@
+"""A still picture as SVG: shapes with classes, light or dark as the reader's screen is, without script or any address.
+
+All text is escaped here, and nowhere else. Colours are those of the live panels.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from html import escape
+from typing import NamedTuple
+
+from rpcbench.words.events import Table
+
+LIGHT = {
+    "paper": "#ffffff", "plate": "#f3f4f6", "rule": "#dcdfe4", "ink": "#24292f", "dim": "#656d76",
+    "blue": "#0072b2", "green": "#008560", "orange": "#c26a00", "amber": "#e69f00", "red": "#c8421a",
+    "purple": "#b3588f", "on-blue": "#ffffff", "on-amber": "#1c1400",
+}  # fmt: skip
+DARK = {
+    "paper": "#1b1f24", "plate": "#262b31", "rule": "#3b424a", "ink": "#e6e9ed", "dim": "#a3abb4",
+    "blue": "#4fa8dc", "green": "#2fbf91", "orange": "#f0a33a", "amber": "#f0b429", "red": "#ff8a5c",
+    "purple": "#dc8cba", "on-blue": "#06121b", "on-amber": "#1c1400",
+}  # fmt: skip
+_COLOURED = ("blue", "green", "orange", "amber", "red", "purple", "dim")
+_XMLNS = "http://www.w3.org/2000/svg"
+
+
+def _style() -> str:
+    light, dark = (";".join(f"--{name}:{value}" for name, value in of.items()) for of in (LIGHT, DARK))
+    rules = [
+        f"svg{{{light}}}@media (prefers-color-scheme:dark){{svg{{{dark}}}}}",
+        "text{fill:var(--ink);font:12px system-ui,sans-serif}.note{fill:var(--dim);font-size:11px}",
+        ".strong{font-weight:600}.code{font-family:ui-monospace,monospace;white-space:pre}",
+        ".end{text-anchor:end}.middle{text-anchor:middle}",
+        ".paper{fill:var(--paper)}.plate{fill:var(--plate)}.rule{stroke:var(--rule)}.line{fill:none;stroke-width:1.6}",
+        ".dashed{stroke-dasharray:5 4}.on-blue{fill:var(--on-blue)}.on-amber{fill:var(--on-amber)}",
+    ]
+    for name in _COLOURED:
+        rules.append(f".s-{name}{{stroke:var(--{name})}}.f-{name}{{fill:var(--{name})}}")
+    return "".join(rules)
+
+
+class Picture:
+    """Shapes, in the order in which they are drawn; coordinates are pixels."""
+
+    def __init__(self, width: float, title: str, words: str) -> None:
+        self.width, self.height = width, 0.0
+        self._title, self._words = title, words
+        self._parts: list[str] = []
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
+        self._add("line", kind, x1=x1, y1=y1, x2=x2, y2=y2)
+        self._reach(max(y1, y2))
+
+    def rect(self, x: float, y: float, width: float, height: float, kind: str, rx: float = 3) -> None:
+        self._add("rect", kind, x=x, y=y, width=max(0.0, width), height=height, rx=rx)
+        self._reach(y + height)
+
+    def circle(self, x: float, y: float, r: float, kind: str) -> None:
+        self._add("circle", kind, cx=x, cy=y, r=r)
+        self._reach(y + r)
+
+    def path(self, d: str, kind: str, transform: str = "") -> None:
+        at = f' transform="{transform}"' if transform else ""
+        self._parts.append(f'<path class="{kind}" d="{d}"{at}/>')
+
+    def text(self, x: float, y: float, words: object, kind: str = "", turn: float = 0) -> None:
+        at = f' transform="rotate({turn} {_number(x)} {_number(y)})"' if turn else ""
+        self._parts.append(
+            f'<text x="{_number(x)}" y="{_number(y)}" class="{kind}"{at}>{escape(clean(str(words)))}</text>'
+        )
+        self._reach(y + 4)
+
+    def arrow(self, x1: float, y1: float, x2: float, y2: float, colour: str, more: str = "") -> None:
+        """A line with its head at the end."""
+        self.line(x1, y1, x2, y2, f"line s-{colour} {more}")
+        self.tip(x2, y2, x2 - x1, y2 - y1, colour)
+
+    def tip(self, x: float, y: float, dx: float, dy: float, colour: str) -> None:
+        length = (dx * dx + dy * dy) ** 0.5 or 1.0
+        matrix = " ".join(_number(part) for part in (dx / length, dy / length, -dy / length, dx / length, x, y))
+        self.path("M1 0 L-7 -3.5 L-7 3.5 Z", f"f-{colour}", f"matrix({matrix})")
+
+    def svg(self) -> str:
+        """The whole, as one element that may stand alone in a file."""
+        width, height = _number(self.width), _number(self.height + 8)
+        size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+        words = f"<title>{escape(clean(self._title))}</title><desc>{escape(clean(self._words))}</desc>"
+        paper = f'<rect class="paper" width="{width}" height="{height}"/>'
+        head = f'<svg xmlns="{_XMLNS}" role="img" {size}>{words}<style>{_style()}</style>'
+        return f"{head}{paper}{''.join(self._parts)}</svg>"
+
+    def _add(self, name: str, kind: str, **numbers: float) -> None:
+        attributes = " ".join(f'{key}="{_number(value)}"' for key, value in numbers.items())
+        self._parts.append(f'<{name} class="{kind}" {attributes}/>')
+
+    def _reach(self, y: float) -> None:
+        self.height = max(self.height, y)
+
+
+class Columns(NamedTuple):
+    """Where members stand: `x(id)` is the middle of a column; the first thing below the names may begin at `top`."""
+
+    x: Callable[[int], float]
+    step: float
+    left: float
+    width: float
+    top: float
+    names: Callable[[int], str]
+
+
+def columns(workers: Table, left: float = 176, right: float = 76, wide: float = 800) -> Columns:
+    """A column per member, in order of ids."""
+    members = sorted(workers.values(), key=lambda worker: int(worker["id"]))
+    step = min(190.0, max(20.0, (wide - left - right) / max(1, len(members))))
+    places = {int(worker["id"]): left + step * (i + 0.5) for i, worker in enumerate(members)}
+    names = {int(worker["id"]): str(worker["name"]) for worker in members}
+    slanted = step < 16 + 6.8 * min(14, max((len(name) for name in names.values()), default=0))
+    width = max(wide, left + step * len(members) + right)
+    return Columns(places.__getitem__, step, left, width, 110 if slanted else 64, names.__getitem__)
+
+
+def heads(picture: Picture, workers: Table, at: Columns) -> None:
+    """Names over the columns, with the state of those that are not up."""
+    slanted = at.top > 64
+    for worker in workers.values():
+        state = "" if worker["state"] == "up" else f" · {worker['state']}"
+        name = short(worker["name"], 13 if slanted else int(at.step / 7)) + state
+        x, kind = at.x(int(worker["id"])), "strong" + (" note" if state else "")
+        picture.text(x - 2 if slanted else x, at.top - 10, name, kind if slanted else f"{kind} middle", -48 * slanted)
+
+
+def short(words: str, most: int) -> str:
+    """The words, or their beginning and an ellipsis."""
+    return words if len(words) <= most else words[: max(1, most - 1)] + "…"
+
+
+def clean(words: str) -> str:
+    """The words without what XML cannot hold."""
+    return "".join(c if c >= " " and not "\ud800" <= c <= "\udfff" and c not in "\ufffe\uffff" else " " for c in words)
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def as_html(svg: str, words: str) -> str:
+    """The picture inside a page, or a cell's output: an image that holds all it needs, and its words for who sees none.
+
+    An image runs no script and its styles touch nothing else on the page.
+    """
+    data = base64.b64encode(svg.encode()).decode("ascii")
+    return f'<img alt="{escape(clean(words))}" style="max-width:100%" src="data:image/svg+xml;base64,{data}">'

@@ -1,0 +1,249 @@
+"""Still pictures of views, for notebooks that are committed and for static books: `snapshot(view)`.
+
+They are drawn here, from the same small dicts as the live panels and simpler than those, as they must come about where
+no browser is: in nbclient, in a script. What has no drawing here is shown by its words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from rpcbench.telemetry.picture import Columns, Picture, as_html, columns, heads, short
+from rpcbench.telemetry.summary import text
+from rpcbench.telemetry.views import View
+from rpcbench.words.events import Row
+
+ROW = 22
+MOST = 60
+_TITLE, _LINES = 20, 16
+
+
+class Snapshot:
+    """A view as it was: displayed it is a picture, printed it is text. `save` takes a path ending in .svg or .html."""
+
+    def __init__(self, view: View) -> None:
+        self.text = text(view)
+        self.svg = _drawn(view, self.text)
+        self.html = as_html(self.svg, self.text)
+
+    def save(self, path: str | Path) -> Path:
+        """Write it into a file of its own; its path. ValueError for another ending."""
+        target = Path(path)
+        if target.suffix not in (".svg", ".html"):
+            raise ValueError(f"{target.name}: a snapshot is saved as .svg or .html")
+        page = f'<!doctype html><meta charset="utf-8"><title>rpcbench</title>{self.html}'
+        target.write_text(self.svg if target.suffix == ".svg" else page, encoding="utf-8")
+        return target
+
+    def _repr_mimebundle_(self, **keys: Any) -> dict[str, str]:
+        return {"text/plain": self.text, "text/html": self.html}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _drawn(view: View, words: str) -> str:
+    title, draw = next((found for section, found in _DRAWINGS.items() if section in view), ("Members", None))
+    at = columns(view["workers"])
+    picture = Picture(at.width, title, words)
+    picture.text(12, _TITLE, title, "strong")
+    if draw is None:
+        for n, line in enumerate(words.splitlines()):
+            picture.text(12, 2.4 * _TITLE + n * _LINES, line, "code")
+    else:
+        picture.text(26 + 8 * len(title), _TITLE, words.partition("\n")[0], "note")
+        draw(picture, view, at)
+    return picture.svg()
+
+
+def _rest(picture: Picture, rows: int, drawn: int, y: float) -> None:
+    if rows > drawn:
+        picture.text(12, y + 15, f"… and {rows - drawn} more, not drawn", "note")
+
+
+# ---- RRefs
+
+
+def _rrefs(picture: Picture, view: View, at: Columns) -> None:
+    heads(picture, view["workers"], at)
+    keys = sorted(view["rrefs"], key=lambda key: [int(part) for part in key.split(".")])
+    forks: dict[str, list[Row]] = {}
+    for fork in view["forks"].values():
+        forks.setdefault(fork["rref"], []).append(fork)
+    for n, key in enumerate(keys[:MOST]):
+        _rref(picture, view["rrefs"][key], forks.get(key, []), at, at.top + n * ROW)
+    _rest(picture, len(keys), MOST, at.top + MOST * ROW)
+
+
+def _rref(picture: Picture, rref: Row, forks: list[Row], at: Columns, y: float) -> None:
+    middle, owner = y + ROW / 2, at.x(rref["owner"])
+    picture.text(12, middle + 4, short(rref["rref"], 9), "code strong")
+    picture.text(78, middle + 4, short(rref["type"] or "type unknown", int((at.left + at.step / 2 - 98) / 6.8)), "note")
+    for fork in forks:
+        if fork["state"] == "confirmed":
+            picture.line(owner, middle, at.x(fork["holder"]), middle, "line s-dim")
+        elif fork["holder"] != rref["owner"] and fork["state"] in _WAYS:
+            picture.arrow(at.x(fork["holder"]), middle, owner, middle, _WAYS[fork["state"]], "dashed")
+    colour = {"failed": "red", "lost": "dim", "unlisted": "dim"}.get(rref["state"], "blue")
+    picture.rect(owner - 7, middle - 7, 14, 14, f"f-{colour}")
+    for fork in forks:
+        beside = 16 if fork["holder"] == rref["owner"] else 0
+        picture.circle(at.x(fork["holder"]) + beside, middle, 6, _FORKS.get(fork["state"], "f-dim"))
+    picture.text(at.width - 12, middle + 4, rref["state"], "note end")
+
+
+_WAYS = {"pending": "orange", "deleting": "dim"}
+_FORKS = {"confirmed": "f-green", "pending": "paper line s-orange", "deleting": "paper line s-dim"}
+
+
+# ---- autograd contexts
+
+
+def _contexts(picture: Picture, view: View, at: Columns) -> None:
+    heads(picture, view["workers"], at)
+    y = at.top
+    for context in list(view["contexts"].values())[:MOST]:
+        y = _context(picture, view, context["context"], at, y)
+    _rest(picture, len(view["contexts"]), MOST, y)
+
+
+def _context(picture: Picture, view: View, key: str, at: Columns, y: float) -> float:
+    def of(section: str) -> list[Row]:
+        return [row for row in view[section].values() if row["context"] == key]
+
+    picture.rect(4, y, at.width - 8, 1, "plate")
+    picture.text(12, y + 18, key, "code strong")
+    for member in of("members"):
+        picture.text(at.x(member["worker"]), y + 18, f"{member['gradients']} gradients", "note middle")
+    y += ROW + 4
+    for link in of("links"):
+        x1, x2, state = at.x(link["from"]), at.x(link["to"]), link["state"]
+        count = f"{link['sent']} sent, {link['received']} received"
+        picture.text(12, y + 15, count if state == "paired" else f"{count} ({state})", "note")
+        picture.arrow(
+            x1, y + 11, x2, y + 11, "blue" if state == "paired" else "orange", "" if state == "paired" else "dashed"
+        )
+        y += ROW
+    for one in of("passes"):
+        x, share = at.x(one["worker"]), one["arrived"] / max(1, one["needed"])
+        picture.rect(x - 30, y + 7, 60, 7, "plate")
+        picture.rect(x - 30, y + 7, 60 * min(1.0, share), 7, "f-purple")
+    if of("passes"):
+        picture.text(12, y + 15, "gradients arrived", "note")
+        y += ROW
+    return y + 6
+
+
+# ---- pipeline
+
+
+def _steps(picture: Picture, view: View, at: Columns) -> None:
+    drawn = [row["step"] for row in view["ops"].values()]
+    if not drawn:
+        return
+    steps = sorted((row for row in view["steps"].values() if row["step"] in drawn), key=lambda row: float(row["begin"]))
+    step = next((row for row in reversed(steps) if row["state"] == "complete"), steps[-1])
+    ops = [row for row in view["ops"].values() if row["step"] == step["step"]]
+    lanes = sorted({row["worker"] for row in ops})
+    span = max(1e-9, step["end"] - step["begin"])
+    left, wide, tall = 120, at.width - 140, 34
+    for n, worker in enumerate(lanes):
+        y = 44 + n * (tall + 6)
+        picture.text(12, y + 21, short(at.names(worker), 15), "strong")
+        picture.rect(left, y, wide, tall, "plate")
+        for op in (op for op in ops if op["worker"] == worker):
+            _op(picture, op, left + wide * (op["begin"] - step["begin"]) / span, wide / span, step["end"], y, tall)
+    below = 44 + len(lanes) * (tall + 6) + 12
+    idle = "" if step["idle"] is None else f", idle {step['idle']:.1%}"
+    picture.text(left, below, f"step {step['step']} ({step['state']}): {span * 1e3:.1f} ms{idle}", "note")
+
+
+def _op(picture: Picture, op: Row, x: float, per_second: float, end: float, y: float, tall: float) -> None:
+    width = max(1.5, per_second * ((end if op["end"] is None else op["end"]) - op["begin"]) - 0.8)
+    colour, ink = _OPS.get(op["op"], ("dim", "paper"))
+    picture.rect(x, y + 2, width, tall - 4, f"f-{colour}")
+    words = f"{op['op']}{op['microbatch']}"
+    if width >= 7 * len(words) + 4:
+        picture.text(x + width / 2, y + tall / 2 + 4, words, f"middle {ink}")
+
+
+_OPS = {
+    "F": ("blue", "on-blue"),
+    "B": ("amber", "on-amber"),
+    "I": ("amber", "on-amber"),
+    "W": ("purple", "paper"),
+    "R": ("green", "paper"),
+}
+
+
+# ---- messages
+
+
+def _messages(picture: Picture, view: View, at: Columns) -> None:
+    heads(picture, view["workers"], at)
+    rows = [row for row in view["messages"].values() if row["kind"] != "Notice"]
+    drawn, (slots, last) = rows[:MOST], _slots(rows[:MOST])
+    for worker in view["workers"].values():
+        x = at.x(int(worker["id"]))
+        picture.line(x, at.top, x, at.top + (last + 1) * ROW, "rule")
+    began = _sent(rows[0]) if rows else 0.0
+    for n, row in enumerate(drawn):
+        y1, y2 = (at.top + (slot + 0.5) * ROW for slot in slots[n])
+        picture.text(66, y1 + 4, f"{(_sent(row) - began) * 1e3:.1f} ms", "note end")
+        words = f"{row['kind']} {row['label']}".rstrip()
+        picture.text(76, y1 + 4, short(words, int((at.left + at.step / 2 - 84) / 6.4)))
+        _message(picture, row, at, y1, y2)
+    _rest(picture, len(rows), len(drawn), at.top + (last + 1) * ROW)
+
+
+def _message(picture: Picture, row: Row, at: Columns, y1: float, y2: float) -> None:
+    x1, x2, colour = at.x(row["from"]), at.x(row["to"]), _KINDS.get(row["kind"], "dim")
+    if x1 == x2:
+        low = max(y2, y1 + 7)
+        picture.path(f"M{x1} {y1 - 3} h16 V{low} H{x1 + 2}", f"line s-{colour}")
+        picture.tip(x1 + 1, low, -1, 0, colour)
+    elif row["state"] == "received":
+        picture.arrow(x1, y1, x2, y2, colour)
+    else:
+        end = x1 + 0.72 * (x2 - x1)
+        picture.arrow(x1, y1, end, y2, colour, "dashed")
+        picture.text(at.width - 12, y1 + 4, row["state"], "note end")
+
+
+_KINDS = {
+    **dict.fromkeys(("Call", "Create", "Fetch"), "blue"),
+    "Result": "green",
+    **dict.fromkeys(("Failure", "Cancel", "WalkFailed", "Forget", "Fate"), "red"),
+    **dict.fromkeys(("ForkRequest", "ForkAccept", "ChildAccept", "UserDelete", "Uncreated"), "orange"),
+    **dict.fromkeys(("Discover", "Discovered", "Gradients", "Settled", "ReleaseContext", "Attending"), "purple"),
+}
+
+
+def _sent(row: Row) -> float:
+    return float(row["received"] if row["sent"] is None else row["sent"])
+
+
+def _slots(rows: Iterable[Row]) -> tuple[list[list[int]], int]:
+    """For each message the slots where it goes and where it comes: one slot, where nothing happens in between."""
+    moments = []
+    for n, row in enumerate(rows):
+        moments.append((_sent(row), n, 0))
+        if row["sent"] is not None and row["received"] is not None:
+            moments.append((max(row["sent"], row["received"]), n, 1))
+    found: list[list[int]] = [[0, 0] for _ in {n for _, n, _ in moments}]
+    slot, before = -1, -1
+    for _, n, end in sorted(moments, key=lambda moment: (moment[0], moment[2], moment[1])):
+        slot += not (end and before == n)
+        found[n] = [found[n][0], slot] if end else [slot, slot]
+        before = n
+    return found, max(0, slot)
+
+
+_DRAWINGS: dict[str, tuple[str, Callable[[Picture, View, Columns], None]]] = {
+    "rrefs": ("RRefs", _rrefs),
+    "contexts": ("Autograd contexts", _contexts),
+    "steps": ("Pipeline", _steps),
+    "messages": ("Messages", _messages),
+}

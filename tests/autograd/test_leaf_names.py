@@ -1,0 +1,64 @@
+"""Leaves are called what they are called where they live, and looking for that runs nothing of the user's."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch import nn
+
+from rpcbench.autograd.names import Names, names
+
+
+class Shy:
+    """Whatever of it is asked for would raise."""
+
+    def __init__(self) -> None:
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked for")
+
+    @property
+    def model(self) -> Any:
+        raise AssertionError("a property was asked for")
+
+
+def test_variables_modules_and_shared_objects_give_names() -> None:
+    w = torch.ones(3, requires_grad=True)
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 1, bias=False)))
+    stage: Any = nn.Sequential(nn.Linear(2, 2))
+    server = Shy()
+    found = names({"w": w, "net": model, "_": model, "number": 3}, [stage[0].bias, stage, server, w, 7])
+    assert found == {
+        id(w): "w",
+        id(model[0].weight): "net.0.weight",
+        id(model[0].bias): "net.0.bias",
+        id(model[1][0].weight): "net.1.0.weight",
+        id(stage[0].weight): "0.weight",
+        id(stage[0].bias): "0.bias",
+        id(server.weight): "weight",
+    }
+
+
+def test_each_leaf_is_looked_for_once_and_then_forgotten_with_it() -> None:
+    asked: list[int] = []
+
+    stages: list[Any] = [nn.Linear(2, 2)]
+    stray = torch.ones(1, requires_grad=True)
+
+    def shared() -> list[Any]:
+        asked.append(1)
+        return stages
+
+    known = Names(shared)
+    assert known.of([stages[0].weight, stray]) == ["weight", ""]
+    assert known.of([stray, stages[0].weight]) == ["", "weight"]
+    assert asked == [1]
+    assert known.of([stages[0].bias]) == ["bias"]
+    assert asked == [1, 1]
+    del stray
+    stages.clear()
+    gc.collect()
+    assert len(known._known) == 0

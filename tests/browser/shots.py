@@ -1,0 +1,61 @@
+"""The pictures of panels in the docs, taken in JupyterLab: `python tests/browser/shots.py docs/pictures`.
+
+Each panel once in the light theme and once in the dark one, of a cluster that is at work.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+from lab import running
+
+START = "%load_ext rpcbench\n%cluster start 4"
+MAKE = """import time, torch
+import rpcbench.rpc as rpc
+rows = [rpc.remote(f"worker{1 + i % 3}", torch.ones, (250_000 * (1 + i),)) for i in range(5)]
+model = rpc.remote("worker2", torch.nn.Linear, (512, 512))
+shared = [rpc.rpc_sync("worker4", list, ([row],)) for row in rows[:2]]
+keeper = rpc.remote("worker4", list, ([*rows[2:4], model],))
+for each in (*rows, model, keeper):
+    each.to_here()
+busy = [rpc.rpc_async("worker2", time.sleep, (60,)) for _ in range(3)]"""
+CELL = "%%remote worker1 --async\nimport time\ntime.sleep(60)"
+LOG = "_ = cluster.rpc_sync('worker3', print, ('loader: shard 7 of 12 is read',))"
+LOSE = "import os, signal\nos.kill(cluster.pid('worker4'), signal.SIGKILL)"
+PANELS = ("workers", "rrefs")
+
+
+def shoot(folder: Path, dark: bool) -> None:
+    """One picture for each panel."""
+    panels = {name: f"%panel {name}" for name in PANELS}
+    sources = [START, MAKE, CELL, LOG, panels["rrefs"], panels["workers"], LOSE]
+    with tempfile.TemporaryDirectory() as home, running(Path(home), dark) as lab:
+        cells = [nbformat.v4.new_code_cell(source) for source in sources]
+        notebook = lab.open(nbformat.v4.new_notebook(cells=cells), "panels.ipynb", width=1300, height=2000)
+        page = notebook.page
+        page.evaluate("jupyterapp.commands.execute('application:toggle-left-area')")
+        for source in sources:
+            if source == LOSE:
+                page.locator("[data-rref]").nth(6).wait_for()
+                _take(page, folder, "rrefs", dark)
+            notebook.run(source)
+            notebook.ended(source)
+        page.locator("tr[data-worker='4'][data-state='lost']").wait_for()
+        page.locator("tr[data-worker='1'][data-doing='cell']").wait_for()
+        page.locator("tr[data-worker='2'][data-busy='3']").wait_for()
+        page.locator("tr[data-worker='3'] .rb-opener").click()
+        _take(page, folder, "workers", dark)
+
+
+def _take(page, folder: Path, name: str, dark: bool) -> None:
+    page.evaluate("document.activeElement?.blur()")
+    path = folder / f"{name}-{'dark' if dark else 'light'}.png"
+    page.locator(f".rb-{name}").screenshot(path=path, animations="disabled")
+
+
+if __name__ == "__main__":
+    for dark in (False, True):
+        shoot(Path(sys.argv[1]), dark)

@@ -1,0 +1,72 @@
+"""Messages as a user of JupyterLab sees them: live while a cell runs, of one cell, as a still picture, and replayed."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(400)]
+
+CELLS = [
+    "%load_ext rpcbench\n%cluster start 2",
+    "%panel messages",
+    "import threading\nfrom rpcbench import rpc\ngo = threading.Event()\n"
+    "def steps():\n    rpc.rpc_sync('worker1', abs, (-1,))\n    return rpc.rpc_sync('worker2', int)",
+    "steps()\nwhile not live.state['view']['messages']: pass\nprint('called')",
+    "%%trace\n%%remote worker1\nfrom rpcbench import rpc\nrpc.rpc_sync('worker2', abs, (-2,))",
+    "traced = _\ntraced.snapshot()",
+    "%record lesson.json",
+    "_ = rpc.rpc_sync('worker2', len, ('four',))",
+    "%record stop",
+    "%cluster stop",
+    "import rpcbench\nplayed = rpcbench.replay('lesson.json', 'messages')\nplayed",
+]
+SHOWN = """root => [...root.querySelectorAll('[data-message]')].map(
+  one => [one.dataset.message, one.dataset.state, one.querySelector('title').textContent.split(',')[0]])"""
+
+
+def drawn(output):
+    """(key, state, first words) of the messages that a panel draws."""
+    return output.locator(".rb-messages").evaluate(SHOWN)
+
+
+def test_messages_are_seen_live_and_of_one_cell_and_kept(show):
+    cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
+    notebook = show(nbformat.v4.new_notebook(cells=cells), "messages.ipynb")
+    for text in ("%cluster start", "%panel", "def steps"):
+        notebook.run(text)
+        notebook.ended(text)
+    live = notebook.output("%panel")
+    live.locator(".rb-hint code").wait_for()
+    panels = "[one for one in __import__('ipywidgets').Widget.widgets.values() if 'Messages' in type(one).__name__]"
+    assert notebook.value("len(found)", after=f"found = {panels}\nlive = found[0]") == 1
+    notebook.run("steps()\nwhile")
+    notebook.ended("steps()\nwhile")
+    live.locator("[data-message]", has_text="Result int").wait_for()
+    assert [row[1:] for row in drawn(live)] == [
+        ["received", "Call abs"], ["received", "Result abs"], ["received", "Call int"], ["received", "Result int"],
+    ]  # fmt: skip
+
+    notebook.run("%%trace")
+    notebook.ended("%%trace")
+    traced = notebook.cell("%%trace")
+    traced.locator("[data-message]", has_text="Result abs").wait_for()
+    words = [row[2] for row in drawn(traced)]
+    assert words == ["Call this cell", "Call abs", "Result abs", "Result this cell"]
+
+    notebook.run(".snapshot()")
+    notebook.ended(".snapshot()")
+    still = notebook.output(".snapshot()").locator("img")
+    still.wait_for()
+    assert still.evaluate("one => one.decode().then(() => one.naturalWidth)") >= 800
+    assert "4 messages, " in still.get_attribute("alt")
+
+    for text in ("%record lesson", "'four'", "%record stop", "%cluster stop", "rpcbench.replay"):
+        notebook.run(text)
+        notebook.ended(text)
+    player = notebook.cell("rpcbench.replay")
+    player.locator(".rb-messages .rb-stat").first.wait_for()
+    while not player.locator("[data-message]", has_text="Result len").count():
+        player.get_by_role("button", name="Step", exact=True).click()
+    assert ["received", "Call len"] in [row[1:] for row in drawn(player)]
+    assert notebook.errors() == []

@@ -1,0 +1,133 @@
+"""The panels of workers and RRefs in JupyterLab: buttons work while a cell runs, and what stands there is so."""
+
+from __future__ import annotations
+
+import time
+
+import nbformat
+import pytest
+from lab import SECONDS
+
+pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(400)]
+
+START = "%load_ext rpcbench\n%cluster start 2"
+PANEL = "%panel workers"
+WAITS = """import time
+before = cluster.pid("worker2")
+print('it', 'waits')
+while cluster.pid("worker2") == before:
+    time.sleep(0.01)
+print('another', 'process')"""
+RREFS = "%panel rrefs"
+MAKES = """import torch
+import rpcbench.rpc as rpc
+kept = [rpc.remote(worker, torch.ones, (1000,)) for worker in cluster.workers]
+for rref in kept:
+    rref.to_here()"""
+LOOPS = "%%remote worker1\nprint('it', 'loops')\nwhile True:\n    pass"
+
+OWNED = "{key: [str(i), str(row['size'])] for i, (_, all) in everywhere().items() for key, row in all['owned'].items()}"
+OWNERS = "all => Object.fromEntries(all.map(one => [one.dataset.rref, [one.dataset.owner, one.dataset.size]]))"
+IN_SIGHT = """index => {
+  const { top, bottom } = document.querySelectorAll('.jp-Notebook .jp-Cell')[index].getBoundingClientRect();
+  return top >= 0 && bottom <= window.innerHeight;
+}"""
+ROWS = "all => Object.fromEntries(all.map(one => [one.dataset.worker, {...one.dataset}]))"
+TABLES = "{i: {**tables['health'][str(i)], 'incarnation': life} for i, (life, tables) in everywhere().items()}"
+ASK = """from rpcbench.agent.current import current
+def own():
+    return current().incarnation, current().tables()
+def everywhere():
+    return {0: own(), **{i: cluster.rpc_sync(f"worker{i}", own) for i in (1, 2)}}
+"""
+
+
+def rows(page):
+    return page.locator("tr[data-worker]").evaluate_all(ROWS)
+
+
+def both(page):
+    """What the two panels show."""
+    return rows(page), page.locator("[data-rref]").evaluate_all(OWNERS)
+
+
+def words(tables):
+    """The attributes that the rows must have, made from what all members say of themselves."""
+    found = {}
+    for i, row in tables.items():
+        sums = [sum(count[way] for count in row["peers"].values()) for way in (0, 1)]
+        figures = {name: row[name] for name in ("incarnation", "pid", "cpu", "memory", "busy", "queued", "cells")}
+        values = {"worker": i, **figures, "sent": sums[0], "received": sums[1]}
+        found[str(i)] = {name: "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+                         for name, value in values.items()}  # fmt: skip
+    return found
+
+
+def agrees(page, notebook):
+    """Whether at some moment, with all quiet, the rows say what the members do: figures move twice a second."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        before, tables = rows(page), words(notebook.value(TABLES, after=ASK))
+        shown = {i: {name: row[name] for name in tables.get(i, {})} for i, row in before.items()}
+        if shown == tables and rows(page) == before:
+            return True
+    assert shown == tables
+    return False
+
+
+def press(page, worker, name):
+    page.locator(f"tr[data-worker='{worker}']").get_by_role("button", name=name).click()
+
+
+def test_workers_are_as_shown_and_buttons_work_while_a_cell_runs(lab, show):
+    cells = [nbformat.v4.new_code_cell(source) for source in (START, PANEL, MAKES, WAITS, LOOPS, RREFS)]
+    notebook = show(nbformat.v4.new_notebook(cells=cells), "workers.ipynb")
+    page = notebook.page
+    for source in (START, PANEL, MAKES, RREFS):
+        notebook.run(source)
+        notebook.ended(source)
+    page.locator("tr[data-worker='2'][data-doing='idle']").wait_for()
+    assert agrees(page, notebook)
+
+    owned = notebook.value(OWNED, after=ASK)
+    assert sorted(owned.values()) == [["1", "4000"], ["2", "4000"]]
+    page.locator("[data-rref]").nth(1).wait_for()
+    assert page.locator("[data-rref]").evaluate_all(OWNERS) == owned
+    page.set_viewport_size({"width": 1400, "height": 600})
+    page.get_by_role("link", name="show cell 3,").first.click()
+    page.wait_for_function(IN_SIGHT, arg=notebook.index(MAKES))
+    page.set_viewport_size({"width": 1400, "height": 2400})
+
+    notebook.run(WAITS)
+    notebook.output(WAITS).filter(has_text="it waits").wait_for()
+    press(page, 2, "restart")
+    press(page, 2, "press again")
+    notebook.output(WAITS).filter(has_text="another process").wait_for()
+    page.locator("tr[data-worker='2'][data-incarnation='1'][data-doing='idle']").wait_for()
+
+    notebook.run(LOOPS)
+    notebook.output(LOOPS).filter(has_text="it loops").wait_for()
+    page.locator("tr[data-worker='1'][data-doing='cell']").wait_for()
+    press(page, 1, "interrupt")
+    notebook.ended(LOOPS)
+    notebook.output(LOOPS).filter(has_text="KeyboardInterrupt").wait_for()
+    page.locator("tr[data-worker='1'][data-doing='idle']").wait_for()
+
+    other = lab.beside(notebook)
+    other.page.locator("tr[data-worker='2'][data-incarnation='1']").wait_for()
+    deadline = time.monotonic() + SECONDS
+    while both(page) != both(other.page) and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
+    assert both(page) == both(other.page)
+    press(other.page, 1, "restart")
+    press(other.page, 1, "press again")
+    page.locator("tr[data-worker='1'][data-incarnation='1'][data-doing='idle']").wait_for()
+    assert agrees(page, notebook)
+
+    asked = "[thread.name for thread in __import__('threading').enumerate() if thread.name == 'rpcbench-pulse']"
+    other.page.close()
+    assert notebook.value(asked) == ["rpcbench-pulse"]
+    page.evaluate("window.jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
+    while notebook.value(asked) and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
+    assert notebook.value(asked) == []

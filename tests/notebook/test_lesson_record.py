@@ -1,0 +1,29 @@
+"""`%record` through a real kernel, and its record played in a kernel that has no cluster."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Kernel
+
+pytestmark = pytest.mark.process
+
+
+def test_a_lesson_is_recorded_and_plays_without_a_cluster(kernel, tmp_path):
+    file = tmp_path / "lesson.json"
+    assert kernel.run(f"%record {file}").text == f"Recording to {file} until %record stop.\n"
+    assert "goes on" in kernel.run(f"%record {file}").evalue
+    assert kernel.run("%%remote worker1 --rref held\nheld = {'a': 1}").status == "ok"
+    assert kernel.run("%record mark the end").text == "Marked.\n"
+    said = kernel.run("%record stop").text
+    assert said.startswith(f"{file}: record of ") and "3 members" in said and f'rpcbench.replay("{file}")' in said
+    assert "nothing is recorded" in kernel.run("%record stop").evalue
+    assert "say where to" in kernel.run("%record --nonsense").evalue
+    alone = Kernel()
+    try:
+        code = f"import rpcbench\np = rpcbench.replay('{file}', 'messages')\np.go(10_000)\nprint(p)\np"
+        reply = alone.run(code)
+        assert reply.status == "ok", reply.traceback
+        assert "notebook → worker1: Call this cell" in reply.text and reply.text.startswith("3 members")
+        assert "application/vnd.jupyter.widget-view+json" in reply.results[-1]
+    finally:
+        alone.close()

@@ -1,0 +1,190 @@
+"""What a page asks of a kernel, through a real one: it is heard and answered while a cell runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import time
+import uuid
+
+import pytest
+from worlds import PATIENCE
+
+pytestmark = pytest.mark.process
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class Page:
+    """A page with a subshell, as JupyterLab has one for the comms of a target."""
+
+    def __init__(self, kernel):
+        self.client = kernel.client
+        self.subshell = self._control("create_subshell")["subshell_id"]
+        self.kept = []
+
+    def _control(self, kind, **content):
+        asked = self.client.session.msg(f"{kind}_request", content)
+        self.client.control_channel.send(asked)
+        while (message := self.client.get_control_msg(timeout=PATIENCE))["msg_type"] != f"{kind}_reply":
+            pass
+        return message["content"]
+
+    def open(self, **data):
+        comm = uuid.uuid4().hex
+        self._send("comm_open", {"comm_id": comm, "target_name": "rpcbench", "data": data})
+        return comm
+
+    def close(self, comm):
+        self._send("comm_close", {"comm_id": comm, "data": {}})
+
+    def _send(self, kind, content):
+        message = self.client.session.msg(kind, content)
+        message["header"]["subshell_id"] = self.subshell
+        self.client.session.send(self.client.shell_channel.socket, message)
+
+    def hears(self, comm, wanted=lambda data: True, kind="comm_msg"):
+        """The next thing that the kernel says to this comm and that is wanted; what it says to others is kept."""
+        deadline = time.monotonic() + PATIENCE
+        for message in self._messages(deadline):
+            content = message["content"]
+            if message["msg_type"] == kind and content["comm_id"] == comm and wanted(content["data"]):
+                self.kept.remove(message)
+                return content["data"]
+        raise AssertionError(f"nothing like that was said: {[message['content'] for message in self.kept]}")
+
+    def _messages(self, deadline):
+        yield from list(self.kept)
+        while time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                message = self.client.get_iopub_msg(timeout=0.1)
+                if message["msg_type"].startswith("comm_"):
+                    self.kept.append(message)
+                    yield message
+
+    def asks(self, **data):
+        """What comes of a deed."""
+        return self.hears(self.open(**data), kind="comm_close")
+
+    def leave(self):
+        self._control("delete_subshell", subshell_id=self.subshell)
+
+
+@pytest.fixture
+def page(kernel):
+    page = Page(kernel)
+    yield page
+    page.leave()
+
+
+@contextlib.contextmanager
+def busy(kernel, folder, where=""):
+    """The kernel runs a cell meanwhile."""
+    go = folder / "go"
+    code = f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists():\n    time.sleep(0.02)"
+    cell = kernel.client.execute(where + code)
+    try:
+        yield
+    finally:
+        go.touch()
+    assert kernel.answer(cell)["status"] == "ok"
+
+
+def workers(state):
+    return {
+        worker["name"]: (worker["state"], worker["note"], worker["start"]) for worker in state["clusters"][0]["workers"]
+    }
+
+
+def test_a_page_sees_a_worker_die_and_starts_it_again_while_a_cell_runs(kernel, page, tmp_path):
+    pid = int(kernel.value("cluster.pid('worker2')"))
+    start = int(kernel.value("cluster.status()[1].incarnation")) + 1
+    with busy(kernel, tmp_path):
+        watch = page.open(do="watch")
+        state = page.hears(watch)
+        assert workers(state)["worker2"] == ("ready", "", start)
+        assert (state["clusters"][0]["name"], state["clusters"][0]["current"], state["doing"]) == ("main", True, [])
+        assert {"rrefs", "autograd", "pipeline"} <= {*state["panels"]}
+        os.kill(pid, signal.SIGKILL)
+        page.hears(watch, lambda seen: workers(seen)["worker2"] == ("lost", "killed by SIGKILL", start))
+        answer = page.asks(do="restart", of="main", words=["worker2"])
+        assert answer == {"text": "Started again: worker2. What they held is lost."}
+        page.hears(watch, lambda seen: seen["doing"] == ["%cluster restart worker2 …"])
+        page.hears(watch, lambda seen: workers(seen)["worker2"] == ("ready", "", start + 1) and not seen["doing"])
+        assert page.asks(do="stay", watch=watch) == {"there": True}
+    page.close(watch)
+
+
+def test_a_page_that_leaves_while_a_cell_runs_is_forgotten(kernel, page, tmp_path):
+    """Also when the last that it was told was said while that cell ran."""
+    watch = page.open(do="watch")
+    assert workers(page.hears(watch))["worker1"][0] == "ready"
+    with busy(kernel, tmp_path, "%%remote worker1\n"):
+        page.hears(watch, lambda seen: workers(seen)["worker1"][0] == "busy")
+        page.close(watch)
+        deadline = time.monotonic() + PATIENCE
+        while page.asks(do="stay", watch=watch)["there"]:
+            assert time.monotonic() < deadline, "what the page says waits for the cell"
+
+
+def test_a_panel_is_drawn_in_a_page_while_a_cell_runs_and_goes_with_its_tab(kernel, page, tmp_path):
+    panels = "[type(w).__name__ for w in __import__('ipywidgets').Widget.widgets.values() if 'Panel' in str(type(w))]"
+    with busy(kernel, tmp_path):
+        tab = page.open(do="panel", name="rrefs")
+        bundle = page.hears(tab)["bundle"]
+        page.hears(bundle[VIEW]["model_id"], lambda data: data["state"].get("_esm"), kind="comm_open")
+        assert page.hears(page.open(do="panel", name="nope"), kind="comm_close")["error"].startswith(
+            "no panel is called"
+        )
+    assert kernel.value(panels) == "['RRefPanel']"
+    page.close(tab)
+    deadline = time.monotonic() + PATIENCE
+    while kernel.value(panels) != "[]":
+        assert time.monotonic() < deadline, "the panel is left open"
+
+
+def test_workers_come_and_go_by_a_page(kernel, page):
+    more = page.asks(do="scale", of="main", size=3)
+    assert more["text"].splitlines()[-1] == "3 workers: worker1, worker2, worker3."
+    assert page.asks(do="interrupt", of="main", words=[]) == {"text": "Interrupted: worker1, worker2, worker3."}
+    assert page.asks(do="scale", of="main", size=2) == {"text": "2 workers: worker1, worker2."}
+    assert kernel.value("cluster.workers") == "['worker1', 'worker2']"
+
+
+def test_a_cluster_is_started_used_and_stopped_beside_another(kernel, page):
+    kernel.run("%cluster start 1 --name other")
+    assert page.asks(do="use", of="main", words=["main"])["text"] == "main: 2 workers: worker1, worker2."
+    watch = page.open(do="watch")
+    state = page.hears(watch)
+    assert {one["name"]: one["current"] for one in state["clusters"]} == {"main": True, "other": False}
+    assert page.asks(do="stop", of="other", words=[])["text"].startswith("The cluster is stopped.")
+    page.hears(watch, lambda seen: [one["name"] for one in seen["clusters"]] == ["main"])
+    page.close(watch)
+    assert kernel.value("cluster.workers") == "['worker1', 'worker2']"
+
+
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        ({"do": "restart", "of": "main", "words": ["worker9"]}, "this cluster has no 'worker9'"),
+        ({"do": "restart", "of": "gone", "words": ["worker1"]}, "no cluster gone runs"),
+        ({"do": "reload", "of": "main", "words": ["os"]}, "knows no 'reload'"),
+        ({"do": "start", "size": "2; import os"}, "knows no 'start'"),
+        ({}, "knows no None"),
+    ],
+)
+def test_what_cannot_be_done_is_told_to_the_page(page, asked, complaint):
+    assert complaint in page.asks(**asked)["error"]
+
+
+def test_a_kernel_that_forgets_the_magics_says_so_to_the_pages(kernel, page):
+    watch = page.open(do="watch")
+    page.hears(watch)
+    reply = kernel.run("%unload_ext rpcbench")
+    page.kept += reply.comms + reply.strays
+    assert page.hears(watch, kind="comm_close") == {}
+    assert page.asks(do="start", size=2) == {}
+    started = kernel.run("%load_ext rpcbench\n%cluster start 2")  # for what the fixture does at its end
+    assert started.status == "ok", started.traceback

@@ -1,0 +1,141 @@
+"""Still pictures: made where no browser is, from the views alone, and safe and readable wherever they are shown."""
+
+from __future__ import annotations
+
+import base64
+import re
+from xml.etree import ElementTree
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from pictures import gpipe, own, record, run_backward, send, use, world
+
+from rpcbench.panels import PANELS, base
+from rpcbench.telemetry import picture, stills
+from rpcbench.telemetry.stills import Snapshot
+
+NASTY = "<img src=x onerror='alert(1)'>&amp;\x00\ud800"
+
+
+def busy(names=None):
+    at = world(3, names)
+    own(at, 1, "0.2", "Linear")
+    use(at, 0, "0.3", "0.2", 1)
+    use(at, 2, "0.4", "0.2", 1, "pending", parent=0)
+    use(at, 3, "0.5", "0.2", 1, "deleting")
+    own(at, 2, "0.9", failed=True)
+    record(at, 1 << 48, [(1, 1, 2), (2, 2, 3)], {0: 0, 1: 4, 2: 4, 3: 2})
+    run_backward(at, 1 << 48, "1.0", 2, 8, 2)
+    gpipe(at, 4, 3, 4, 100.0)
+    send(at, 0, 1, "Call", 5.0, took=0.5, call=1, label="train")
+    send(at, 0, 2, "Call", 5.1, took=0.1, call=2, label="train")
+    send(at, 2, 2, "Call", 5.3, call=2)
+    send(at, 1, 0, "Result", 5.9, took=None, call=1)
+    send(at, 1, 0, "Notice", 5.95)
+    return at
+
+
+def still(name, at):
+    return Snapshot(PANELS[name].look(at))
+
+
+def shapes(svg, name):
+    return ElementTree.fromstring(svg).findall(f".//{{http://www.w3.org/2000/svg}}{name}")
+
+
+def words(svg):
+    return [text.text for text in shapes(svg, "text")]
+
+
+DRAWN = {"rrefs", "autograd", "pipeline", "messages"}
+
+
+@pytest.mark.parametrize("name", PANELS)
+@pytest.mark.parametrize("names", [None, ["notebook", NASTY, "</svg><script>", "a" * 300]])
+def test_it_is_one_whole_picture_without_scripts_or_addresses(name, names):
+    made = still(name, busy(names))
+    assert shapes(made.svg, "script") == shapes(made.svg, "img") == shapes(made.svg, "image") == []
+    assert "http" not in made.svg.replace('xmlns="http://www.w3.org/2000/svg"', "") and "url(" not in made.svg
+    assert not re.search(r"<[^>]*\son\w+=", made.svg)
+    assert made.html.count("<") == 1 and "prefers-color-scheme:dark" in made.svg
+    image = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', made.html)
+    assert base64.b64decode(image[1]).decode() == made.svg
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_an_empty_world_has_a_picture_too(name):
+    assert words(still(name, world(2)).svg) and words(still(name, {}).svg)
+
+
+def test_a_mark_for_each_owner_and_holder():
+    made = still("rrefs", busy())
+    view = PANELS["rrefs"].look(busy())
+    assert len(shapes(made.svg, "circle")) == len(view["forks"]) == 3
+    squares = [shape for shape in shapes(made.svg, "rect") if shape.get("width") == "14"]
+    assert [square.get("class") for square in squares] == ["f-blue", "f-red"]
+    assert "0.2" in words(made.svg) and "failed" in words(made.svg)
+
+
+def test_a_block_for_each_operation_in_its_lane():
+    made = still("pipeline", busy())
+    blocks = [shape for shape in shapes(made.svg, "rect") if shape.get("class") in ("f-blue", "f-amber")]
+    assert len(blocks) == 3 * 8 and len({block.get("y") for block in blocks}) == 3
+    assert {"F0", "B3", "worker3"} <= {*words(made.svg)}
+
+
+def test_links_and_counts_of_a_context():
+    made = still("autograd", busy())
+    assert words(made.svg).count("1 sent, 1 received") == 2 and words(made.svg).count("4 gradients") == 2
+    assert str(1 << 48) in words(made.svg)
+
+
+def test_messages_in_their_order_slope_where_something_came_between():
+    made = still("messages", busy())
+    lines = [shape for shape in shapes(made.svg, "line") if "line" in shape.get("class").split()]
+    level = [shape.get("y1") == shape.get("y2") for shape in lines]
+    assert level == [False, True, True] and "dashed" in lines[2].get("class")
+    assert "Result train" in words(made.svg) and "under way" in words(made.svg) and "Notice" not in words(made.svg)
+
+
+def test_of_many_the_first_are_drawn_and_the_others_counted():
+    at = world(2)
+    for n in range(200):
+        own(at, 1, f"0.{n}")
+        send(at, 0, 1, "Call", float(n))
+    for name in ("rrefs", "messages"):
+        assert f"… and {200 - stills.MOST} more, not drawn" in words(still(name, at).svg)
+
+
+def test_what_has_no_drawing_is_shown_in_words(monkeypatch):
+    monkeypatch.delitem(stills._DRAWINGS, "rrefs")
+    made = still("rrefs", busy())
+    assert [line for line in words(made.svg) if line in made.text.splitlines()] == made.text.splitlines()
+
+
+def test_a_snapshot_is_saved_as_a_page_or_a_picture(tmp_path):
+    made = still("rrefs", busy())
+    assert made.save(tmp_path / "a.svg").read_text() == made.svg
+    assert made.html in made.save(tmp_path / "a.html").read_text()
+    with pytest.raises(ValueError, match=r"saved as \.svg or \.html"):
+        made.save(tmp_path / "a.png")
+
+
+def test_colours_are_those_of_the_live_panels():
+    css = (base._HERE / "common.css").read_text()
+    light, dark = css.partition("@media")[0].split("[data-jp-theme-light")
+    for colours, rules in ((picture.LIGHT, light), (picture.DARK, light + dark)):
+        live = dict(re.findall(r"--rb-([a-z-]+): (?:var\([^,]+, )?(#[0-9a-f]{6})", rules))
+        assert {name: live[name] for name in colours} == colours
+
+
+@pytest.mark.process
+def test_it_is_in_a_notebook_that_ran_without_a_browser():
+    begin = "import rpcbench\nfrom rpcbench import rpc\nc = rpcbench.Cluster(1)"
+    made = f"{begin}\nr = rpc.remote('worker1', int)\nr.to_here()"
+    code = f"{made}\ntry:\n    s = rpcbench.panel('rrefs').snapshot()\nfinally:\n    c.shutdown()\ns"
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    NotebookClient(book, timeout=120).execute()
+    (output,) = book.cells[0].outputs
+    assert output["data"]["text/plain"].startswith("2 members, 1 RRef, 1 fork\n")
+    assert output["data"]["text/html"].startswith("<img alt=")

@@ -1,0 +1,98 @@
+"""Forwards that are computed once more, and the random numbers of both, on workers of their own processes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rpcbench import Cluster
+from rpcbench.pipeline import Pipeline, PipelineError, split
+from rpcbench.pipeline.chance import seeded
+from rpcbench.pipeline.ops import parse, text
+from rpcbench.pipeline.recompute import with_recompute
+from rpcbench.pipeline.schedules import gpipe, one_f_one_b
+from rpcbench.pipeline.simulate import simulate, validate
+
+RECOMPUTES = {
+    "all": "all",
+    "except_last": "except_last",
+    "of the first stage": lambda stage, microbatch: stage == 0,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(2) as made:
+        yield made
+
+
+def losses(cluster: Cluster, schedule: str, recompute: Any = "none") -> list[float]:
+    """Of three steps with dropout, on the same data."""
+    torch.manual_seed(11)
+    layers = [nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4)]
+    net = nn.Sequential(*itertools.chain(*((layer, nn.Dropout(0.3)) for layer in layers)))
+    x, y = torch.rand(29, 6), torch.randint(0, 4, (29,))
+    sgd = (torch.optim.SGD, {"lr": 0.5})
+    pipe = Pipeline(split(net, cluster.workers), schedule, 5, functional.cross_entropy, sgd, recompute=recompute)
+    return [pipe.step(x, y).loss for _ in range(3)]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_what_is_recomputed_is_what_was_computed_dropout_too(cluster: Cluster, schedule: str) -> None:
+    plain = losses(cluster, schedule)
+    assert [losses(cluster, schedule, recompute) for recompute in RECOMPUTES.values()] == [plain] * len(RECOMPUTES)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("schedules", [["sequential", "gpipe", "1f1b"], ["interleaved", "bfs", "zb1p"]])
+def test_dropout_is_the_same_under_every_schedule_of_as_many_stages(cluster: Cluster, schedules: list[str]) -> None:
+    found = [losses(cluster, schedule) for schedule in schedules]
+    assert found == found[:1] * len(found)
+
+
+@pytest.mark.process
+def test_dropout_is_another_one_in_each_step(cluster: Cluster) -> None:
+    torch.manual_seed(11)
+    net = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Dropout(0.5))
+    x = torch.rand(8, 6)
+    pipe = Pipeline(split(net, cluster.workers), "gpipe", 2, functional.mse_loss)
+    with pipe.batch(x, x) as first, pipe.batch(x, x) as second:
+        assert first.result.loss != second.result.loss
+
+
+def test_others_draw_what_they_would_have_drawn() -> None:
+    torch.manual_seed(1)
+    wanted = torch.rand(2)
+    torch.manual_seed(1)
+    with seeded(5):
+        inside = torch.rand(2)
+    assert torch.equal(torch.rand(2), wanted)
+    with seeded(5):
+        assert torch.equal(torch.rand(2), inside)
+
+
+def test_ops_are_inserted_right_before_the_backward() -> None:
+    assert text(with_recompute(gpipe(1, 2), "all", 2)) == "0F0 0F1 0R0 0B0 0R1 0B1"
+    assert text(with_recompute(gpipe(1, 2), "except_last", 2)) == "0F0 0F1 0R0 0B0 0B1"
+    assert with_recompute(gpipe(2, 2), "none", 2) == gpipe(2, 2)
+
+
+def test_recomputing_costs_a_forward_each_and_keeps_one_activation() -> None:
+    ops = with_recompute(one_f_one_b(4, 8), "all", 8)
+    validate(ops, 4, 8)
+    played = simulate(ops)
+    assert played.peak_live == (1, 1, 1, 1)
+    assert played.makespan < 4 / 3 * simulate(one_f_one_b(4, 8)).makespan
+
+
+@pytest.mark.parametrize("ops", ["0F0 0B0 0R0", "0F0 0I0 0R0 0W0"])
+def test_what_is_recomputed_too_late_is_told(ops: str) -> None:
+    with pytest.raises(PipelineError, match=r"ops\[0\]\[2\] = 0R0 cannot be: its backward comes before"):
+        validate(parse(ops), 1, 1)

@@ -1,0 +1,109 @@
+"""Pipeline steps as a view: over when all workers have said so, idle as measured, waiting for what is planned next."""
+
+from __future__ import annotations
+
+import pytest
+
+from rpcbench.telemetry.steps import STEPS_DRAWN, STEPS_LISTED, pipeline_view
+
+
+def world(ops=(), parts=(), states=("up",) * 4):
+    """A world of these rows, each at its worker."""
+    at = {
+        i: {"name": f"w{i}", "id": i, "incarnation": 0, "state": states[i], "left_out": 0}
+        | {"tables": {"ops": {}, "steps": {}}}
+        for i in range(4)
+    }
+    for number, row in enumerate(ops):
+        at[row["worker"]]["tables"]["ops"][str(number)] = row
+    for row in parts:
+        at[row["worker"]]["tables"]["steps"][f"s{row['step']}"] = row
+    return at
+
+
+def op(worker, word, begin, end, step=1, held=0):
+    stage, kind, batch = word
+    return {
+        "step": step, "worker": worker, "stage": int(stage), "op": kind, "microbatch": int(batch),
+        "begin": begin, "end": end, "bytes": 0, "held": held, "failed": False,
+    }  # fmt: skip
+
+
+def part(worker, state="running", plan="0F0 0B0", workers=(1, 2), step=1, ideal=0.2):
+    return {
+        "step": step, "worker": worker, "workers": list(workers), "plan": plan.split(), "ideal": ideal, "state": state,
+    }  # fmt: skip
+
+
+DONE = [part(1, "done"), part(2, "done", "1F0 1B0")]
+OPS = [op(1, "0F0", 10.0, 11.0), op(2, "1F0", 11.0, 12.0), op(2, "1B0", 12.0, 13.0), op(1, "0B0", 13.0, 14.0)]
+
+
+def step(*args, **more):
+    return pipeline_view(world(*args, **more))["steps"]["1"]
+
+
+def test_idle_is_the_share_of_time_in_no_op():
+    view = pipeline_view(world(OPS, DONE))
+    assert view["steps"]["1"] == {
+        "step": 1, "state": "complete", "begin": 10.0, "end": 14.0, "ops": 4, "idle": pytest.approx(0.5), "ideal": 0.2,
+    }  # fmt: skip
+    assert {key: lane["busy"] for key, lane in view["lanes"].items()} == {"1/1": 0.5, "1/2": 0.5}
+    assert view["lanes"]["1/2"]["stages"] == [1]
+    assert len(view["ops"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("ops", "parts", "state"),
+    [
+        (OPS, DONE, "complete"),
+        (OPS, [DONE[0], part(2)], "running"),
+        (OPS, [DONE[0]], "running"),
+        (OPS, [], "running"),
+        (OPS[:1], [part(1, "done", "0F0", [1])], "complete"),
+        (OPS[:2], [part(1), part(2, "failed")], "failed"),
+    ],
+    ids=["all done", "one at work", "one not heard of", "nobody heard of", "forwards alone", "one failed"],
+)
+def test_a_step_is_complete_once_all_who_take_part_have_said_so(ops, parts, state):
+    found = step(ops, parts)
+    assert found["state"] == state
+    assert (found["idle"] is not None) == (state == "complete")
+
+
+def test_who_is_gone_ends_a_step_that_was_not_complete():
+    gone = ("up", "up", "lost", "up")
+    assert step(OPS, [DONE[0], part(2)], states=gone)["state"] == "failed"
+    assert step(OPS, DONE, states=gone)["state"] == "complete"
+
+
+def test_a_lane_says_what_it_waits_for():
+    parts = [part(1, plan="0F0 0F1 0B0"), part(2, plan="1F0 1B0")]
+    lanes = pipeline_view(world([op(1, "0F0", 0.0, 1.0), op(1, "0F1", 1.0, None)], parts))["lanes"]
+    assert [(lane["next"], lane["done"], lane["planned"]) for lane in lanes.values()] == [("", 1, 3), ("1F0", 0, 2)]
+    lanes = pipeline_view(world([op(1, "0F0", 0.0, 1.0), op(1, "0F1", 1.0, 2.0)], parts))["lanes"]
+    assert lanes["1/1"]["next"] == "0B0"
+    done = pipeline_view(world([op(1, "0F0", 0.0, 1.0)], [part(1, "failed"), parts[1]]))["lanes"]
+    assert [lane["next"] for lane in done.values()] == ["", ""]
+
+
+def test_a_worker_holds_what_its_stages_hold_after_their_last_operation():
+    ops = [
+        op(1, "0F0", 0.0, 1.0, held=10), op(1, "2F0", 1.0, 2.0, held=7), op(1, "0F1", 2.0, 3.0, held=20),
+        op(1, "0B0", 3.0, 4.0, held=10), op(1, "2B0", 4.0, None, held=None),
+    ]  # fmt: skip
+    lane = pipeline_view(world(ops, [part(1)]))["lanes"]["1/1"]
+    assert (lane["held"], lane["peak"]) == (17, 27)
+
+
+def test_nothing_is_measured_before_an_op_ended():
+    view = pipeline_view(world([op(1, "0F0", 3.0, None)], [part(1)]))
+    assert view["steps"]["1"]["idle"] is None
+    assert view["lanes"]["1/1"]["busy"] is None
+
+
+def test_the_latest_steps_count_by_time_not_by_number():
+    numbers = [7, 8, 9, 10, 11, 12, 13, 0, 1]
+    view = pipeline_view(world([op(1, "0F0", float(at), at + 0.5, step=n) for at, n in enumerate(numbers)]))
+    assert list(view["steps"]) == [str(n) for n in numbers[-STEPS_LISTED:]]
+    assert [row["step"] for row in view["ops"].values()] == numbers[-STEPS_DRAWN:]

@@ -1,0 +1,291 @@
+"""How workers are: the view is a function of the tables; who looks is answered, who does not asks nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from worlds import until, world
+
+import rpcbench
+from rpcbench.agent.core import Agent
+from rpcbench.launch.actions import Actions
+from rpcbench.rpc import rpc_async, rpc_sync
+from rpcbench.telemetry import pulse
+from rpcbench.telemetry.summary import text
+from rpcbench.telemetry.workers import workers_view
+
+# ---- the view
+
+
+def member(id_: int, state: str = "up", **tables: Any) -> dict[str, Any]:
+    return {"id": id_, "name": f"w{id_}", "incarnation": 0, "state": state, "tables": tables, "left_out": 0}
+
+
+def health(id_: int, question: int = 9, **changes: Any) -> dict[str, Any]:
+    row = {
+        "question": question, "pid": 100 + id_, "host": "h", "cpu": 0.5, "memory": 1000, "busy": 0, "waiting": 0,
+        "queued": 0, "cells": 0, "peers": {},
+    }  # fmt: skip
+    return {str(id_): {**row, **changes}}
+
+
+def process(id_: int, state: str = "serves", log: str = "") -> dict[str, Any]:
+    return {str(id_): {"name": f"w{id_}", "pid": 100 + id_, "incarnation": 2, "state": state, "log": log}}
+
+
+def rows(at: dict[int, Any]) -> dict[str, Any]:
+    view = workers_view(at)
+    assert json.loads(json.dumps(view)) == view
+    return view["workers"]
+
+
+def test_a_member_that_has_told_nothing_has_no_figures():
+    row = rows({0: member(0)})["0"]
+    assert (row["state"], row["doing"]) == ("up", "")
+    assert {row[name] for name in ("pid", "cpu", "memory", "busy", "waiting", "queued", "cells")} == {None}
+
+
+@pytest.mark.parametrize(
+    ("figures", "doing"),
+    [
+        ({}, "idle"),
+        ({"busy": 1, "waiting": 3}, "busy"),
+        ({"waiting": 1}, "waits"),
+        ({"cells": 1, "waiting": 1}, "cell"),
+        ({"cells": 1, "busy": 4}, "cell"),
+    ],
+)
+def test_what_it_does_is_said_in_a_word(figures, doing):
+    assert rows({1: member(1, health=health(1, **figures))})["1"]["doing"] == doing
+
+
+def test_the_thread_that_waits_for_a_cell_is_not_counted():
+    assert rows({1: member(1, health=health(1, cells=1, waiting=3))})["1"]["waiting"] == 2
+
+
+def test_who_does_not_answer_is_silent_for_as_long_as_others_have():
+    at = {0: member(0, health=health(0, 20)), 1: member(1, health=health(1, 17)), 2: member(2, health=health(2, 12))}
+    assert [(row["doing"], row["silent"]) for row in rows(at).values()] == [("idle", 0), ("idle", 0), ("silent", 4)]
+
+
+def test_a_stopped_process_is_seen_by_who_started_it():
+    at = {0: member(0, health=health(0), launched=process(1, "stopped")), 1: member(1, health=health(1))}
+    assert rows(at)["1"]["state"] == "stopped"
+
+
+def test_how_a_lost_one_ended_is_told_also_if_it_was_lost_before_anybody_looked():
+    at = {0: member(0, launched={**process(1, "killed by SIGKILL"), **process(2, "exit code 3")}), 1: member(1, "lost")}
+    found = rows(at)
+    assert [(found[i]["state"], found[i]["ended"]) for i in "12"] == [
+        ("lost", "killed by SIGKILL"), ("lost", "exit code 3"),
+    ]  # fmt: skip
+    assert found["2"]["incarnation"] == 2
+
+
+def test_one_that_is_about_to_join_starts():
+    assert rows({0: member(0, launched=process(3))})["3"]["state"] == "starts"
+
+
+def test_who_left_is_not_listed_unless_the_world_is_over():
+    assert [*rows({0: member(0), 1: member(1, "left", health=health(1))})] == ["0"]
+    assert [*rows({0: member(0, "left"), 1: member(1, "left")})] == ["0", "1"]
+
+
+def test_bytes_are_counted_for_each_pair_and_in_sum():
+    at = {1: member(1, health=health(1, peers={"0": [5, 7], "2": [1, 2]})), 2: member(2)}
+    view = workers_view(at)
+    assert view["links"]["1/2"] == {"worker": 1, "peer": 2, "sent": 1, "received": 2}
+    assert (view["workers"]["1"]["sent"], view["workers"]["1"]["received"]) == (6, 9)
+
+
+def test_calls_that_wait_for_a_worker_are_counted_wherever_they_come_from():
+    call = {"to": 2, "label": "f"}
+    at = {0: member(0, calls={"1": call, "2": call}), 1: member(1, calls={"1": call}), 2: member(2)}
+    assert [row["calls"] for row in rows(at).values()] == [0, 0, 3]
+
+
+def test_logs_and_actions_are_those_of_who_started_the_workers():
+    act = {"restart w1": {"action": "restart", "target": "w1", "state": "runs", "error": ""}}
+    view = workers_view({0: member(0, launched=process(1, log="x\ny"), actions=act), 1: member(1)})
+    assert view["logs"] == {"1": {"worker": 1, "text": "x\ny"}}
+    assert view["actions"] == act
+
+
+def test_the_view_in_words():
+    at = {
+        0: member(0, health=health(0), launched={**process(1), **process(2, "exit code 3")}),
+        1: {**member(1, health=health(1, busy=2, waiting=1, queued=3)), "incarnation": 1, "left_out": 4},
+    }
+    at[0]["tables"]["actions"] = {
+        "restart w2": {"action": "restart", "target": "w2", "state": "failed", "error": "E: x"}
+    }
+    assert text(workers_view(at)).splitlines() == [
+        "3 members, 2 up (4 events left out)",
+        "  w0: idle, cpu 50%, 0 MB, 0 busy, 0 waiting, 0 queued",
+        "  w1 (start 2): busy, cpu 50%, 0 MB, 2 busy, 1 waiting, 3 queued",
+        "  w2 (start 3): exit code 3",
+        "  restart w2 failed: E: x",
+    ]
+    assert text(workers_view({})) == "0 members, 0 up"
+
+
+# ---- who asks
+
+
+@pytest.fixture
+def agents(tmp_path: Path, no_leaks: None) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+
+
+def tables(agents: list[Agent]) -> list[Any]:
+    return [agent.tables()["health"] for agent in agents]
+
+
+def test_members_are_measured_while_somebody_looks_and_not_else(agents: list[Agent]) -> None:
+    source = pulse.current()
+    assert tables(agents) == [{}, {}, {}]
+    stop = source.subscribe(lambda: None)
+    until(
+        lambda: all(row["pid"] for row in workers_view(source.world())["workers"].values()) and len(source.world()) == 3
+    )
+    until(lambda: [m["tables"]["health"] for m in source.world().values()] == tables(agents))
+    stop()
+    until(lambda: "rpcbench-pulse" not in {thread.name for thread in threading.enumerate()})
+    asked = tables(agents)
+    assert source.world() == {}
+    again = source.subscribe(lambda: None)
+    until(lambda: tables(agents) != asked)
+    again()
+
+
+def wait_here(gate: str) -> None:
+    GATES[gate].wait(20)
+
+
+GATES: dict[str, threading.Event] = {}
+
+
+def test_threads_and_queues_are_those_of_the_pool(agents: list[Agent]) -> None:
+    GATES["busy"] = threading.Event()
+    source = pulse.current()
+    stop = source.subscribe(lambda: None)
+
+    def row() -> dict[str, Any]:
+        return workers_view(source.world())["workers"].get("1", {})
+
+    futures = [rpc_async("worker1", wait_here, ("busy",)) for _ in range(6)]  # four threads
+    futures.append(rpc_async("worker2", rpc_sync, ("worker1", wait_here, ("busy",))))
+    until(lambda: (row().get("busy"), row().get("queued"), row().get("calls")) == (4, 3, 7))
+    until(lambda: workers_view(source.world())["workers"]["2"]["waiting"] == 1)
+    GATES["busy"].set()
+    for future in futures:
+        future.wait()
+    until(lambda: (row()["doing"], row()["busy"], row()["queued"], row()["calls"]) == ("idle", 0, 0, 0))
+    until(lambda: workers_view(source.world())["workers"]["2"]["waiting"] == 0)
+    stop()
+
+
+def test_bytes_count_those_in_shared_memory(agents: list[Agent]) -> None:
+    source = pulse.current()
+    stop = source.subscribe(lambda: None)
+    rpc_sync("worker1", torch.sum, (torch.ones(1 << 20),))
+
+    def seen() -> bool:
+        links = workers_view(source.world())["links"]
+        return links.get("0/1", {}).get("sent", 0) > 4 << 20 and links.get("1/0", {}).get("received", 0) > 4 << 20
+
+    until(seen)
+    links = workers_view(source.world())["links"]
+    assert links["0/1"]["received"] < 1 << 20 and links["1/0"]["sent"] < 1 << 20
+    stop()
+
+
+def test_a_member_that_does_not_answer_is_not_asked_again(agents: list[Agent], monkeypatch: Any) -> None:
+    source = pulse.current()
+    asked: list[tuple[int, int]] = []
+    notify = agents[0].notify
+
+    def heard(to: int, channel: str, data: Any, may_wait: bool = False) -> None:
+        if channel == "look":
+            asked.append((to, data))
+        if to != 2 or channel != "look":
+            notify(to, channel, data, may_wait)
+
+    monkeypatch.setattr(agents[0], "notify", heard)
+    stop = source.subscribe(lambda: None)
+    until(lambda: workers_view(source.world())["workers"].get("1", {}).get("pid") is not None)
+    until(lambda: sum(to == 1 for to, _ in asked) >= 4)
+    assert sum(to == 2 for to, _ in asked) == 1
+    monkeypatch.undo()
+    stop()
+
+
+# ---- processes
+
+
+@pytest.mark.process
+def test_a_cluster_tells_of_its_processes_and_does_what_is_asked(no_leaks: None) -> None:
+    with rpcbench.Cluster(2) as cluster:
+        source, actions = pulse.current(), cluster.agent.part(Actions)
+        stop = source.subscribe(lambda: None)
+
+        def row(worker: int) -> dict[str, Any]:
+            return workers_view(source.world())["workers"].get(str(worker), {})
+
+        until(lambda: [row(i).get("doing") for i in (1, 2)] == ["idle", "idle"])
+        assert [row(i)["pid"] for i in (1, 2)] == [cluster.pid("worker1"), cluster.pid("worker2")]
+        os.kill(cluster.pid("worker2"), signal.SIGSTOP)
+        until(lambda: row(2)["state"] == "stopped")
+        until(lambda: row(2)["silent"] > 0)
+        os.kill(cluster.pid("worker2"), signal.SIGCONT)
+        until(lambda: (row(2)["state"], row(2)["doing"]) == ("up", "idle"))
+        rpc_sync("worker2", os.write, (2, b"last words\n"))
+        os.kill(cluster.pid("worker2"), signal.SIGKILL)
+        until(lambda: (row(2)["state"], row(2)["ended"]) == ("lost", "killed by SIGKILL"))
+        assert workers_view(source.world())["logs"]["2"]["text"] == "last words"
+
+        actions.begin("restart", "worker2")
+        assert actions.table()["restart worker2"]["state"] == "runs"
+        until(lambda: row(2)["incarnation"] == 1 and row(2)["pid"] == cluster.pid("worker2"))
+        until(lambda: actions.table() == {})
+        actions.begin("scale", "3")
+        until(lambda: row(3).get("state") == "up")
+        actions.begin("scale", "1")
+        until(lambda: [*workers_view(source.world())["workers"]] == ["0", "1"])
+        actions.begin("interrupt", "worker9")
+        until(lambda: "has no 'worker9'" in actions.table()["interrupt worker9"]["error"])
+        until(lambda: workers_view(source.world())["actions"] == actions.table())
+        with pytest.raises(ValueError, match="no action is called 'end'"):
+            actions.begin("end", "worker1")
+        stop()
+
+
+def test_an_action_that_runs_is_not_begun_twice_and_failures_do_not_heap_up(agents: list[Agent]) -> None:
+    gate, calls = threading.Event(), []
+
+    class Owner:
+        def restart(self, name: str) -> None:
+            calls.append(name)
+            gate.wait(20)
+            raise RuntimeError("no way")
+
+    agents[0].owner = Owner()
+    actions = agents[0].part(Actions)
+    for _ in range(2):
+        actions.begin("restart", "worker1")
+    gate.set()
+    until(lambda: actions.table()["restart worker1"]["state"] == "failed")
+    assert calls == ["worker1"]
+    for i in range(2, 12):
+        actions.begin("restart", f"worker{i}")
+        until(lambda i=i: actions.table()[f"restart worker{i}"]["state"] == "failed")
+    assert [row["target"] for row in actions.table().values()] == [f"worker{i}" for i in range(4, 12)]

@@ -1,0 +1,95 @@
+"""Drills: faults on all members, for the program alone, the same for the same seed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from worlds import config, nothing_left, until, world
+
+from rpcbench.agent.core import Agent
+from rpcbench.rpc import rpc_async, rpc_sync
+from rpcbench.rpc.start import start_agent
+from rpcbench.testing import Drill
+from rpcbench.testing.chaos import Chaos, Settings
+from rpcbench.wire import messages as m
+from rpcbench.words.errors import ConnectionLostError, RpcTimeoutError
+from rpcbench.words.ids import OWN
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 2) as made:
+        yield made
+
+
+def fates(seed: int, between: bool = False) -> list[str]:
+    """What becomes of fifty calls; `between` them a bench may say something, which takes numbers, too."""
+    link = Chaos(0, Settings(drop=0.3, duplicate=0.3, seed=seed))
+    link.attach(lambda *sent: None, lambda *came: None)
+    seq = iter(range(1000))
+    for call in range(50):
+        for _ in range(call % 3 if between else 0):
+            link.outgoing(1, next(seq), m.Notice("cell", b""), False)
+        link.outgoing(1, next(seq), m.Cancel(call), False)
+    return [line.rpartition(")")[2] for line in link.history]
+
+
+def test_a_seed_gives_the_same_fate_whatever_a_bench_says_between() -> None:
+    assert fates(7) == fates(7) == fates(7, between=True) != fates(8)
+    assert len(fates(7, between=True)) == 50 and len(set(fates(7))) > 2
+
+
+def test_what_a_bench_says_is_spared() -> None:
+    link = Chaos(0, Settings(drop=1.0))
+    sent: list[m.Message] = []
+    link.attach(lambda to, seq, message, may_wait: sent.append(message), lambda *came: None)
+    spared = [m.Notice("cell", b""), m.Seen(3, ()), m.Cancel(OWN | 4), m.Ready(True)]
+    for seq, message in enumerate([*spared, m.Cancel(4)]):
+        link.outgoing(1, seq, message, False)
+    assert sent == spared
+    assert link.counts() == {"sent": 1, "lost": 1, "late": 0, "twice": 0}
+
+
+def test_all_members_are_disturbed_and_then_none(agents: list[Agent]) -> None:
+    drill = Drill.on(drop=1.0)
+    assert agents[0].call(1, divmod, (17, 5), own=True).wait() == (3, 2)
+    for agent in agents:
+        with pytest.raises(RpcTimeoutError):
+            agent.call(1 - agent.id, divmod, (17, 5), timeout=0.05).wait()
+    until(lambda: not any(agent.tables()["calls"] for agent in agents))
+    counts = drill.off()
+    assert drill.settings is None and counts["lost"] == counts["sent"] >= 2
+    assert [len(agent.links.all) for agent in agents] == [1, 1]
+    assert rpc_sync("worker1", divmod, (17, 5)) == (3, 2)
+    assert drill.off() == {}
+
+
+def test_what_was_lost_before_the_end_is_told_of_after_it(agents: list[Agent]) -> None:
+    drill = Drill.on(drop=1.0)
+    future = rpc_async("worker1", divmod, (17, 5), timeout=0)
+    drill.off()
+    with pytest.raises(ConnectionLostError, match="divmod"):
+        future.wait()
+    nothing_left(agents)
+
+
+def test_another_drill_takes_the_place_of_the_first(agents: list[Agent]) -> None:
+    Drill.on(drop=1.0)
+    drill = Drill.on(delay=0.01, seed=3)
+    assert rpc_sync("worker1", divmod, (17, 5)) == (3, 2)
+    assert drill is Drill.of() and drill.settings == Settings(delay=0.01, seed=3)
+    assert drill.off()["late"] == 2
+    nothing_left(agents)
+
+
+def test_who_comes_later_is_disturbed_as_well(agents: list[Agent], tmp_path: Path) -> None:
+    drill = Drill.on(drop=1.0)
+    with contextlib.ExitStack() as undo:
+        late = start_agent(config(tmp_path, 2))
+        undo.callback(late.stop)
+        until(lambda: len(late.links.all) == 2, "the faults")
+        drill.off()
+        assert len(late.links.all) == 1

@@ -1,0 +1,141 @@
+"""At any moment at which a stepper holds the world, what panels are drawn from is what the members' own tables say."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+from worlds import nothing_left, until, world
+
+from rpcbench import autograd as dist_autograd
+from rpcbench.agent.core import Agent
+from rpcbench.rpc import RRef, remote, rpc_sync
+from rpcbench.telemetry.collect import Collector
+from rpcbench.telemetry.contexts import autograd_view
+from rpcbench.telemetry.views import rref_view
+from rpcbench.testing import Held, Stepper
+from rpcbench.words.errors import RpcError
+from rpcbench.words.futures import blocked
+
+MOMENTS = 20
+
+
+def fetch(rref: RRef[Any]) -> Any:
+    return rref.to_here(timeout=0)
+
+
+def there_and_on(x: torch.Tensor, to: str) -> Any:
+    return rpc_sync(to, torch.mul, (x, 2.0), timeout=0) * x
+
+
+class Program:
+    """What a notebook does: shares RRefs and runs backward passes, some of each side by side."""
+
+    def __init__(self, agent: Agent, seed: int) -> None:
+        self._agent = agent
+        self._dice = random.Random(seed)
+        self._kept: list[RRef[Any]] = []
+        self.running = 0
+        self.passes = self.shares = 0
+
+    def more(self) -> None:
+        while self.running < 3:
+            self.running += 1
+            a, b = self._dice.sample(["worker1", "worker2"], 2)
+            deed = self._dice.choice([self._share, self._backward])
+            self._agent.submit(lambda deed=deed, a=a, b=b: self._do(deed, a, b))
+
+    def _do(self, deed: Any, a: str, b: str) -> None:
+        with contextlib.suppress(RpcError):  # users' data that was dropped
+            deed(a, b)
+        self.running -= 1
+
+    def _share(self, a: str, b: str) -> None:
+        rref = remote(a, torch.ones, (2,), timeout=0)
+        rpc_sync(b, fetch, (rref,), timeout=0)
+        self._kept = [*self._kept[-3:], rref]
+        self.shares += 1
+
+    def _backward(self, a: str, b: str) -> None:
+        x = torch.ones(2, requires_grad=True)
+        with dist_autograd.context() as context:
+            dist_autograd.backward(context, [rpc_sync(a, there_and_on, (x, b), timeout=0).sum()])
+            assert dist_autograd.get_gradients(context)[x].tolist() == [4.0, 4.0]
+        self.passes += 1
+
+    def end(self) -> None:
+        with blocked():
+            until(lambda: not self.running, "the end of the program")
+        self._kept.clear()
+
+
+Tables = dict[int, dict[str, Any]]
+
+
+def truth(agents: list[Agent]) -> Tables:
+    """What the members' own tables say, as it would come over the wire."""
+    return filled({agent.id: msgpack.unpackb(msgpack.packb(agent.tables())) for agent in agents})
+
+
+def filled(tables: Tables) -> Tables:
+    """A table without rows is as good as none."""
+    return {id_: {name: rows for name, rows in own.items() if rows} for id_, own in tables.items()}
+
+
+def gathered(world: dict[int, dict[str, Any]]) -> Tables:
+    return filled({id_: member["tables"] for id_, member in world.items()})
+
+
+def something(stepper: Stepper) -> list[Held]:
+    """What is held; where all waits for what was dropped, time passes."""
+
+    def there() -> bool:
+        with contextlib.suppress(RpcError):
+            return bool(stepper.wait(timeout=0.2))
+        stepper.pass_time(0.5)
+        return False
+
+    until(there, "a message")
+    return stepper.held
+
+
+def some_steps(stepper: Stepper, program: Program, dice: random.Random) -> None:
+    for _ in range(dice.randint(1, 8)):
+        program.more()
+        row = dice.choice(something(stepper))
+        deed = dice.choices([stepper.deliver, stepper.delay, stepper.drop], [10, 2, 1])[0]
+        with contextlib.suppress(ValueError):  # a member has told of it twice over meanwhile
+            deed(row.n)
+        if dice.random() < 0.2:
+            stepper.pass_time(0.5)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_panels_say_what_the_tables_say(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    with world(tmp_path, 3) as agents:
+        collector = agents[0].part(Collector)
+        close = collector.subscribe(lambda: None)
+        stepper, program = Stepper.on(), Program(agents[0], seed)
+        seen: list[tuple[int, int]] = []
+        for moment in range(MOMENTS):
+            some_steps(stepper, program, dice)
+            until(lambda: gathered(collector.world()) == truth(agents), f"panels and tables to agree at {moment}")
+            world_now, tables = collector.world(), truth(agents)
+            assert all((member["state"], member["left_out"]) == ("up", 0) for member in world_now.values())
+            tables_now = {id_: {**member, "tables": tables[id_]} for id_, member in world_now.items()}
+            assert rref_view(world_now) == rref_view(tables_now)
+            assert autograd_view(world_now) == autograd_view(tables_now)
+            for agent in agents:
+                agent.machine.ask(lambda node: node.check())
+            seen.append((len(rref_view(world_now)["forks"]), len(autograd_view(world_now)["contexts"])))
+        stepper.go()
+        program.end()
+        assert max(forks for forks, _ in seen) > 2 and max(contexts for _, contexts in seen) > 0
+        close()
+        nothing_left(agents)

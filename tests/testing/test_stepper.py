@@ -1,0 +1,294 @@
+"""Messages held and let go one by one: nothing times out meanwhile, and nothing but time is seen of it after."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from worlds import nothing_left, until, world
+
+from rpcbench import autograd as dist_autograd
+from rpcbench.agent.core import Agent
+from rpcbench.agent.watchdog import Watchdog
+from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
+from rpcbench.testing import Stepper
+from rpcbench.words.errors import ConnectionLostError, RpcError, RpcTimeoutError
+from rpcbench.words.futures import Future
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+
+
+@pytest.fixture
+def stepper(agents: list[Agent]) -> Iterator[Stepper]:
+    made = Stepper.on()
+    yield made
+    made.go()
+    nothing_left(agents)
+    until(lambda: not any(agent.machine.ask(lambda node: node.delivery.left()) for agent in agents), "the last words")
+
+
+def fetch(rref: RRef[Any]) -> Any:
+    return rref.to_here()
+
+
+def kinds(stepper: Stepper) -> list[str]:
+    return [row.kind for row in stepper.held]
+
+
+def step(stepper: Stepper, future: Future[Any]) -> list[str]:
+    """Deliver one by one until the future is done; the kinds, in order."""
+    done: list[str] = []
+    while not future.done():
+        row = stepper.deliver()
+        done += [row.kind] if row else []
+        until(lambda: bool(stepper.held) or future.done(), "the next message")
+    return done
+
+
+def test_nothing_arrives_and_no_deadline_passes_until_somebody_lets_it(agents: list[Agent], stepper: Stepper) -> None:
+    future = rpc_async("worker1", divmod, (17, 5), timeout=0.1)
+    (call,) = stepper.wait()
+    assert (call.sender, call.to, call.kind, call.label) == ("notebook", "worker1", "Call", "divmod")
+    assert not threading.Event().wait(0.3) and not future.done()  # the deadline, had clocks gone on
+    assert stepper.deliver() == call
+    (result,) = stepper.wait()
+    assert (result.sender, result.kind, result.label) == ("worker1", "Result", "divmod")
+    stepper.deliver(result.n)
+    assert future.wait() == (3, 2) and stepper.delivered == 2
+
+
+def test_time_passes_by_hand(stepper: Stepper) -> None:
+    future = rpc_async("worker1", divmod, (17, 5), timeout=3)
+    stepper.wait()
+    stepper.pass_time(2)
+    assert not future.done()
+    stepper.pass_time(2)
+    with pytest.raises(RpcTimeoutError, match="3000 ms"):
+        future.wait()
+
+
+def test_clocks_go_on_from_where_they_stood(agents: list[Agent], stepper: Stepper) -> None:
+    before = [agent.clock() for agent in agents]
+    assert not threading.Event().wait(0.2)
+    assert [agent.clock() for agent in agents] == before
+    future = rpc_async("worker1", divmod, (17, 5), timeout=5)
+    stepper.pass_time(1)
+    stepper.go()
+    assert future.wait() == (3, 2)
+    assert all(1 <= agent.clock() - then < 1.2 for agent, then in zip(agents, before, strict=True))
+
+
+def test_long_waits_are_told_of_only_while_clocks_go(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watchdog = agents[0].part(Watchdog)
+    monkeypatch.setattr(watchdog, "patience", 0.5)
+    stepper = Stepper.on()
+    future = rpc_async("worker1", divmod, (17, 5))
+    thread = threading.Thread(target=future.wait)
+    thread.start()
+    thread.join(1.5)
+    assert thread.is_alive() and "has waited" not in caplog.text
+    stepper.go()
+    thread.join()
+    assert watchdog.patience == 0.5
+
+
+def test_an_rref_is_shared_step_by_step(agents: list[Agent], stepper: Stepper) -> None:
+    rref = remote("worker1", divmod, (17, 5))
+    future = rpc_async("worker2", fetch, (rref,))
+    stepper.wait(2)
+    told = step(stepper, future)
+    first = told.index("ForkRequest")  # what follows may come in either order
+    assert first < told.index("ChildAccept") and first < told.index("Fetch")
+    assert future.wait() == (3, 2)
+
+
+def test_the_value_lives_though_its_parents_goodbye_comes_first(agents: list[Agent], stepper: Stepper) -> None:
+    """The race of an RRef: worker2's request is delayed behind whatever else there is."""
+    rref = remote("worker1", divmod, (17, 5))
+    step(stepper, stepper_done := rref._get_future())
+    assert stepper_done.done()
+    future = rpc_async("worker2", fetch, (rref,))
+    del rref
+    while not any(row.kind == "ForkRequest" for row in stepper.held):
+        stepper.deliver()
+        stepper.wait()
+    request = stepper.wait(kind="ForkRequest")[0]
+    stepper.delay(request.n)
+    assert stepper.held[-1] == request
+    while stepper.held[0] != request:
+        stepper.deliver()
+    assert len(agents[1].tables()["owned"]) == 1 and not future.done()
+    step(stepper, future)
+    assert future.wait() == (3, 2)
+
+
+def test_another_order_may_be_chosen(stepper: Stepper) -> None:
+    futures = [rpc_async("worker1", divmod, (number, 5)) for number in range(3)]
+    rows = stepper.wait(3)
+    stepper.deliver(rows[2].n)
+    stepper.deliver(stepper.wait(kind="Result")[0].n)
+    assert futures[2].wait() == (0, 2) and not futures[0].done() and not futures[1].done()
+    with pytest.raises(ValueError, match=f"no message {rows[2].n} is held; there are: {rows[0].n}, {rows[1].n}"):
+        stepper.deliver(rows[2].n)
+
+
+def test_a_control_message_that_is_dropped_goes_again_once_time_passes(stepper: Stepper) -> None:
+    rref = remote("worker1", divmod, (17, 5))
+    future = rpc_async("worker2", fetch, (rref,))
+    while not any(row.kind == "ForkRequest" for row in stepper.held):
+        stepper.deliver()
+        stepper.wait()
+    request = stepper.wait(kind="ForkRequest")[0]
+    assert stepper.drop(request.n) == request
+    while stepper.deliver():
+        pass
+
+    def again() -> bool:
+        stepper.pass_time(0.5)
+        return "ForkRequest" in kinds(stepper)
+
+    until(again, "the request, once more")
+    step(stepper, future)
+    assert future.wait() == (3, 2) and stepper.dropped == 1
+
+
+def test_users_data_that_is_dropped_is_told_of_also_when_no_link_may_lose_any_more(stepper: Stepper) -> None:
+    future = rpc_async("worker1", divmod, (17, 5), timeout=0)
+    stepper.wait()
+    stepper.drop()
+    stepper.go()
+    with pytest.raises(ConnectionLostError, match=r"divmod .* worker1"):
+        future.wait()
+
+
+def test_a_backward_pass_step_by_step(agents: list[Agent], stepper: Stepper) -> None:
+    x = torch.ones(2, requires_grad=True)
+    answers: list[Any] = []
+
+    def run() -> None:
+        with dist_autograd.context() as context:
+            loss = rpc_sync("worker1", torch.mul, (x, 3.0)).sum()
+            dist_autograd.backward(context, [loss])
+            answers.append(dist_autograd.get_gradients(context)[x])
+
+    thread = threading.Thread(target=agents[0].submit, args=(run,))
+    thread.start()
+    told: list[str] = []
+    while not answers:
+        row = stepper.deliver()
+        told += [row.kind] if row else []
+        until(lambda: bool(stepper.held or answers), "the next message")
+    thread.join()
+    assert answers[0].tolist() == [3.0, 3.0]
+    assert told.count("Gradients") == 2 and told.index("Call") < told.index("Gradients")
+
+
+def test_what_is_held_has_the_bytes_that_were_sent(stepper: Stepper) -> None:
+    x = torch.zeros(100_000)
+    future = rpc_async("worker1", torch.sum, (x,))
+    stepper.wait()
+    x += 1
+    step(stepper, future)
+    assert future.wait() == 0
+
+
+def test_only_some_kinds_and_members(agents: list[Agent]) -> None:
+    stepper = Stepper.on(kinds=["Result"], members=["worker2"])
+    assert rpc_sync("worker1", divmod, (17, 5)) == (3, 2)
+    future = rpc_async("worker2", divmod, (17, 5))
+    assert [row.kind for row in stepper.wait()] == ["Result"]
+    stepper.go()
+    assert future.wait() == (3, 2)
+    with pytest.raises(ValueError, match=r"no message is called Results; there are: Call, .*Result"):
+        Stepper.on(kinds=["Results"])
+
+
+def test_a_second_stepper_lets_go_what_the_first_held(agents: list[Agent]) -> None:
+    first = Stepper.on()
+    early = rpc_async("worker1", divmod, (17, 5))
+    first.wait()
+    second = Stepper.on()
+    assert not first.is_on and first.held == [] and first.deliver() is None
+    late = rpc_async("worker2", divmod, (17, 5))
+    assert second.wait(kind="Call")[0].to == "worker2"
+    first.go()
+    assert second.is_on and not late.done()
+    second.go()
+    assert early.wait() == late.wait() == (3, 2)
+    assert [len(agent.links.all) for agent in agents] == [1, 1, 1]
+
+
+def test_a_stepper_of_another_member_takes_over(agents: list[Agent]) -> None:
+    first = Stepper.on()
+    early = rpc_async("worker1", divmod, (17, 5))
+    first.wait()
+    second = Stepper.on(agent=agents[1])
+    until(lambda: not first.is_on, "the end of the first")
+    first.go()
+    late = rpc_async("worker2", divmod, (17, 5))
+    assert second.wait(kind="Call")[0].to == "worker2" and not late.done()
+    second.go()
+    assert early.wait() == late.wait() == (3, 2)
+    assert [len(agent.links.all) for agent in agents] == [1, 1, 1]
+
+
+def test_a_member_that_ends_takes_its_stepper_with_it(agents: list[Agent]) -> None:
+    stepper = Stepper.on(agent=agents[2])
+    future = rpc_async("worker1", divmod, (17, 5))
+    stepper.wait()
+    agents.pop().stop()
+    assert future.wait() == (3, 2) and not stepper.is_on
+    until(lambda: [len(agent.links.all) for agent in agents] == [1, 1])
+
+
+def test_the_benchs_own_calls_are_never_held(agents: list[Agent], stepper: Stepper) -> None:
+    assert agents[0].call(1, divmod, (17, 5), own=True).wait() == (3, 2)
+    assert stepper.held == []
+
+
+def test_a_wait_in_vain_shows_what_there_is(stepper: Stepper) -> None:
+    future = rpc_async("worker1", divmod, (17, 5))
+    stepper.wait()
+    with pytest.raises(RpcError, match=r"2 Results to be held; there are:\nstepper: 1 message held.*\n.*Call divmod"):
+        stepper.wait(2, timeout=0.01, kind="Result")
+    step(stepper, future)
+
+
+def test_its_own_member_may_end_while_messages_are_held(agents: list[Agent]) -> None:
+    stepper = Stepper.on()
+    future = rpc_async("worker1", divmod, (17, 5))
+    stepper.wait()
+    began = time.monotonic()
+    agents[0].shutdown(graceful=False)
+    assert time.monotonic() - began < 15
+    assert not stepper.is_on and stepper.held == []
+    with pytest.raises(RpcError, match="has shut down"):
+        future.wait()
+    stepper.go()
+
+
+def test_a_member_that_ends_takes_what_it_held_with_it(agents: list[Agent], stepper: Stepper) -> None:
+    lost = rpc_async("worker2", divmod, (17, 5))
+    stepper.wait()
+    stepper.deliver()
+    stepper.wait(kind="Result")  # last words, which nobody hears
+    rpc_async("worker2", divmod, (17, 5))
+    there = rpc_async("worker1", divmod, (17, 5))
+    stepper.wait(3)
+    agents[2].stop()
+    until(lambda: [row.to for row in stepper.held] == ["worker1"], "the end of worker2")
+    with pytest.raises(RpcError, match="worker2"):
+        lost.wait()
+    step(stepper, there)
+    agents.pop()
