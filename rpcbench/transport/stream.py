@@ -195,11 +195,11 @@ class StreamConnection:
     def _next(self) -> Parts:
         """What to write next: all small messages, else a chunk of a large one, in turn. Nothing: writing ends."""
         with self._state:
-            parts = self._held
+            parts: Parts = []  # the writer's own: what is held next is not to get into it
             if self._small:
                 parts = self._few_small()
-            elif parts:
-                self._held = []
+            elif self._held:
+                parts, self._held = self._held, []
             elif self._large:
                 parts = self._chunk()
             if not parts:

@@ -207,6 +207,26 @@ def test_what_is_held_goes_with_the_next_message_or_when_it_must(ends: tuple[End
     assert other.next().control == b"held"
 
 
+def test_what_is_held_while_a_writer_stops_goes_once(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer has found nothing more, and looks at that; meanwhile another thread leaves something."""
+    one, other = ends
+    find, left = one.connection._next, [b"held"]
+
+    def find_then_hold() -> frames.Parts:
+        found = find()
+        if not found and left:
+            one.connection.send(left.pop(), Body(b"", b"", []), False, hold=True)
+        return found
+
+    monkeypatch.setattr(one.connection, "_next", find_then_hold)
+    for label in (b"first", b"second"):
+        one.send(label)
+    other.read()
+    assert [other.next().control for _ in range(3)] == [b"first", b"second", b"held"]
+    one.connection.close()
+    assert other.ended() and other.frames.empty()
+
+
 def test_only_so_many_messages_are_held(ends: tuple[End, End]) -> None:
     one, other = ends
     other.read()
