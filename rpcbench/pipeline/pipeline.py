@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,22 +24,18 @@ import torch
 from rpcbench import autograd
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
-from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline import microbatch
+from rpcbench.pipeline.crew import Crew, OptimizerSpec
 from rpcbench.pipeline.ops import Kind, Ops, Schedule
 from rpcbench.pipeline.recompute import Recompute, with_recompute
 from rpcbench.pipeline.schedules import named
 from rpcbench.pipeline.simulate import placement, simulate, validate
 from rpcbench.pipeline.split import Stage, Stages
-from rpcbench.pipeline.stage import LossFn, Report, StageWorker, Task
+from rpcbench.pipeline.stage import LossFn, Report, Task
 from rpcbench.pipeline.timeline import Timeline
-from rpcbench.rpc import RRef
-from rpcbench.words.errors import PipelineError, WorkerLostError
+from rpcbench.words.errors import PipelineError
 from rpcbench.words.events import Row
-from rpcbench.words.futures import Future, settle_all, wait_all
 
-OptimizerSpec = tuple[type[torch.optim.Optimizer], dict[str, Any]]
-_NUMBERS = itertools.count()
 _STEPS = itertools.count(1)  # steps of all pipelines share one count: rows of two pipelines never mix
 
 
@@ -118,24 +114,7 @@ class Pipeline:
             raise PipelineError(f"the schedule has lists for {len(self.ops)} workers, the split names {len(self._ids)}")
         homes = placement(self.ops)
         self.stages: list[Stage] = stages.cut([homes[stage] for stage in range(stage_count)])
-        self._homes = {stage.index: self._agent.member(stage.worker).id for stage in self.stages}
-        self._build(loss_fn, optimizer)
-
-    def _build(self, loss_fn: LossFn | None, optimizer: OptimizerSpec | None) -> None:
-        """Modules, optimizers and loops of the workers: RRefs, held here."""
-        create = self._agent.create
-        key = f"{self._agent.id}.{next(_NUMBERS)}"
-        self.modules: dict[int, Any] = {s.index: create(s.worker, _here, (s.module,), timeout=0) for s in self.stages}
-        self.workers: dict[int, Any] = {}
-        for id_ in self._ids:
-            modules = {s: rref for s, rref in self.modules.items() if self._homes[s] == id_}
-            self.workers[id_] = create(id_, StageWorker, (key, modules, self._homes, loss_fn), timeout=0)
-        self.optimizers: dict[int, Any] = {}
-        if optimizer is not None:
-            for stage, module in self.modules.items():
-                self.optimizers[stage] = create(self._homes[stage], _make_optimizer, (module, *optimizer), timeout=0)
-        made = [*self.workers.values(), *self.optimizers.values()]
-        wait_all([self._agent.call(rref._owner, _made, (rref,), timeout=0) for rref in made])
+        self.crew = Crew(self._agent, self.stages, loss_fn, optimizer)
 
     # -- training
     def step(self, x: Any, y: Any) -> StepResult:
@@ -180,7 +159,7 @@ class Pipeline:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All parameters and buffers, under the names of the un-split model."""
-        return self._gather(_state)
+        return self.crew.state()
 
     # -- inside
     def _run(
@@ -193,47 +172,22 @@ class Pipeline:
         ideal: float | None,
     ) -> tuple[int, list[Report]]:
         step, seed = next(_STEPS), self._seeds.getrandbits(62)
-        last = len(self.stages) - 1
-        running: dict[int, Future[Any]] = {}
-        for id_, own in zip(self._ids, ops, strict=True):
-            first_here, last_here = self._homes[0] == id_, self._homes[last] == id_
-            task = Task(
+        first, last = self.crew.homes[0], self.crew.homes[len(self.stages) - 1]
+        tasks = {
+            id_: Task(
                 step,
                 tuple(own),
-                inputs if first_here else None,
-                targets if last_here else None,
+                inputs if id_ == first else None,
+                targets if id_ == last else None,
                 weights,
                 train,
                 self._ids,
                 ideal,
                 seed,
             )
-            running[id_] = self.workers[id_].rpc_async(timeout=0).run(task)
-        try:
-            return step, wait_all(running.values())  # the first failure at once, whichever worker it comes from
-        except BaseException as error:
-            self._abort(step, f"{type(error).__name__}: {error}", running)
-            raise
-
-    def _abort(self, step: int, reason: str, running: dict[int, Future[Any]]) -> None:
-        """Wake the workers that still wait for each other; none of them is waited for, so the error is told at once."""
-        for id_, future in running.items():
-            if not future.done():
-                with contextlib.suppress(WorkerLostError):
-                    self.workers[id_].rpc_async().abort(step, reason)
-
-    def _apply(self, context: int) -> None:
-        owners = [(self._homes[stage], rref) for stage, rref in self.optimizers.items()]
-        grouped = {id_: [rref for owner, rref in owners if owner == id_] for id_ in self._ids}
-        settle_all([self._agent.call(i, _apply, (rrefs, context), timeout=0) for i, rrefs in grouped.items() if rrefs])
-
-    def _gather(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:
-        """Named tensors of all stages, renamed as in the un-split model."""
-        calls = {
-            stage.index: self._agent.call(stage.worker, function, (self.modules[stage.index], *args), timeout=0)
-            for stage in self.stages
+            for id_, own in zip(self._ids, ops, strict=True)
         }
-        return {stage.key(own): t for stage in self.stages for own, t in calls[stage.index].wait().items()}
+        return step, self.crew.run(step, tasks)
 
     def __repr__(self) -> str:
         where = ", ".join(f"{stage.index} on {stage.worker}" for stage in self.stages)
@@ -250,42 +204,10 @@ class Batch:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Gradients of all parameters that have one, under the names of the un-split model."""
-        return self._pipe._gather(_gradients, self.context)
+        return self._pipe.crew.gradients(self.context)
 
     def apply(self) -> None:
         """One step of every stage's optimizer. PipelineError where the pipeline has none."""
-        if not self._pipe.optimizers:
+        if not self._pipe.crew.optimizers:
             raise PipelineError("this pipeline has no optimizer; give Pipeline one, as (torch.optim.SGD, {'lr': 0.1})")
-        self._pipe._apply(self.context)
-
-
-# -- what runs on the workers
-def _here(module: torch.nn.Module) -> torch.nn.Module:
-    return module
-
-
-def _make_optimizer(
-    module: RRef[Any], optimizer_class: type[torch.optim.Optimizer], kwargs: dict[str, Any]
-) -> LocalOptimizer | None:
-    params = [p for p in module.local_value().parameters() if p.requires_grad]
-    return LocalOptimizer(optimizer_class, params, **kwargs) if params else None
-
-
-def _made(rref: RRef[Any]) -> None:
-    rref.local_value()
-
-
-def _apply(optimizers: list[RRef[Any]], context: int) -> None:
-    for rref in optimizers:
-        optimizer = rref.local_value()
-        if optimizer is not None:
-            optimizer.step(context)
-
-
-def _state(module: RRef[Any]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach() for name, tensor in module.local_value().state_dict().items()}
-
-
-def _gradients(module: RRef[Any], context: int) -> dict[str, torch.Tensor]:
-    held = autograd.recorder().gradients(context)
-    return {name: held[param] for name, param in module.local_value().named_parameters() if param in held}
+        self._pipe.crew.apply(self.context)

@@ -4,14 +4,30 @@
 locked for ever, and then whoever tells of a change hangs. Here nobody holds a lock. Guarantees
 - `tell` and `set` never block, whatever became of those who wait; finalizers and signal handlers may call them, too.
 - No change is missed: who waits looks only after it has asked to be woken.
+- No Ctrl-C is missed: a signal that comes just before the main thread begins to wait does not wake it, so that looks up
+  now and then.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
+
+_GLANCE_SECONDS = 0.1
+
+
+def acquired(bell: threading.Lock, timeout: float | None = None) -> bool:
+    """As `bell.acquire`, for a wait that Ctrl-C ends whenever it comes. timeout: seconds; None: as long as it takes."""
+    if threading.current_thread() is not threading.main_thread():
+        return bell.acquire(timeout=-1 if timeout is None else timeout)
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    while not bell.acquire(timeout=max(0.0, min(_GLANCE_SECONDS, deadline - time.monotonic()))):
+        if deadline <= time.monotonic():
+            return False
+    return True
 
 
 class Changes:
@@ -36,7 +52,7 @@ class Changes:
             try:
                 if reached():
                     return True
-                if not bell.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+                if not acquired(bell, None if deadline is None else max(0.0, deadline - time.monotonic())):
                     return reached()
             finally:
                 self._bells.remove(bell)

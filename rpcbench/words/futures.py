@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
+from rpcbench.words.changes import acquired
+
 T = TypeVar("T")
 S = TypeVar("S")
 _LONG, _LONGEST = 1.0, 10.0
@@ -241,7 +243,7 @@ class Future(_Base[T]):
 
     def _listen(self, waiter: _Waiter) -> None:
         waited, patience = 0.0, _LONG
-        while not waiter.bell.acquire(timeout=patience):
+        while not acquired(waiter.bell, patience):
             waited, patience = waited + patience, min(2 * patience, _LONGEST)
             if self._on_long is not None:
                 self._on_long(waited)

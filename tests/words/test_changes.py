@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import itertools
 import queue
@@ -16,6 +17,7 @@ from worlds import PATIENCE
 
 from rpcbench.words import changes
 from rpcbench.words.changes import Changes, Flag
+from rpcbench.words.futures import Future
 
 TRACED = {changes.__file__, threading.__file__, contextlib.__file__}
 
@@ -49,6 +51,25 @@ def test_a_change_while_somebody_looks_is_not_missed() -> None:
         return looks[-1]
 
     assert told.wait_for(reached, PATIENCE) and looks == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "wait", [Flag().wait, lambda: Flag().wait(1e6), Future().wait], ids=["flag", "timed", "future"]
+)
+def test_a_signal_that_does_not_wake_the_main_thread_ends_its_wait(wait: Callable[[], object]) -> None:
+    """As one does that comes just before the wait begins; and so does `interrupt_main`, whenever it comes."""
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        while sys._current_frames()[main].f_code is not changes.acquired.__code__:
+            pass
+        _thread.interrupt_main()
+
+    thread = spawn(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        wait()
+    thread.join(PATIENCE)
 
 
 def test_the_last_look_counts() -> None:

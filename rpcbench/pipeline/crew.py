@@ -1,0 +1,122 @@
+"""The workers of one pipeline, as its driver holds them: modules, loops and optimizers of all stages, by RRefs.
+
+Guarantees
+- A step is one call to each worker; the first failure of any is raised at once, and the others are woken.
+- What a stage holds comes back under the names of the un-split model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from rpcbench import autograd
+from rpcbench.agent.core import Agent
+from rpcbench.optim import LocalOptimizer
+from rpcbench.pipeline.split import Stage
+from rpcbench.pipeline.stage import LossFn, Report, StageWorker, Task
+from rpcbench.rpc import RRef
+from rpcbench.words.errors import WorkerLostError
+from rpcbench.words.futures import Future, settle_all, wait_all
+
+OptimizerSpec = tuple[type[torch.optim.Optimizer], dict[str, Any]]
+_NUMBERS = itertools.count()
+
+
+class Crew:
+    """`homes`: stage → id of its worker; `modules` and `optimizers`: stage → RRef; `workers`: id → RRef of its loop."""
+
+    def __init__(
+        self, agent: Agent, stages: Sequence[Stage], loss_fn: LossFn | None, optimizer: OptimizerSpec | None
+    ) -> None:
+        self._agent = agent
+        self.stages = stages
+        self.homes = {stage.index: agent.member(stage.worker).id for stage in stages}
+        key = f"{agent.id}.{next(_NUMBERS)}"
+        self.modules = {stage.index: self._create(stage.index, _here, stage.module) for stage in stages}
+        self.workers: dict[int, Any] = {}
+        for id_ in dict.fromkeys(self.homes.values()):
+            modules = {stage: rref for stage, rref in self.modules.items() if self.homes[stage] == id_}
+            self.workers[id_] = agent.create(id_, StageWorker, (key, modules, self.homes, loss_fn), timeout=0)
+        self.optimizers: dict[int, Any] = {}
+        if optimizer is not None:
+            self.optimizers = {s: self._create(s, _make_optimizer, m, *optimizer) for s, m in self.modules.items()}
+        made = [*self.workers.values(), *self.optimizers.values()]
+        wait_all([agent.call(rref._owner, _made, (rref,), timeout=0) for rref in made])
+
+    def _create(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
+        return self._agent.create(self.homes[stage], function, args, timeout=0)
+
+    def run(self, step: int, tasks: dict[int, Task]) -> list[Report]:
+        """One step: worker id → what it does. The error of a worker's operation as it was; WorkerLostError."""
+        running = {id_: self.workers[id_].rpc_async(timeout=0).run(task) for id_, task in tasks.items()}
+        try:
+            return wait_all(running.values())  # the first failure at once, whichever worker it comes from
+        except BaseException as error:
+            self._abort(step, f"{type(error).__name__}: {error}", running)
+            raise
+
+    def _abort(self, step: int, reason: str, running: dict[int, Future[Any]]) -> None:
+        """Wake the workers that still wait for each other; none of them is waited for, so the error is told at once."""
+        for id_, future in running.items():
+            if not future.done():
+                with contextlib.suppress(WorkerLostError):
+                    self.workers[id_].rpc_async().abort(step, reason)
+
+    def apply(self, context: int) -> None:
+        """One step of every stage's optimizer, with the gradients in this context."""
+        grouped: dict[int, list[Any]] = {}
+        for stage, rref in self.optimizers.items():
+            grouped.setdefault(self.homes[stage], []).append(rref)
+        settle_all([self._agent.call(id_, _apply, (rrefs, context), timeout=0) for id_, rrefs in grouped.items()])
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All parameters and buffers."""
+        return self._gather(_state)
+
+    def gradients(self, context: int) -> dict[str, torch.Tensor]:
+        """Those of all parameters that have one in this context."""
+        return self._gather(_gradients, context)
+
+    def _gather(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:
+        calls = {
+            stage.index: self._agent.call(stage.worker, function, (self.modules[stage.index], *args), timeout=0)
+            for stage in self.stages
+        }
+        return {stage.key(own): t for stage in self.stages for own, t in calls[stage.index].wait().items()}
+
+
+# -- what runs on the workers
+def _here(module: torch.nn.Module) -> torch.nn.Module:
+    return module
+
+
+def _make_optimizer(
+    module: RRef[Any], optimizer_class: type[torch.optim.Optimizer], kwargs: dict[str, Any]
+) -> LocalOptimizer | None:
+    params = [p for p in module.local_value().parameters() if p.requires_grad]
+    return LocalOptimizer(optimizer_class, params, **kwargs) if params else None
+
+
+def _made(rref: RRef[Any]) -> None:
+    rref.local_value()
+
+
+def _apply(optimizers: list[RRef[Any]], context: int) -> None:
+    for rref in optimizers:
+        optimizer = rref.local_value()
+        if optimizer is not None:
+            optimizer.step(context)
+
+
+def _state(module: RRef[Any]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in module.local_value().state_dict().items()}
+
+
+def _gradients(module: RRef[Any], context: int) -> dict[str, torch.Tensor]:
+    held = autograd.recorder().gradients(context)
+    return {name: held[param] for name, param in module.local_value().named_parameters() if param in held}
