@@ -17,6 +17,7 @@ import torch
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
 from rpcbench.optim import LocalOptimizer
+from rpcbench.pipeline.exchange import Inputs
 from rpcbench.pipeline.split import Stage
 from rpcbench.pipeline.stage import LossFn, Report, StageWorker, Task
 from rpcbench.rpc import RRef
@@ -41,7 +42,8 @@ class Crew:
         self.workers: dict[int, Any] = {}
         for id_ in dict.fromkeys(self.homes.values()):
             modules = {stage: rref for stage, rref in self.modules.items() if self.homes[stage] == id_}
-            self.workers[id_] = agent.create(id_, StageWorker, (key, modules, self.homes, loss_fn), timeout=0)
+            ports = {stage.index: stage.ports for stage in stages if stage.index in modules}
+            self.workers[id_] = agent.create(id_, StageWorker, (key, modules, self.homes, loss_fn, ports), timeout=0)
         self.optimizers: dict[int, Any] = {}
         if optimizer is not None:
             self.optimizers = {s: self._create(s, _make_optimizer, m, *optimizer) for s, m in self.modules.items()}
@@ -50,6 +52,11 @@ class Crew:
 
     def _create(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
         return self._agent.create(self.homes[stage], function, args, timeout=0)
+
+    def inputs(self, id_: int, batches: Sequence[tuple[Any, ...]]) -> Inputs:
+        """Of the model's inputs, a micro-batch each, those that this worker's stages take."""
+        own = [stage for stage in self.stages if self.homes[stage.index] == id_ and stage.ports.inputs]
+        return {s.index: [tuple(batch[place] for place in s.ports.inputs) for batch in batches] for s in own}
 
     def run(self, step: int, tasks: dict[int, Task]) -> list[Report]:
         """One step: worker id → what it does. The error of a worker's operation as it was; WorkerLostError."""
