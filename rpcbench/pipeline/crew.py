@@ -20,6 +20,7 @@ from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.exchange import Inputs
 from rpcbench.pipeline.split import Stage
 from rpcbench.pipeline.stage import LossFn, Report, StageWorker, Task
+from rpcbench.pipeline.ties import ties
 from rpcbench.rpc import RRef
 from rpcbench.words.errors import WorkerLostError
 from rpcbench.words.futures import Future, settle_all, wait_all
@@ -40,15 +41,17 @@ class Crew:
         key = f"{agent.id}.{next(_NUMBERS)}"
         self.modules = {stage.index: self._create(stage.index, _here, stage.module) for stage in stages}
         self.workers: dict[int, Any] = {}
+        self.ties = ties(stages)
         for id_ in dict.fromkeys(self.homes.values()):
             modules = {stage: rref for stage, rref in self.modules.items() if self.homes[stage] == id_}
             ports = {stage.index: stage.ports for stage in stages if stage.index in modules}
-            self.workers[id_] = agent.create(id_, StageWorker, (key, modules, self.homes, loss_fn, ports), timeout=0)
+            made = (key, modules, self.homes, loss_fn, ports, self.ties)
+            self.workers[id_] = agent.create(id_, StageWorker, made, timeout=0)
         self.optimizers: dict[int, Any] = {}
         if optimizer is not None:
             self.optimizers = {s: self._create(s, _make_optimizer, m, *optimizer) for s, m in self.modules.items()}
-        made = [*self.workers.values(), *self.optimizers.values()]
-        wait_all([agent.call(rref._owner, _made, (rref,), timeout=0) for rref in made])
+        rrefs = [*self.workers.values(), *self.optimizers.values()]
+        wait_all([agent.call(rref._owner, _made, (rref,), timeout=0) for rref in rrefs])
 
     def _create(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
         return self._agent.create(self.homes[stage], function, args, timeout=0)
@@ -86,8 +89,9 @@ class Crew:
         return self._gather(_state)
 
     def gradients(self, context: int) -> dict[str, torch.Tensor]:
-        """Those of all parameters that have one in this context."""
-        return self._gather(_gradients, context)
+        """Those of all parameters that have one in this context; of a tied one under its first name."""
+        copies = {self.stages[stage].key(name) for tie in self.ties for stage, name in sorted(tie.items())[1:]}
+        return {name: grad for name, grad in self._gather(_gradients, context).items() if name not in copies}
 
     def _gather(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:
         calls = {

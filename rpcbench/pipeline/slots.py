@@ -1,8 +1,9 @@
 """Where activations and gradients wait for the operation that needs them.
 
-A slot is named by step, kind ("F": for a forward, "B": gradients for a backward), stage, micro-batch and the stage that
-it comes from; it is filled once, by that stage, and emptied once. A step that was aborted wakes all who wait; what
-still comes for it, or for a step that is over, is dropped. So nothing is left after a step, however it ends.
+A slot is named by step, kind ("F": for a forward, "B": gradients for a backward, "T": gradient of a tied weight),
+stage, micro-batch and the stage that it comes from; it is filled once, by that stage, and emptied once. A step that was
+aborted wakes all who wait; what still comes for it, or for a step that is over, is dropped. So nothing is left after a
+step, however it ends.
 """
 
 from __future__ import annotations

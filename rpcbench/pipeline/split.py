@@ -7,7 +7,7 @@
 Guarantees: every stage has at least one module; the stages in a row are the model; their modules are the model's own,
 not copies; and each key of a stage's state_dict has its name in the un-split model (`Stage.key`).
 Rules: only rows of modules can be cut, chains or lists with named values (`part`); a chain within a row may be cut
-inside; a parameter or buffer belongs to one stage.
+inside; a buffer belongs to one stage, a parameter may be in several.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Stages:
         """The stages. `homes` has the number of each stage's worker, from 0; by default each worker has one, in order.
 
         PipelineError if the split names another number of stages, if the model has too few modules, or if two stages
-        share a parameter or buffer.
+        share a buffer.
         """
         homes = range(len(self.workers)) if homes is None else homes
         bounds = list(accumulate(self._sizes(len(homes)), initial=0))
@@ -73,7 +73,7 @@ class Stages:
             Stage(index, self.workers[home], names[index], plan.module(index), plan.ports(index))
             for index, home in enumerate(homes)
         ]
-        _refuse_ties(stages)
+        _refuse_tied_buffers(stages)
         return stages
 
     def _sizes(self, stages: int) -> Sequence[int]:
@@ -109,7 +109,8 @@ def split(
                part(decode, takes=("h", "enc", "mask"))], workers, inputs=("tokens", "mask"))
 
     A value goes from the stage that gives it straight to those that take it, and its gradients come back the same way;
-    see `part`. The model's inputs get no gradient.
+    see `part`. The model's inputs get no gradient. A parameter that modules of several stages share has a copy in each,
+    and all copies get the sum of their gradients, so they stay equal.
 
     Nothing is sent or copied. PipelineError if the model is no chain, or the numbers or names do not fit it.
     """
@@ -205,16 +206,17 @@ def _parameters(links: Sequence[Link]) -> list[int]:
     return counts
 
 
-def _refuse_ties(stages: Sequence[Stage]) -> None:
-    """Each copy of a tied weight would go its own way after the first step, unseen."""
+def _refuse_tied_buffers(stages: Sequence[Stage]) -> None:
+    """Each copy of a buffer would go its own way, unseen. Tied weights are kept equal by their gradients (`ties`)."""
     first: dict[int, tuple[int, str]] = {}
     for stage in stages:
-        for name, tensor in stage.tensors():
-            index, other = first.setdefault(id(tensor), (stage.index, name))
+        for own, tensor in stage.module.named_buffers():
+            index, other = first.setdefault(id(tensor), (stage.index, stage.key(own)))
             if index != stage.index:
                 raise PipelineError(
-                    f"{name!r} of stage {stage.index} is tied to {other!r} of stage {index}: weights shared between "
-                    "stages are not supported. Cut elsewhere (balance=, at=) so that one stage has both, or untie them"
+                    f"{stage.key(own)!r} of stage {stage.index} is tied to {other!r} of stage {index}: stages can have "
+                    "weights in common, but no buffers. Cut elsewhere (balance=, at=) so that one stage has both, or "
+                    "untie them"
                 )
 
 

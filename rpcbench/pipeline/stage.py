@@ -27,6 +27,7 @@ from rpcbench.pipeline.oplog import DONE, FAILED, OpLog
 from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.ports import Ports, Segment, sendable
 from rpcbench.pipeline.slots import Slot, Slots
+from rpcbench.pipeline.ties import Copies, Tie, TiedGradients
 from rpcbench.rpc import RRef
 from rpcbench.words.events import Row
 from rpcbench.words.futures import Future
@@ -87,12 +88,14 @@ class StageWorker:
         homes: dict[int, int],
         loss_fn: LossFn | None,
         ports: dict[int, Ports],
+        ties: Sequence[Tie],
     ) -> None:
         self.key = key
         self.modules: dict[int, nn.Module] = {stage: rref.local_value() for stage, rref in modules.items()}
         self.homes = homes
         self.loss_fn = loss_fn
         self.ports = ports
+        self.copies = Copies(ties, self.modules)
         self.slots = Slots()
         self._params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
         self._turn = threading.Lock()
@@ -132,6 +135,7 @@ class _Step:
         self._log = self._agent.part(OpLog)
         self._recorder = recorder()
         self._context = self._recorder.current()
+        self._tied = TiedGradients(task.step, worker.copies)
         self._exchange = Exchange(task.step, worker.ports, worker.slots, task.inputs)
         self._kept: dict[tuple[int, int], tuple[_Values, _Values]] = {}  # (stage, micro-batch) → taken, given
         self._held: dict[int, int] = {}  # stage → bytes of what is kept
@@ -164,6 +168,8 @@ class _Step:
         with torch.set_grad_enabled(self._task.train):
             for index, op in enumerate(self._task.ops):
                 self._operate(index, op)
+        if self._task.train:
+            self._add_up_tied()
         for future in self._sent:
             future.wait()
         return self._report
@@ -280,9 +286,15 @@ class _Step:
         return []
 
     def _add_up(self, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Gradients of parameters add up in the step's context."""
+        """Gradients of parameters add up in the step's context; those of tied ones are kept until the end."""
         if self._context is not None:
-            self._recorder.accumulate_leaves(self._context, leaves)
+            self._recorder.accumulate_leaves(self._context, self._tied.keep(leaves))
+
+    def _add_up_tied(self) -> None:
+        for slot, message in self._tied.messages():
+            self._send(slot, message)
+        if self._context is not None:
+            self._recorder.accumulate_leaves(self._context, self._tied.totals(self._worker.slots.take))
 
     # -- to another stage
     def _send(self, slot: Slot, message: tuple[Any, ...]) -> None:
