@@ -17,8 +17,10 @@ import torch
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
 from rpcbench.optim import LocalOptimizer
+from rpcbench.pipeline.exchange import Inputs
 from rpcbench.pipeline.split import Stage
 from rpcbench.pipeline.stage import LossFn, Report, StageWorker, Task
+from rpcbench.pipeline.ties import ties
 from rpcbench.rpc import RRef
 from rpcbench.words.errors import WorkerLostError
 from rpcbench.words.futures import Future, settle_all, wait_all
@@ -39,17 +41,25 @@ class Crew:
         key = f"{agent.id}.{next(_NUMBERS)}"
         self.modules = {stage.index: self._create(stage.index, _here, stage.module) for stage in stages}
         self.workers: dict[int, Any] = {}
+        self.ties = ties(stages)
         for id_ in dict.fromkeys(self.homes.values()):
             modules = {stage: rref for stage, rref in self.modules.items() if self.homes[stage] == id_}
-            self.workers[id_] = agent.create(id_, StageWorker, (key, modules, self.homes, loss_fn), timeout=0)
+            ports = {stage.index: stage.ports for stage in stages if stage.index in modules}
+            made = (key, modules, self.homes, loss_fn, ports, self.ties)
+            self.workers[id_] = agent.create(id_, StageWorker, made, timeout=0)
         self.optimizers: dict[int, Any] = {}
         if optimizer is not None:
             self.optimizers = {s: self._create(s, _make_optimizer, m, *optimizer) for s, m in self.modules.items()}
-        made = [*self.workers.values(), *self.optimizers.values()]
-        wait_all([agent.call(rref._owner, _made, (rref,), timeout=0) for rref in made])
+        rrefs = [*self.workers.values(), *self.optimizers.values()]
+        wait_all([agent.call(rref._owner, _made, (rref,), timeout=0) for rref in rrefs])
 
     def _create(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
         return self._agent.create(self.homes[stage], function, args, timeout=0)
+
+    def inputs(self, id_: int, batches: Sequence[tuple[Any, ...]]) -> Inputs:
+        """Of the model's inputs, a micro-batch each, those that this worker's stages take."""
+        own = [stage for stage in self.stages if self.homes[stage.index] == id_ and stage.ports.inputs]
+        return {s.index: [tuple(batch[place] for place in s.ports.inputs) for batch in batches] for s in own}
 
     def run(self, step: int, tasks: dict[int, Task]) -> list[Report]:
         """One step: worker id → what it does. The error of a worker's operation as it was; WorkerLostError."""
@@ -79,8 +89,9 @@ class Crew:
         return self._gather(_state)
 
     def gradients(self, context: int) -> dict[str, torch.Tensor]:
-        """Those of all parameters that have one in this context."""
-        return self._gather(_gradients, context)
+        """Those of all parameters that have one in this context; of a tied one under its first name."""
+        copies = {self.stages[stage].key(name) for tie in self.ties for stage, name in sorted(tie.items())[1:]}
+        return {name: grad for name, grad in self._gather(_gradients, context).items() if name not in copies}
 
     def _gather(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:
         calls = {

@@ -27,6 +27,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.crew import Crew, OptimizerSpec
 from rpcbench.pipeline.ops import Kind, Ops, Schedule
+from rpcbench.pipeline.ports import model_inputs
 from rpcbench.pipeline.recompute import Recompute, with_recompute
 from rpcbench.pipeline.schedules import named
 from rpcbench.pipeline.simulate import placement, simulate, validate
@@ -113,6 +114,7 @@ class Pipeline:
         if len(self.ops) != len(self._ids):
             raise PipelineError(f"the schedule has lists for {len(self.ops)} workers, the split names {len(self._ids)}")
         homes = placement(self.ops)
+        self._inputs = stages.inputs
         self.stages: list[Stage] = stages.cut([homes[stage] for stage in range(stage_count)])
         self.crew = Crew(self._agent, self.stages, loss_fn, optimizer)
 
@@ -172,12 +174,13 @@ class Pipeline:
         ideal: float | None,
     ) -> tuple[int, list[Report]]:
         step, seed = next(_STEPS), self._seeds.getrandbits(62)
-        first, last = self.crew.homes[0], self.crew.homes[len(self.stages) - 1]
+        last = self.crew.homes[len(self.stages) - 1]
+        batches = [model_inputs(part, self._inputs) for part in inputs]
         tasks = {
             id_: Task(
                 step,
                 tuple(own),
-                inputs if id_ == first else None,
+                self.crew.inputs(id_, batches),
                 targets if id_ == last else None,
                 weights,
                 train,
