@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from rpcbench.pipeline.pipeline import Batch, Pipeline, StepResult
+from rpcbench.pipeline.plan import Plan, schedule
+from rpcbench.pipeline.simulate import Costs, Simulation, simulate
 from rpcbench.pipeline.split import Stages, split
 from rpcbench.words.errors import PipelineError
 
-__all__ = ["Batch", "Pipeline", "PipelineError", "Stages", "StepResult", "split"]
+__all__ = [
+    "Batch",
+    "Costs",
+    "Pipeline",
+    "PipelineError",
+    "Plan",
+    "Simulation",
+    "Stages",
+    "StepResult",
+    "schedule",
+    "simulate",
+    "split",
+]
