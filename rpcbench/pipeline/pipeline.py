@@ -30,10 +30,11 @@ from rpcbench.pipeline.ops import Kind, Ops, Schedule
 from rpcbench.pipeline.ports import model_inputs
 from rpcbench.pipeline.recompute import Recompute, with_recompute
 from rpcbench.pipeline.schedules import named
-from rpcbench.pipeline.simulate import placement, simulate, validate
+from rpcbench.pipeline.simulate import simulate
 from rpcbench.pipeline.split import Stage, Stages
 from rpcbench.pipeline.stage import LossFn, Report, Task
 from rpcbench.pipeline.timeline import Timeline
+from rpcbench.pipeline.validate import placement, validate
 from rpcbench.words.errors import PipelineError
 from rpcbench.words.events import Row
 
