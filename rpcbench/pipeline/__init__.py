@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rpcbench.pipeline.links import part
 from rpcbench.pipeline.pipeline import Batch, Pipeline, StepResult
-from rpcbench.pipeline.plan import Plan, schedule
+from rpcbench.pipeline.planned import Plan, schedule
 from rpcbench.pipeline.simulate import Costs, Simulation, simulate
 from rpcbench.pipeline.split import Stages, split
 from rpcbench.words.errors import PipelineError
