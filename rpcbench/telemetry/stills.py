@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rpcbench.telemetry.picture import Columns, Picture, as_html, columns, heads, short
+from rpcbench.telemetry.still_workers import draw_workers
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.views import View
 from rpcbench.words.events import Row
@@ -170,12 +171,9 @@ def _op(picture: Picture, op: Row, x: float, per_second: float, end: float, y: f
 
 
 _OPS = {
-    "F": ("blue", "on-blue"),
-    "B": ("amber", "on-amber"),
-    "I": ("amber", "on-amber"),
-    "W": ("purple", "paper"),
+    "F": ("blue", "on-blue"), "B": ("amber", "on-amber"), "I": ("amber", "on-amber"), "W": ("purple", "paper"),
     "R": ("green", "paper"),
-}
+}  # fmt: skip
 
 
 # ---- messages
@@ -246,4 +244,5 @@ _DRAWINGS: dict[str, tuple[str, Callable[[Picture, View, Columns], None]]] = {
     "contexts": ("Autograd contexts", _contexts),
     "steps": ("Pipeline", _steps),
     "messages": ("Messages", _messages),
+    "logs": ("Workers", draw_workers),
 }
