@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from rpcbench.pipeline.lazy import lazy
 from rpcbench.pipeline.links import part
 from rpcbench.pipeline.pipeline import Batch, Pipeline, StepResult
 from rpcbench.pipeline.split import Stages, split
 from rpcbench.words.errors import PipelineError
 
-__all__ = ["Batch", "Pipeline", "PipelineError", "Stages", "StepResult", "part", "split"]
+__all__ = ["Batch", "Pipeline", "PipelineError", "Stages", "StepResult", "lazy", "part", "split"]
