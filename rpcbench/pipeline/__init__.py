@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rpcbench.pipeline.lazy import lazy
 from rpcbench.pipeline.links import part
 from rpcbench.pipeline.pipeline import Batch, Pipeline, StepResult
 from rpcbench.pipeline.planned import Plan, schedule
@@ -18,6 +19,7 @@ __all__ = [
     "Simulation",
     "Stages",
     "StepResult",
+    "lazy",
     "part",
     "schedule",
     "simulate",
