@@ -57,7 +57,7 @@ equal_stages = Costs()
 """The usual cost on paper: every forward takes 1, every backward 2, each half of one 1."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Simulation:
     """A schedule played through. Times are in the unit of the cost; the step begins at 0. In a notebook: its picture.
 
@@ -83,6 +83,9 @@ class Simulation:
     def text(self, width: int = 100) -> str:
         """Drawn at most `width` columns wide (20 columns of time at least), a line for each worker."""
         return self.chart.text(width)
+
+    def __repr__(self) -> str:
+        return self.text()
 
     def _repr_html_(self) -> str:
         return self.chart.html()
