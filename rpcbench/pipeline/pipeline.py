@@ -71,7 +71,9 @@ class Pipeline:
     """A model cut into stages, each on its worker, trained in micro-batches.
 
     schedule: "sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev" or a function (workers,
-    microbatches, chunks) -> ops. chunks: stages for each worker; by default as many as the schedule is made for.
+    microbatches, chunks) -> ops. "async" is an experiment, which trains to other weights: each stage steps its
+    optimizer after each micro-batch, as if that were a batch of its own, and a step that fails has changed some.
+    chunks: stages for each worker; by default as many as the schedule is made for.
     loss_fn(output, target) where the last stage is gives a scalar; loss_reduction says whether it is the "mean" or the
     "sum" over samples, so that micro-batches add up to the gradient of the whole batch. optimizer: class and arguments;
     None to only compute gradients. recompute: "none", "all", "except_last" (micro-batch), or a function (stage,
@@ -118,6 +120,8 @@ class Pipeline:
         self._inputs = stages.inputs
         self.stages: list[Stage] = stages.cut([homes[stage] for stage in range(stage_count)])
         self.crew = Crew(self._agent, self.stages, loss_fn, optimizer)
+        if any(op.kind is Kind.UPDATE for own in self.ops for op in own):
+            self.crew.update_within_steps()
 
     # -- training
     def step(self, x: Any, y: Any) -> StepResult:
