@@ -8,6 +8,7 @@ from rpcbench.pipeline.pipeline import Batch, Pipeline, StepResult
 from rpcbench.pipeline.planned import Plan, schedule
 from rpcbench.pipeline.simulate import Costs, Simulation, simulate
 from rpcbench.pipeline.split import Stages, split
+from rpcbench.pipeline.tracing import traced
 from rpcbench.words.errors import PipelineError
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "schedule",
     "simulate",
     "split",
+    "traced",
 ]
