@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rpcbench.pipeline.pipeline import Batch, Pipeline, StepResult
+from rpcbench.pipeline.batch import Batch
+from rpcbench.pipeline.pipeline import Pipeline
+from rpcbench.pipeline.runs import StepResult
 from rpcbench.pipeline.split import Stages, split
 from rpcbench.words.errors import PipelineError
 

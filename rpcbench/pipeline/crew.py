@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +25,7 @@ from rpcbench.words.futures import Future, settle_all, wait_all
 
 OptimizerSpec = tuple[type[torch.optim.Optimizer], dict[str, Any]]
 _NUMBERS = itertools.count()
+T = TypeVar("T")
 
 
 class Crew:
@@ -69,10 +70,18 @@ class Crew:
 
     def apply(self, context: int) -> None:
         """One step of every stage's optimizer, with the gradients in this context."""
+        self.on_each(self.optimizers, _apply, context)
+
+    def on_each(self, rrefs: dict[int, Any], function: Callable[..., T], *args: Any) -> list[T]:
+        """On each worker `function(what it has of rrefs, *args)`; `rrefs`: by stage, as `modules` or `optimizers`."""
         grouped: dict[int, list[Any]] = {}
-        for stage, rref in self.optimizers.items():
+        for stage, rref in rrefs.items():
             grouped.setdefault(self.homes[stage], []).append(rref)
-        settle_all([self._agent.call(id_, _apply, (rrefs, context), timeout=0) for id_, rrefs in grouped.items()])
+        return settle_all([self._agent.call(id_, function, (own, *args), timeout=0) for id_, own in grouped.items()])
+
+    def scale(self, context: int, factor: float) -> None:
+        """Multiply all gradients in this context."""
+        self.on_each(self.modules, _scale, context, factor)
 
     def state(self) -> dict[str, torch.Tensor]:
         """All parameters and buffers."""
@@ -111,6 +120,11 @@ def _apply(optimizers: list[RRef[Any]], context: int) -> None:
         optimizer = rref.local_value()
         if optimizer is not None:
             optimizer.step(context)
+
+
+def _scale(_modules: list[RRef[Any]], context: int, factor: float) -> None:
+    held = autograd.recorder().gradients(context)
+    autograd.recorder().scale(context, list(held), factor)
 
 
 def _state(module: RRef[Any]) -> dict[str, torch.Tensor]:

@@ -13,10 +13,7 @@ Guarantees
 from __future__ import annotations
 
 import contextlib
-import itertools
-import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,44 +22,15 @@ from rpcbench import autograd
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import microbatch
+from rpcbench.pipeline.batch import Batch
 from rpcbench.pipeline.crew import Crew, OptimizerSpec
-from rpcbench.pipeline.ops import Kind, Ops, Schedule
-from rpcbench.pipeline.recompute import Recompute, with_recompute
-from rpcbench.pipeline.schedules import named
-from rpcbench.pipeline.simulate import placement, simulate, validate
+from rpcbench.pipeline.ops import Ops, Schedule
+from rpcbench.pipeline.plan import Plans
+from rpcbench.pipeline.recompute import Recompute
+from rpcbench.pipeline.runs import Runs, StepResult
 from rpcbench.pipeline.split import Stage, Stages
-from rpcbench.pipeline.stage import LossFn, Report, Task
-from rpcbench.pipeline.timeline import Timeline
+from rpcbench.pipeline.stage import LossFn
 from rpcbench.words.errors import PipelineError
-from rpcbench.words.events import Row
-
-_STEPS = itertools.count(1)  # steps of all pipelines share one count: rows of two pipelines never mix
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """One training step. `loss`: of the whole batch. `rows`: every operation with its times, in seconds.
-
-    `idle`: share of the workers' time, between the first operation and the last, in which none ran; `idle_ideal`:
-    what the schedule cannot avoid if all stages take equally long.
-    """
-
-    step: int
-    loss: float
-    rows: tuple[Row, ...]
-    names: dict[int, str]
-
-    @property
-    def timeline(self) -> Timeline:
-        return Timeline.of(self.rows, self.step, names=self.names)
-
-    @property
-    def idle(self) -> float:
-        return self.timeline.idle
-
-    @property
-    def idle_ideal(self) -> float | None:
-        return self.timeline.idle_ideal
 
 
 class Pipeline:
@@ -70,6 +38,7 @@ class Pipeline:
 
     schedule: "sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev" or a function (workers,
     microbatches, chunks) -> ops. chunks: stages for each worker; by default as many as the schedule is made for.
+    A batch with fewer samples than `microbatches` is cut into as many as it has samples.
     loss_fn(output, target) where the last stage is gives a scalar; loss_reduction says whether it is the "mean" or the
     "sum" over samples, so that micro-batches add up to the gradient of the whole batch. optimizer: class and arguments;
     None to only compute gradients. recompute: "none", "all", "except_last" (micro-batch), or a function (stage,
@@ -99,22 +68,14 @@ class Pipeline:
         recompute: Recompute = "none",
     ) -> None:
         self._agent: Agent = current.current()
-        make_ops = named(schedule) if isinstance(schedule, str) else schedule
-        self._names = {self._agent.member(worker).id: worker for worker in stages.workers}
-        self._ids = list(self._names)
-        ops = make_ops(len(self._ids), microbatches, **({} if chunks is None else {"chunks": chunks}))
-        self.ops: Ops = with_recompute(ops, recompute, microbatches)
-        self._seeds = random.Random(int(torch.randint(2**62, ())))
-        stage_count = 1 + max((op.stage for own in self.ops for op in own), default=-1)
-        validate(self.ops, stage_count, microbatches)
-        self._ideal = simulate(self.ops).idle
+        names = {self._agent.member(worker).id: worker for worker in stages.workers}
+        plans = Plans(schedule, len(names), microbatches, chunks, recompute)
         microbatch.weights([1], loss_reduction)
-        self.microbatches, self._reduction, self._trains = microbatches, loss_reduction, loss_fn is not None
-        if len(self.ops) != len(self._ids):
-            raise PipelineError(f"the schedule has lists for {len(self.ops)} workers, the split names {len(self._ids)}")
-        homes = placement(self.ops)
-        self.stages: list[Stage] = stages.cut([homes[stage] for stage in range(stage_count)])
+        self.ops: Ops = plans.whole.ops
+        self.microbatches, self._trains = microbatches, loss_fn is not None
+        self.stages: list[Stage] = stages.cut(plans.whole.homes)
         self.crew = Crew(self._agent, self.stages, loss_fn, optimizer)
+        self._runs = Runs(self.crew, plans, names, loss_reduction)
 
     # -- training
     def step(self, x: Any, y: Any) -> StepResult:
@@ -130,84 +91,39 @@ class Pipeline:
     @contextlib.contextmanager
     def batch(self, x: Any, y: Any) -> Iterator[Batch]:
         """Forward and backward; gradients are there inside the block, and parameters change only by `batch.apply()`."""
+        with self.accumulate() as batch:
+            batch.add(x, y)
+            yield batch
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[Batch]:
+        """One optimizer step from several batches, of any sizes: `add` each of them, then `apply`.
+
+        The gradients are those of all their samples as one batch. Without `apply` they are dropped at the end of the
+        block.
+
+            with pipe.accumulate() as batch:
+                for x, y in four_batches:
+                    batch.add(x, y)
+                batch.apply()
+        """
         if not self._trains:
             raise PipelineError("this pipeline has no loss_fn, so it cannot train; give Pipeline one")
-        inputs = microbatch.cut(x, self.microbatches)
-        targets = microbatch.cut(y, self.microbatches)
-        sizes = [microbatch.samples(part) for part in inputs]
-        if sizes != [microbatch.samples(part) for part in targets]:
-            raise PipelineError(f"the batch has {sum(sizes)} samples, but its targets {microbatch.samples(y)}")
-        weights = microbatch.weights(sizes, self._reduction)
         recorder = autograd.recorder(self._agent)
         context = recorder.new_context()
         try:
-            with recorder.inside(context):
-                step, reports = self._run(self.ops, inputs, targets, weights, True, self._ideal)
-            losses = {number: loss for report in reports for number, loss in report.losses.items()}
-            rows = tuple(row for report in reports for row in report.rows)
-            yield Batch(self, context, StepResult(step, sum(losses[i] for i in sorted(losses)), rows, self._names))
+            yield Batch(self._runs, recorder, context)
         finally:
             recorder.release(context)
 
     def predict(self, x: Any) -> Any:
         """Outputs of the last stage for a batch, in evaluation mode, in the order of the samples."""
-        inputs = microbatch.cut(x, min(self.microbatches, microbatch.samples(x)))
-        ops = [[op for op in own if op.kind is Kind.FORWARD and op.microbatch < len(inputs)] for own in self.ops]
-        _, reports = self._run(ops, inputs, None, [], False, None)
-        outputs = {number: output for report in reports for number, output in report.outputs.items()}
-        return microbatch.join([outputs[number] for number in sorted(outputs)])
+        return self._runs.outputs(x)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All parameters and buffers, under the names of the un-split model."""
         return self.crew.state()
 
-    # -- inside
-    def _run(
-        self,
-        ops: Ops,
-        inputs: list[Any],
-        targets: list[Any] | None,
-        weights: list[float],
-        train: bool,
-        ideal: float | None,
-    ) -> tuple[int, list[Report]]:
-        step, seed = next(_STEPS), self._seeds.getrandbits(62)
-        first, last = self.crew.homes[0], self.crew.homes[len(self.stages) - 1]
-        tasks = {
-            id_: Task(
-                step,
-                tuple(own),
-                inputs if id_ == first else None,
-                targets if id_ == last else None,
-                weights,
-                train,
-                self._ids,
-                ideal,
-                seed,
-            )
-            for id_, own in zip(self._ids, ops, strict=True)
-        }
-        return step, self.crew.run(step, tasks)
-
     def __repr__(self) -> str:
         where = ", ".join(f"{stage.index} on {stage.worker}" for stage in self.stages)
         return f"<Pipeline of {len(self.stages)} stages ({where}), {self.microbatches} micro-batches>"
-
-
-class Batch:
-    """A batch whose gradients are in its context, on the workers."""
-
-    def __init__(self, pipe: Pipeline, context: int, result: StepResult) -> None:
-        self._pipe = pipe
-        self.context = context
-        self.result = result
-
-    def gradients(self) -> dict[str, torch.Tensor]:
-        """Gradients of all parameters that have one, under the names of the un-split model."""
-        return self._pipe.crew.gradients(self.context)
-
-    def apply(self) -> None:
-        """One step of every stage's optimizer. PipelineError where the pipeline has none."""
-        if not self._pipe.crew.optimizers:
-            raise PipelineError("this pipeline has no optimizer; give Pipeline one, as (torch.optim.SGD, {'lr': 0.1})")
-        self._pipe.crew.apply(self.context)

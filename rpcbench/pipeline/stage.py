@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,14 +29,16 @@ from rpcbench.words.events import Row
 from rpcbench.words.futures import Future
 
 LossFn = Callable[[Any, Any], torch.Tensor]
+Metric = Callable[[Any, Any], torch.Tensor | float]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """What one worker does in one step. `inputs` are for stage 0, `targets` for the last, a micro-batch each.
 
-    `weights` scale the micro-batches' losses; without a loss the last stage's outputs are sent back. For those who look
-    on: all `workers` that take part, and the `ideal` idle share. `seed` is the step's, for random numbers.
+    `weights` scale the micro-batches' losses. Where it is not to `train`, the last stage's outputs are sent back, or
+    with targets what the loss and `metrics` say of them. For those who look on: all `workers` that take part, and the
+    `ideal` idle share. `seed` is the step's, for random numbers.
     """
 
     step: int
@@ -48,11 +50,12 @@ class Task:
     workers: Sequence[int]
     ideal: float | None
     seed: int
+    metrics: Mapping[str, Metric] | None = None
 
 
 @dataclass(slots=True)
 class Report:
-    """What came of it: operations with their times, and on the last stage's worker the loss, or outputs."""
+    """What came of it: operations with their times, and on the last stage's worker losses, outputs or scores."""
 
     rows: list[Row] = field(default_factory=list)
     losses: dict[int, float] = field(default_factory=dict)
@@ -177,13 +180,21 @@ class _Step:
         if not self._task.train:
             output = self._worker.modules[op.stage](value)
             if last:
-                self._report.outputs[op.microbatch] = output
+                self._report.outputs[op.microbatch] = self._shown(op, output)
             return None if last else output
         output = self._once(op, value) if (op.stage, op.microbatch) in self._later else self._compute(op, value)
         if last:
             self._report.losses[op.microbatch] = output.item()
         self._keep(op, value, output)
         return None if last else output
+
+    def _shown(self, op: Op, output: Any) -> Any:
+        """What the driver gets of an output in evaluation: itself, or its scores where there are targets."""
+        if self._task.targets is None:
+            return output
+        loss = {} if self._worker.loss_fn is None else {"loss": self._worker.loss_fn}
+        judges: dict[str, Metric] = {**loss, **(self._task.metrics or {})}
+        return {name: float(judge(output, self._task.targets[op.microbatch])) for name, judge in judges.items()}
 
     def _compute(self, op: Op, value: Any) -> torch.Tensor:
         """The stage's output; at the last stage the loss."""

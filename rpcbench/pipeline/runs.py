@@ -1,0 +1,135 @@
+"""Batches sent through the stages of a pipeline: cut to fit its plan, run, and what came of it put together.
+
+A run is one call to each worker. It changes no parameter; a run that trains leaves gradients in the autograd context
+that it is made in.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rpcbench.pipeline import microbatch
+from rpcbench.pipeline.crew import Crew
+from rpcbench.pipeline.plan import Plan, Plans
+from rpcbench.pipeline.stage import Metric, Report, Task
+from rpcbench.pipeline.timeline import Timeline
+from rpcbench.words.errors import PipelineError
+from rpcbench.words.events import Row
+
+_STEPS = itertools.count(1)  # steps of all pipelines share one count: rows of two pipelines never mix
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One training step. `loss`: of the whole batch. `rows`: every operation with its times, in seconds.
+
+    `idle`: share of the workers' time, between the first operation and the last, in which none ran; `idle_ideal`:
+    what the schedule cannot avoid if all stages take equally long.
+    """
+
+    step: int
+    loss: float
+    rows: tuple[Row, ...]
+    names: dict[int, str]
+    samples: int
+
+    @property
+    def timeline(self) -> Timeline:
+        return Timeline.of(self.rows, self.step, names=self.names)
+
+    @property
+    def idle(self) -> float:
+        return self.timeline.idle
+
+    @property
+    def idle_ideal(self) -> float | None:
+        return self.timeline.idle_ideal
+
+
+class Runs:
+    """The runs of one pipeline. `names`: worker id → name, in the order of the plans' lists."""
+
+    def __init__(self, crew: Crew, plans: Plans, names: dict[int, str], reduction: str) -> None:
+        self.crew = crew
+        self.reduction = reduction
+        self._plans, self._names = plans, names
+        self._seeds = random.Random(int(torch.randint(2**62, ())))
+
+    def train(self, x: Any, y: Any, whole: int | None = None) -> StepResult:
+        """Forward and backward of a batch, as its share of `whole` samples, by default all there are."""
+        inputs, targets, plan = self._cut(x, y)
+        sizes = [microbatch.samples(part) for part in inputs]
+        samples = sum(sizes)
+        weights = microbatch.weights(sizes, self.reduction, whole)
+        step, reports = self._run(plan, inputs, targets, weights)
+        losses = {number: loss for report in reports for number, loss in report.losses.items()}
+        loss = sum(losses[i] for i in sorted(losses))
+        if self.reduction == "mean" and whole is not None:
+            loss *= whole / samples
+        rows = tuple(row for report in reports for row in report.rows)
+        return StepResult(step, loss, rows, self._names, samples)
+
+    def outputs(self, x: Any) -> Any:
+        """Outputs of the last stage for a batch, in evaluation mode, in the order of the samples."""
+        plan = self._plans.fitting(microbatch.samples(x)).forwards()
+        return microbatch.join(self._forwards(plan, microbatch.cut(x, plan.microbatches)))
+
+    def scores(self, x: Any, y: Any, metrics: Mapping[str, Metric]) -> list[tuple[int, dict[str, float]]]:
+        """Of each micro-batch its samples, and what loss and metrics say of it, in evaluation mode."""
+        inputs, targets, plan = self._cut(x, y)
+        found = self._forwards(plan.forwards(), inputs, targets, metrics)
+        return [(microbatch.samples(part), each) for part, each in zip(inputs, found, strict=True)]
+
+    # -- inside
+    def _cut(self, x: Any, y: Any) -> tuple[list[Any], list[Any], Plan]:
+        samples, others = microbatch.samples(x), microbatch.samples(y)
+        if samples != others:
+            raise PipelineError(f"the batch has {samples} samples, but its targets {others}")
+        plan = self._plans.fitting(samples)
+        return microbatch.cut(x, plan.microbatches), microbatch.cut(y, plan.microbatches), plan
+
+    def _forwards(
+        self,
+        plan: Plan,
+        inputs: Sequence[Any],
+        targets: Sequence[Any] | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+    ) -> list[Any]:
+        """What each micro-batch gives, in order."""
+        _, reports = self._run(plan, inputs, targets, [], train=False, metrics=metrics)
+        outputs = {number: output for report in reports for number, output in report.outputs.items()}
+        return [outputs[number] for number in sorted(outputs)]
+
+    def _run(
+        self,
+        plan: Plan,
+        inputs: Sequence[Any],
+        targets: Sequence[Any] | None,
+        weights: Sequence[float],
+        train: bool = True,
+        metrics: Mapping[str, Metric] | None = None,
+    ) -> tuple[int, list[Report]]:
+        step, seed, ids = next(_STEPS), self._seeds.getrandbits(62), list(self._names)
+        first, last = ids[plan.homes[0]], ids[plan.homes[-1]]
+        tasks = {
+            id_: Task(
+                step=step,
+                ops=tuple(own),
+                inputs=inputs if id_ == first else None,
+                targets=targets if id_ == last else None,
+                weights=weights,
+                train=train,
+                workers=ids,
+                ideal=plan.ideal,
+                seed=seed,
+                metrics=metrics if id_ == last else None,
+            )
+            for id_, own in zip(ids, plan.ops, strict=True)
+        }
+        return step, self.crew.run(step, tasks)
