@@ -13,7 +13,7 @@ Guarantees
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,13 +24,13 @@ from rpcbench.agent.core import Agent
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.batch import Batch
 from rpcbench.pipeline.crew import Crew, OptimizerSpec
+from rpcbench.pipeline.loaders import evaluated, predicted
 from rpcbench.pipeline.ops import Ops, Schedule
 from rpcbench.pipeline.plan import Plans
 from rpcbench.pipeline.recompute import Recompute
 from rpcbench.pipeline.runs import Runs, StepResult
 from rpcbench.pipeline.split import Stage, Stages
-from rpcbench.pipeline.stage import LossFn
-from rpcbench.words.errors import PipelineError
+from rpcbench.pipeline.stage import LossFn, Metric
 
 
 class Pipeline:
@@ -72,10 +72,10 @@ class Pipeline:
         plans = Plans(schedule, len(names), microbatches, chunks, recompute)
         microbatch.weights([1], loss_reduction)
         self.ops: Ops = plans.whole.ops
-        self.microbatches, self._trains = microbatches, loss_fn is not None
+        self.microbatches = microbatches
         self.stages: list[Stage] = stages.cut(plans.whole.homes)
         self.crew = Crew(self._agent, self.stages, loss_fn, optimizer)
-        self._runs = Runs(self.crew, plans, names, loss_reduction)
+        self._runs = Runs(self.crew, plans, names, loss_reduction, loss_fn is not None)
 
     # -- training
     def step(self, x: Any, y: Any) -> StepResult:
@@ -107,8 +107,6 @@ class Pipeline:
                     batch.add(x, y)
                 batch.apply()
         """
-        if not self._trains:
-            raise PipelineError("this pipeline has no loss_fn, so it cannot train; give Pipeline one")
         recorder = autograd.recorder(self._agent)
         context = recorder.new_context()
         try:
@@ -116,10 +114,26 @@ class Pipeline:
         finally:
             recorder.release(context)
 
-    def predict(self, x: Any) -> Any:
-        """Outputs of the last stage for a batch, in evaluation mode, in the order of the samples."""
-        return self._runs.outputs(x)
+    # -- evaluation
+    def evaluate(self, x: Any, y: Any = None, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
+        """The loss over a batch `x` with targets `y`, or over all pairs that a loader `x` gives, in evaluation mode.
 
+            pipe.evaluate(x, y)
+            pipe.evaluate(loader, metrics={"accuracy": lambda output, y: (output.argmax(1) == y).double().mean()})
+
+        Returns {"loss": …} and, for each of `metrics`, its mean over samples. Metrics are functions as loss_fn, and run
+        where the last stage is; each gets micro-batches, so it must be a mean over samples.
+        """
+        return evaluated(self._runs, x, y, metrics or {})
+
+    def predict(self, x: Any) -> Any:
+        """Outputs of the last stage in evaluation mode, in the order of the samples.
+
+        x: a batch, or a loader of batches or of pairs, whose targets are left out.
+        """
+        return predicted(self._runs, x)
+
+    # -- what it holds
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All parameters and buffers, under the names of the un-split model."""
         return self.crew.state()

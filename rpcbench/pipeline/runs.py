@@ -55,14 +55,16 @@ class StepResult:
 class Runs:
     """The runs of one pipeline. `names`: worker id → name, in the order of the plans' lists."""
 
-    def __init__(self, crew: Crew, plans: Plans, names: dict[int, str], reduction: str) -> None:
+    def __init__(self, crew: Crew, plans: Plans, names: dict[int, str], reduction: str, has_loss: bool) -> None:
         self.crew = crew
-        self.reduction = reduction
+        self.reduction, self.has_loss = reduction, has_loss
         self._plans, self._names = plans, names
         self._seeds = random.Random(int(torch.randint(2**62, ())))
 
     def train(self, x: Any, y: Any, whole: int | None = None) -> StepResult:
         """Forward and backward of a batch, as its share of `whole` samples, by default all there are."""
+        if not self.has_loss:
+            raise PipelineError("this pipeline has no loss_fn, so it cannot train; give Pipeline one")
         inputs, targets, plan = self._cut(x, y)
         sizes = [microbatch.samples(part) for part in inputs]
         samples = sum(sizes)
