@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rpcbench.autograd.recorder import AutogradRecorder
+from rpcbench.pipeline import norms
 from rpcbench.pipeline.runs import Runs, StepResult
 from rpcbench.words.errors import PipelineError
 
@@ -30,6 +31,7 @@ class Batch:
         self._runs, self._recorder = runs, recorder
         self._whole = 0
         self._closed = ""
+        self._clipped = False
 
     @property
     def result(self) -> StepResult:
@@ -49,9 +51,11 @@ class Batch:
         """Forward and backward of a batch; its gradients join those that are here.
 
         x, y: tensors (or tuples, dicts of them) with samples along dimension 0. The error of a worker's operation is
-        raised as it was, and nothing of this step can be applied then. PipelineError after `apply`.
+        raised as it was, and nothing of this step can be applied then. PipelineError after `clip` and `apply`.
         """
         self._check_open()
+        if self._clipped:
+            raise PipelineError("these gradients are clipped already: add all batches first, then clip")
         self._closed = _BROKEN
         with self._recorder.inside(self.context):
             result = self._runs.train(x, y, self._whole or None)
@@ -65,6 +69,21 @@ class Batch:
         """Gradients of all parameters that have one, under the names of the un-split model."""
         self._settle()
         return self._runs.crew.gradients(self.context)
+
+    def grad_norm(self, norm_type: float = 2.0) -> float:
+        """The norm of all gradients, over all stages."""
+        self._settle()
+        return norms.grad_norm(self._runs.crew, self.context, norm_type)
+
+    def clip(self, max_norm: float, norm_type: float = 2.0) -> float:
+        """Scale the gradients so that their norm, over all stages, is at most `max_norm`; returns the norm before.
+
+        As torch.nn.utils.clip_grad_norm_ over the whole model. It comes after the last `add`.
+        """
+        self._check_added()
+        self._settle()
+        self._clipped = True
+        return norms.clip(self._runs.crew, self.context, max_norm, norm_type)
 
     def apply(self) -> None:
         """One step of every stage's optimizer. PipelineError where the pipeline has none, and the second time."""

@@ -90,7 +90,14 @@ class Pipeline:
 
     @contextlib.contextmanager
     def batch(self, x: Any, y: Any) -> Iterator[Batch]:
-        """Forward and backward; gradients are there inside the block, and parameters change only by `batch.apply()`."""
+        """Forward and backward; gradients are there inside the block, and parameters change only by `batch.apply()`.
+
+            with pipe.batch(x, y) as batch:
+                norm = batch.clip(1.0)
+                batch.apply()
+
+        Without `apply` the gradients are dropped at the end of the block.
+        """
         with self.accumulate() as batch:
             batch.add(x, y)
             yield batch

@@ -1,0 +1,36 @@
+"""The norm of all gradients of a step, over all stages, and clipping by it: as torch.nn.utils.clip_grad_norm_.
+
+Workers send their norms, never gradients. A parameter that a worker's stages use several times counts once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rpcbench.autograd import recorder
+from rpcbench.optim.clip import clip_factor, local_norm, total_norm
+from rpcbench.pipeline.crew import Crew
+from rpcbench.rpc import RRef
+from rpcbench.words.errors import PipelineError
+
+
+def grad_norm(crew: Crew, context: int, norm_type: float) -> float:
+    """The norm of all gradients in the context, seen as one vector."""
+    return total_norm(crew.on_each(crew.modules, _norm, context, norm_type), norm_type)
+
+
+def clip(crew: Crew, context: int, max_norm: float, norm_type: float) -> float:
+    """Scale all gradients so that their norm is at most `max_norm`; the norm before. PipelineError for a bad bound."""
+    if not max_norm > 0:
+        raise PipelineError(f"max_norm must be a positive number, not {max_norm!r}")
+    norm = grad_norm(crew, context, norm_type)
+    factor = clip_factor(norm, max_norm)
+    if not factor >= 1:  # not a number, too: all gradients become that, as with torch, and the norm says so
+        crew.scale(context, factor)
+    return norm
+
+
+def _norm(modules: list[RRef[Any]], context: int, norm_type: float) -> float:
+    held = recorder().gradients(context)
+    params = dict.fromkeys(param for module in modules for param in module.local_value().parameters())
+    return local_norm([held[param] for param in params if param in held], norm_type)
