@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rpcbench.pipeline.batch import Batch
+from rpcbench.pipeline.fitting import History
 from rpcbench.pipeline.pipeline import Pipeline
 from rpcbench.pipeline.runs import StepResult
 from rpcbench.pipeline.split import Stages, split
 from rpcbench.words.errors import PipelineError
 
-__all__ = ["Batch", "Pipeline", "PipelineError", "Stages", "StepResult", "split"]
+__all__ = ["Batch", "History", "Pipeline", "PipelineError", "Stages", "StepResult", "split"]

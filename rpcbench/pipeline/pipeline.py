@@ -13,7 +13,7 @@ Guarantees
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.batch import Batch
 from rpcbench.pipeline.crew import Crew, OptimizerSpec
+from rpcbench.pipeline.fitting import Fit, History
 from rpcbench.pipeline.loaders import evaluated, predicted
 from rpcbench.pipeline.ops import Ops, Schedule
 from rpcbench.pipeline.plan import Plans
@@ -120,6 +121,29 @@ class Pipeline:
             yield Batch(self._runs, recorder, context)
         finally:
             recorder.release(context)
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        epochs: int = 1,
+        *,
+        clip: float | None = None,
+        validate: Iterable[Any] | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        on_step: Callable[[StepResult], object] | None = None,
+        progress: bool = True,
+    ) -> History:
+        """A step for each batch of a loader, which gives pairs of inputs and targets; `epochs` times.
+
+        clip: largest norm of all gradients together. validate, metrics: as for `evaluate`, after each epoch. on_step:
+        called with each StepResult. progress: show a bar with loss, idle share and samples a second. Ctrl-C ends it,
+        and what has been done is returned as ever; the error of a step is raised, and those before it stay done.
+
+            history = pipe.fit(DataLoader(dataset, batch_size=64), epochs=3)
+            history.losses, history.epochs
+        """
+        sums = self._runs.reduction == "sum"
+        return Fit(self, sums, loader, epochs, progress, on_step, clip, validate, metrics).run()
 
     # -- evaluation
     def evaluate(self, x: Any, y: Any = None, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
