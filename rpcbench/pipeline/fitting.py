@@ -60,6 +60,8 @@ class Fit:
     progress: bool
     on_step: Callable[[StepResult], object] | None
     clip: float | None
+    lr_moves: Callable[[], None] | None
+    lr_step: str
     validate: Iterable[Any] | None
     metrics: Mapping[str, Metric] | None
     history: History = field(default_factory=History)
@@ -69,6 +71,8 @@ class Fit:
             raise PipelineError(f"epochs must be a whole number of at least 1, not {self.epochs!r}")
         if self.epochs > 1 and iter(self.loader) is self.loader:
             raise PipelineError(f"the loader can be gone through once only, not {self.epochs} times: give a DataLoader")
+        if self.lr_step not in ("epoch", "step"):
+            raise PipelineError(f"lr_step must be 'epoch' or 'step', not {self.lr_step!r}")
         with Progress(self.loader, self.epochs, self.progress) as progress:
             try:
                 for epoch in range(self.epochs):
@@ -84,12 +88,18 @@ class Fit:
             result = self._step(x, y)
             total += result.loss * (1 if self.sums else result.samples)
             samples += result.samples
+            self._move("step")
             progress.step(result)
             if self.on_step is not None:
                 self.on_step(result)
         self.history.epochs.append(total if self.sums else total / samples)
+        self._move("epoch")
         if self.validate is not None:
             self.history.validation.append(self.pipe.evaluate(self.validate, metrics=self.metrics))
+
+    def _move(self, ended: str) -> None:
+        if self.lr_moves is not None and self.lr_step == ended:
+            self.lr_moves()
 
     def _step(self, x: Any, y: Any) -> StepResult:
         with self.pipe.batch(x, y) as batch:

@@ -25,6 +25,7 @@ from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.batch import Batch
 from rpcbench.pipeline.crew import Crew, OptimizerSpec
 from rpcbench.pipeline.fitting import Fit, History
+from rpcbench.pipeline.learning import Schedulers, SchedulerSpec, rate
 from rpcbench.pipeline.loaders import evaluated, predicted
 from rpcbench.pipeline.ops import Ops, Schedule
 from rpcbench.pipeline.plan import Plans
@@ -32,6 +33,7 @@ from rpcbench.pipeline.recompute import Recompute
 from rpcbench.pipeline.runs import Runs, StepResult
 from rpcbench.pipeline.split import Stage, Stages
 from rpcbench.pipeline.stage import LossFn, Metric
+from rpcbench.words.errors import PipelineError
 
 
 class Pipeline:
@@ -41,10 +43,12 @@ class Pipeline:
     microbatches, chunks) -> ops. chunks: stages for each worker; by default as many as the schedule is made for.
     A batch with fewer samples than `microbatches` is cut into as many as it has samples.
     loss_fn(output, target) where the last stage is gives a scalar; loss_reduction says whether it is the "mean" or the
-    "sum" over samples, so that micro-batches add up to the gradient of the whole batch. optimizer: class and arguments;
-    None to only compute gradients. recompute: "none", "all", "except_last" (micro-batch), or a function (stage,
-    microbatch) -> bool: which activations are computed anew for the backward, not kept. Random numbers of a forward, as
-    for dropout, depend on step, stage, micro-batch and `torch.manual_seed` here, before the pipeline is made.
+    "sum" over samples, so that micro-batches add up to the gradient of the whole batch.
+    optimizer: class and arguments; None to only compute gradients. lr_scheduler: class and arguments, as
+    (torch.optim.lr_scheduler.StepLR, {"step_size": 30}); it moves by `lr_scheduler.step()`, or in `fit`.
+    recompute: "none", "all", "except_last" (micro-batch), or a function (stage, microbatch) -> bool: which activations
+    are computed anew for the backward, not kept. Random numbers of a forward, as for dropout, depend on step, stage,
+    micro-batch and `torch.manual_seed` here, before the pipeline is made.
     PipelineError where split, schedule and workers do not fit; UnknownWorkerError for a worker that is not there.
 
     >>> from rpcbench.pipeline import Pipeline, split
@@ -67,6 +71,8 @@ class Pipeline:
         loss_reduction: str = "mean",
         chunks: int | None = None,
         recompute: Recompute = "none",
+        *,
+        lr_scheduler: SchedulerSpec | None = None,
     ) -> None:
         self._agent: Agent = current.current()
         names = {self._agent.member(worker).id: worker for worker in stages.workers}
@@ -76,6 +82,7 @@ class Pipeline:
         self.microbatches = microbatches
         self.stages: list[Stage] = stages.cut(plans.whole.homes)
         self.crew = Crew(self._agent, self.stages, loss_fn, optimizer)
+        self._schedulers = None if lr_scheduler is None else Schedulers(self.crew, lr_scheduler)
         self._runs = Runs(self.crew, plans, names, loss_reduction, loss_fn is not None)
 
     # -- training
@@ -128,6 +135,7 @@ class Pipeline:
         epochs: int = 1,
         *,
         clip: float | None = None,
+        lr_step: str = "epoch",
         validate: Iterable[Any] | None = None,
         metrics: Mapping[str, Metric] | None = None,
         on_step: Callable[[StepResult], object] | None = None,
@@ -135,7 +143,8 @@ class Pipeline:
     ) -> History:
         """A step for each batch of a loader, which gives pairs of inputs and targets; `epochs` times.
 
-        clip: largest norm of all gradients together. validate, metrics: as for `evaluate`, after each epoch. on_step:
+        clip: largest norm of all gradients together. lr_step: whether lr_scheduler, if there is one, moves after each
+        "epoch" or each "step". validate, metrics: as for `evaluate`, after each epoch. on_step:
         called with each StepResult. progress: show a bar with loss, idle share and samples a second. Ctrl-C ends it,
         and what has been done is returned as ever; the error of a step is raised, and those before it stay done.
 
@@ -143,7 +152,20 @@ class Pipeline:
             history.losses, history.epochs
         """
         sums = self._runs.reduction == "sum"
-        return Fit(self, sums, loader, epochs, progress, on_step, clip, validate, metrics).run()
+        moves = None if self._schedulers is None else self._schedulers.step
+        return Fit(self, sums, loader, epochs, progress, on_step, clip, moves, lr_step, validate, metrics).run()
+
+    @property
+    def lr(self) -> float:
+        """The learning rate as it is now, asked of the workers."""
+        return rate(self.crew)
+
+    @property
+    def lr_scheduler(self) -> Schedulers:
+        """The schedulers of all stages, with `step()`. PipelineError where the pipeline has none."""
+        if self._schedulers is None:
+            raise PipelineError("give Pipeline lr_scheduler=(torch.optim.lr_scheduler.StepLR, {'step_size': 30})")
+        return self._schedulers
 
     # -- evaluation
     def evaluate(self, x: Any, y: Any = None, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
