@@ -17,6 +17,7 @@ import torch
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
 from rpcbench.optim import LocalOptimizer
+from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.split import Stage
 from rpcbench.pipeline.stage import LossFn, Report, StageWorker, Task
 from rpcbench.rpc import RRef
@@ -32,7 +33,12 @@ class Crew:
     """`homes`: stage → id of its worker; `modules` and `optimizers`: stage → RRef; `workers`: id → RRef of its loop."""
 
     def __init__(
-        self, agent: Agent, stages: Sequence[Stage], loss_fn: LossFn | None, optimizer: OptimizerSpec | None
+        self,
+        agent: Agent,
+        stages: Sequence[Stage],
+        loss_fn: LossFn | None,
+        optimizer: OptimizerSpec | None,
+        numerics: Numerics,
     ) -> None:
         self._agent = agent
         self.stages = stages
@@ -42,7 +48,7 @@ class Crew:
         self.workers: dict[int, Any] = {}
         for id_ in dict.fromkeys(self.homes.values()):
             modules = {stage: rref for stage, rref in self.modules.items() if self.homes[stage] == id_}
-            self.workers[id_] = agent.create(id_, StageWorker, (key, modules, self.homes, loss_fn), timeout=0)
+            self.workers[id_] = agent.create(id_, StageWorker, (key, modules, self.homes, loss_fn, numerics), timeout=0)
         self.optimizers: dict[int, Any] = {}
         if optimizer is not None:
             self.optimizers = {s: self._create(s, _make_optimizer, m, *optimizer) for s, m in self.modules.items()}

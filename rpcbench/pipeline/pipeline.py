@@ -21,12 +21,13 @@ import torch
 from rpcbench import autograd
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
-from rpcbench.pipeline import microbatch
+from rpcbench.pipeline import batchnorm, microbatch
 from rpcbench.pipeline.batch import Batch
 from rpcbench.pipeline.crew import Crew, OptimizerSpec
 from rpcbench.pipeline.fitting import Fit, History
 from rpcbench.pipeline.learning import Schedulers, SchedulerSpec, rate
 from rpcbench.pipeline.loaders import evaluated, predicted
+from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.ops import Ops, Schedule
 from rpcbench.pipeline.plan import Plans
 from rpcbench.pipeline.recompute import Recompute
@@ -49,6 +50,9 @@ class Pipeline:
     recompute: "none", "all", "except_last" (micro-batch), or a function (stage, microbatch) -> bool: which activations
     are computed anew for the backward, not kept. Random numbers of a forward, as for dropout, depend on step, stage,
     micro-batch and `torch.manual_seed` here, before the pipeline is made.
+    batch_norm: what running statistics of batch norms do, which see micro-batches: with "microbatch" they move at each
+    of these; "warn" is the same with a warning; with "deferred" they move once a step, by the whole batch.
+    autocast: torch.bfloat16 runs the stages' forwards under autocast; the loss stays in single precision.
     PipelineError where split, schedule and workers do not fit; UnknownWorkerError for a worker that is not there.
 
     >>> from rpcbench.pipeline import Pipeline, split
@@ -73,15 +77,21 @@ class Pipeline:
         recompute: Recompute = "none",
         *,
         lr_scheduler: SchedulerSpec | None = None,
+        batch_norm: str = "warn",
+        autocast: torch.dtype | None = None,
     ) -> None:
         self._agent: Agent = current.current()
         names = {self._agent.member(worker).id: worker for worker in stages.workers}
         plans = Plans(schedule, len(names), microbatches, chunks, recompute)
         microbatch.weights([1], loss_reduction)
+        numerics = Numerics(autocast, batch_norm)
+        numerics.check()
         self.ops: Ops = plans.whole.ops
         self.microbatches = microbatches
         self.stages: list[Stage] = stages.cut(plans.whole.homes)
-        self.crew = Crew(self._agent, self.stages, loss_fn, optimizer)
+        if batch_norm == batchnorm.WARN and loss_fn is not None:
+            batchnorm.warn_of_microbatches(self.stages, microbatches)
+        self.crew = Crew(self._agent, self.stages, loss_fn, optimizer, numerics)
         self._schedulers = None if lr_scheduler is None else Schedulers(self.crew, lr_scheduler)
         self._runs = Runs(self.crew, plans, names, loss_reduction, loss_fn is not None)
 

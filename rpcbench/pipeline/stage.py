@@ -21,6 +21,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.autograd import recorder
 from rpcbench.pipeline.chance import seed, seeded
 from rpcbench.pipeline.halves import Halves
+from rpcbench.pipeline.numerics import Computing, Numerics
 from rpcbench.pipeline.oplog import DONE, FAILED, OpLog
 from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.slots import Slot, Slots
@@ -79,11 +80,19 @@ def _deliver(key: str, slot: Slot, value: Any) -> None:
 class StageWorker:
     """The stages of one pipeline, `key`, on one worker. `modules`: stage → module; `homes`: stage → worker id."""
 
-    def __init__(self, key: str, modules: dict[int, RRef[Any]], homes: dict[int, int], loss_fn: LossFn | None) -> None:
+    def __init__(
+        self,
+        key: str,
+        modules: dict[int, RRef[Any]],
+        homes: dict[int, int],
+        loss_fn: LossFn | None,
+        numerics: Numerics,
+    ) -> None:
         self.key = key
         self.modules: dict[int, nn.Module] = {stage: rref.local_value() for stage, rref in modules.items()}
         self.homes = homes
         self.loss_fn = loss_fn
+        self.computing = Computing(numerics, self.modules.values())
         self.slots = Slots()
         self._params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
         self._turn = threading.Lock()
@@ -147,7 +156,7 @@ class _Step:
     def _run(self) -> Report:
         for module in self._worker.modules.values():
             module.train(self._task.train)
-        with torch.set_grad_enabled(self._task.train):
+        with torch.set_grad_enabled(self._task.train), self._worker.computing.step():
             for index, op in enumerate(self._task.ops):
                 self._operate(index, op)
         for future in self._sent:
@@ -178,7 +187,7 @@ class _Step:
     def _forward(self, op: Op, value: Any) -> Any:
         last = op.stage == self._worker.last_stage
         if not self._task.train:
-            output = self._worker.modules[op.stage](value)
+            output = self._module(op, value)
             if last:
                 self._report.outputs[op.microbatch] = self._shown(op, output)
             return None if last else output
@@ -194,16 +203,23 @@ class _Step:
             return output
         loss = {} if self._worker.loss_fn is None else {"loss": self._worker.loss_fn}
         judges: dict[str, Metric] = {**loss, **(self._task.metrics or {})}
+        output = self._worker.computing.judged(output)
         return {name: float(judge(output, self._task.targets[op.microbatch])) for name, judge in judges.items()}
+
+    def _module(self, op: Op, value: Any) -> Any:
+        """The stage's own forward."""
+        module = self._worker.modules[op.stage]
+        with self._worker.computing.forward(module, first=op.kind is Kind.FORWARD):
+            return module(value)
 
     def _compute(self, op: Op, value: Any) -> torch.Tensor:
         """The stage's output; at the last stage the loss."""
         with seeded(seed(self._task.seed, op)):
-            output: torch.Tensor = self._worker.modules[op.stage](value)
+            output: torch.Tensor = self._module(op, value)
             if op.stage < self._worker.last_stage:
                 return output
             assert self._worker.loss_fn is not None and self._task.targets is not None
-            loss = self._worker.loss_fn(output, self._task.targets[op.microbatch])
+            loss = self._worker.loss_fn(self._worker.computing.judged(output), self._task.targets[op.microbatch])
             return loss * self._task.weights[op.microbatch]
 
     def _once(self, op: Op, value: Any) -> torch.Tensor:

@@ -48,7 +48,7 @@ def test_scores_are_those_of_one_process(agents: list[Agent], of: Callable[[], A
         assert not torch.is_grad_enabled() and not output.requires_grad
         return functional.cross_entropy(output, target, reduction=reduction)
 
-    pipe = pipeline(net(), schedule="zbv", loss_fn=loss_fn, loss_reduction=reduction)
+    pipe = pipeline(net(), batch_norm="microbatch", schedule="zbv", loss_fn=loss_fn, loss_reduction=reduction)
     before = pipe.state_dict()
     found = pipe.evaluate(*of(), metrics={"accuracy": accuracy})
     assert found == pytest.approx(expected(reduction), rel=1e-12)
@@ -56,12 +56,12 @@ def test_scores_are_those_of_one_process(agents: list[Agent], of: Callable[[], A
 
 
 def test_metrics_need_no_loss(agents: list[Agent]) -> None:
-    found = pipeline(net(), loss_fn=None).evaluate(LOADER, metrics={"accuracy": accuracy})
+    found = pipeline(net(), batch_norm="microbatch", loss_fn=None).evaluate(LOADER, metrics={"accuracy": accuracy})
     assert found == pytest.approx({"accuracy": expected()["accuracy"]}, rel=1e-12)
 
 
 def test_outputs_of_loaders_are_in_the_order_of_the_samples(agents: list[Agent]) -> None:
-    pipe = pipeline(net())
+    pipe = pipeline(net(), batch_norm="microbatch")
     with torch.no_grad():
         wanted = net().eval()(X)
     for of in (X, LOADER, (x for x, _ in LOADER), ([x] for x, _ in LOADER)):
