@@ -24,11 +24,12 @@ _NO_OPTIMIZER = "this pipeline has no optimizer; give Pipeline one, as (torch.op
 class Batch:
     """Gradients in an autograd context, on the workers. Made by `Pipeline.batch` and `Pipeline.accumulate`."""
 
-    def __init__(self, runs: Runs, recorder: AutogradRecorder, context: int) -> None:
+    def __init__(self, runs: Runs, recorder: AutogradRecorder, context: int, keeps: bool) -> None:
         self.context = context
         self.results: list[StepResult] = []
         self.samples = 0
         self._runs, self._recorder = runs, recorder
+        self._keeps = keeps
         self._whole = 0
         self._closed = ""
         self._clipped = False
@@ -93,6 +94,8 @@ class Batch:
             raise PipelineError(_NO_OPTIMIZER)
         self._settle()
         self._closed = _APPLIED
+        if self._keeps:
+            self._runs.crew.keep(self.context)
         self._runs.crew.apply(self.context)
 
     # -- inside

@@ -97,6 +97,16 @@ class Crew:
         """Those of all parameters that have one in this context."""
         return self._gather(_gradients, context)
 
+    def keep(self, context: int) -> None:
+        """Let the workers keep the gradients of this context when it is over, in place of those kept before."""
+        settle_all([worker.rpc_async(timeout=0).keep(context) for worker in self.workers.values()])
+
+    def kept(self) -> dict[str, torch.Tensor]:
+        """The gradients that were kept last."""
+        found = settle_all([worker.rpc_async(timeout=0).kept() for worker in self.workers.values()])
+        own = {stage: gradients for each in found for stage, gradients in each.items()}
+        return {stage.key(name): gradient for stage in self.stages for name, gradient in own[stage.index].items()}
+
     def _gather(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:
         calls = {
             stage.index: self._agent.call(stage.worker, function, (self.modules[stage.index], *args), timeout=0)

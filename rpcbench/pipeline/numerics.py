@@ -32,8 +32,8 @@ class Numerics:
         batchnorm.check(self.batch_norm)
         if self.autocast not in (None, torch.bfloat16):
             raise PipelineError(
-                f"autocast must be torch.bfloat16, not {self.autocast!r}: in torch.float16 small gradients vanish unless "
-                "the loss is scaled up, which a pipeline does not do"
+                f"autocast must be torch.bfloat16, not {self.autocast!r}: in torch.float16 small gradients vanish, "
+                "unless the loss is scaled up, which a pipeline does not do"
             )
 
 

@@ -7,7 +7,8 @@
 Guarantees
 - The driver is not in the data path: in a step each worker gets one call with its list of operations, and one to apply.
 - Parameters change only after all workers have all gradients: a step that fails in any worker changes nothing.
-- After a step, however it ends, no slot, context or gradient of it is left on any worker.
+- After a step, however it ends, no slot, context or gradient of it is left on any worker; but for the gradients of the
+  latest one where they are to be kept, which no context holds.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Pipeline:
     batch_norm: what running statistics of batch norms do, which see micro-batches: with "microbatch" they move at each
     of these; "warn" is the same with a warning; with "deferred" they move once a step, by the whole batch.
     autocast: torch.bfloat16 runs the stages' forwards under autocast; the loss stays in single precision.
+    keep_gradients: the workers keep those of a step until the next one, for `gradients`; as much memory as parameters.
     PipelineError where split, schedule and workers do not fit; UnknownWorkerError for a worker that is not there.
 
     >>> from rpcbench.pipeline import Pipeline, split
@@ -79,6 +81,7 @@ class Pipeline:
         lr_scheduler: SchedulerSpec | None = None,
         batch_norm: str = "warn",
         autocast: torch.dtype | None = None,
+        keep_gradients: bool = False,
     ) -> None:
         self._agent: Agent = current.current()
         names = {self._agent.member(worker).id: worker for worker in stages.workers}
@@ -93,6 +96,7 @@ class Pipeline:
             batchnorm.warn_of_microbatches(self.stages, microbatches)
         self.crew = Crew(self._agent, self.stages, loss_fn, optimizer, numerics)
         self._schedulers = None if lr_scheduler is None else Schedulers(self.crew, lr_scheduler)
+        self._keeps = keep_gradients
         self._runs = Runs(self.crew, plans, names, loss_reduction, loss_fn is not None)
 
     # -- training
@@ -135,7 +139,7 @@ class Pipeline:
         recorder = autograd.recorder(self._agent)
         context = recorder.new_context()
         try:
-            yield Batch(self._runs, recorder, context)
+            yield Batch(self._runs, recorder, context, self._keeps)
         finally:
             recorder.release(context)
 
@@ -200,6 +204,21 @@ class Pipeline:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All parameters and buffers, under the names of the un-split model."""
         return self.crew.state()
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Those that the latest step has applied, under the names of the un-split model; as clipped, if they were.
+
+        They stay on the workers and are brought here when asked for. PipelineError without keep_gradients=True, and
+        before the first step. `batch.gradients()` needs neither.
+        """
+        if not self._keeps:
+            raise PipelineError(
+                "the gradients of a step go with it: give Pipeline keep_gradients=True, or look at them in "
+                "`with pipe.batch(x, y) as batch: batch.gradients()`"
+            )
+        if not (found := self.crew.kept()):
+            raise PipelineError("there are no gradients: no step has been applied yet, or nothing is to be trained")
+        return found
 
     def __repr__(self) -> str:
         where = ", ".join(f"{stage.index} on {stage.worker}" for stage in self.stages)

@@ -95,6 +95,7 @@ class StageWorker:
         self.computing = Computing(numerics, self.modules.values())
         self.slots = Slots()
         self._params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
+        self._gradients: dict[torch.Tensor, torch.Tensor] = {}
         self._turn = threading.Lock()
         current.current().part(_Directory).workers[key] = self
 
@@ -109,6 +110,17 @@ class StageWorker:
 
     def abort(self, step: int, reason: str) -> None:
         self.slots.abort(step, reason)
+
+    def keep(self, context: int) -> None:
+        """Keep the gradients of a context when that is over, until those of the next one are kept."""
+        self._gradients = recorder().gradients(context)
+
+    def kept(self) -> dict[int, dict[str, torch.Tensor]]:
+        """What was kept: stage → its own names → gradients."""
+        return {
+            stage: {name: self._gradients[p] for name, p in module.named_parameters() if p in self._gradients}
+            for stage, module in self.modules.items()
+        }
 
     def parameters(self, stage: int) -> list[nn.Parameter]:
         return self._params[stage]
