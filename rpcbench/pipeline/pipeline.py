@@ -30,7 +30,7 @@ from rpcbench.pipeline.learning import Schedulers, SchedulerSpec, rate
 from rpcbench.pipeline.loaders import evaluated, predicted
 from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.ops import Ops, Schedule
-from rpcbench.pipeline.plan import Plans
+from rpcbench.pipeline.orders import OrderBook
 from rpcbench.pipeline.recompute import Recompute
 from rpcbench.pipeline.runs import Runs, StepResult
 from rpcbench.pipeline.split import Stage, Stages
@@ -85,19 +85,19 @@ class Pipeline:
     ) -> None:
         self._agent: Agent = current.current()
         names = {self._agent.member(worker).id: worker for worker in stages.workers}
-        plans = Plans(schedule, len(names), microbatches, chunks, recompute)
+        book = OrderBook(schedule, len(names), microbatches, chunks, recompute)
         microbatch.weights([1], loss_reduction)
         numerics = Numerics(autocast, batch_norm)
         numerics.check()
-        self.ops: Ops = plans.whole.ops
+        self.ops: Ops = book.whole.ops
         self.microbatches = microbatches
-        self.stages: list[Stage] = stages.cut(plans.whole.homes)
+        self.stages: list[Stage] = stages.cut(book.whole.homes)
         if batch_norm == batchnorm.WARN and loss_fn is not None:
             batchnorm.warn_of_microbatches(self.stages, microbatches)
         self.crew = Crew(self._agent, self.stages, loss_fn, optimizer, numerics)
         self._schedulers = None if lr_scheduler is None else Schedulers(self.crew, lr_scheduler)
         self._keeps = keep_gradients
-        self._runs = Runs(self.crew, plans, names, loss_reduction, loss_fn is not None)
+        self._runs = Runs(self.crew, book, names, loss_reduction, loss_fn is not None)
 
     # -- training
     def step(self, x: Any, y: Any) -> StepResult:

@@ -1,4 +1,4 @@
-"""Batches sent through the stages of a pipeline: cut to fit its plan, run, and what came of it put together.
+"""Batches sent through the stages of a pipeline: cut to fit their schedule, run, and what came of it put together.
 
 A run is one call to each worker. It changes no parameter; a run that trains leaves gradients in the autograd context
 that it is made in.
@@ -16,7 +16,7 @@ import torch
 
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.crew import Crew
-from rpcbench.pipeline.plan import Plan, Plans
+from rpcbench.pipeline.orders import OrderBook, Orders
 from rpcbench.pipeline.stage import Metric, Report, Task
 from rpcbench.pipeline.timeline import Timeline
 from rpcbench.words.errors import PipelineError
@@ -53,23 +53,23 @@ class StepResult:
 
 
 class Runs:
-    """The runs of one pipeline. `names`: worker id → name, in the order of the plans' lists."""
+    """The runs of one pipeline. `names`: worker id → name, in the order of the lists of operations."""
 
-    def __init__(self, crew: Crew, plans: Plans, names: dict[int, str], reduction: str, has_loss: bool) -> None:
+    def __init__(self, crew: Crew, book: OrderBook, names: dict[int, str], reduction: str, has_loss: bool) -> None:
         self.crew = crew
         self.reduction, self.has_loss = reduction, has_loss
-        self._plans, self._names = plans, names
+        self._book, self._names = book, names
         self._seeds = random.Random(int(torch.randint(2**62, ())))
 
     def train(self, x: Any, y: Any, whole: int | None = None) -> StepResult:
         """Forward and backward of a batch, as its share of `whole` samples, by default all there are."""
         if not self.has_loss:
             raise PipelineError("this pipeline has no loss_fn, so it cannot train; give Pipeline one")
-        inputs, targets, plan = self._cut(x, y)
+        inputs, targets, orders = self._cut(x, y)
         sizes = [microbatch.samples(part) for part in inputs]
         samples = sum(sizes)
         weights = microbatch.weights(sizes, self.reduction, whole)
-        step, reports = self._run(plan, inputs, targets, weights)
+        step, reports = self._run(orders, inputs, targets, weights)
         losses = {number: loss for report in reports for number, loss in report.losses.items()}
         loss = sum(losses[i] for i in sorted(losses))
         if self.reduction == "mean" and whole is not None:
@@ -79,38 +79,38 @@ class Runs:
 
     def outputs(self, x: Any) -> Any:
         """Outputs of the last stage for a batch, in evaluation mode, in the order of the samples."""
-        plan = self._plans.fitting(microbatch.samples(x)).forwards()
-        return microbatch.join(self._forwards(plan, microbatch.cut(x, plan.microbatches)))
+        orders = self._book.fitting(microbatch.samples(x)).forwards()
+        return microbatch.join(self._forwards(orders, microbatch.cut(x, orders.microbatches)))
 
     def scores(self, x: Any, y: Any, metrics: Mapping[str, Metric]) -> list[tuple[int, dict[str, float]]]:
         """Of each micro-batch its samples, and what loss and metrics say of it, in evaluation mode."""
-        inputs, targets, plan = self._cut(x, y)
-        found = self._forwards(plan.forwards(), inputs, targets, metrics)
+        inputs, targets, orders = self._cut(x, y)
+        found = self._forwards(orders.forwards(), inputs, targets, metrics)
         return [(microbatch.samples(part), each) for part, each in zip(inputs, found, strict=True)]
 
     # -- inside
-    def _cut(self, x: Any, y: Any) -> tuple[list[Any], list[Any], Plan]:
+    def _cut(self, x: Any, y: Any) -> tuple[list[Any], list[Any], Orders]:
         samples, others = microbatch.samples(x), microbatch.samples(y)
         if samples != others:
             raise PipelineError(f"the batch has {samples} samples, but its targets {others}")
-        plan = self._plans.fitting(samples)
-        return microbatch.cut(x, plan.microbatches), microbatch.cut(y, plan.microbatches), plan
+        orders = self._book.fitting(samples)
+        return microbatch.cut(x, orders.microbatches), microbatch.cut(y, orders.microbatches), orders
 
     def _forwards(
         self,
-        plan: Plan,
+        orders: Orders,
         inputs: Sequence[Any],
         targets: Sequence[Any] | None = None,
         metrics: Mapping[str, Metric] | None = None,
     ) -> list[Any]:
         """What each micro-batch gives, in order."""
-        _, reports = self._run(plan, inputs, targets, [], train=False, metrics=metrics)
+        _, reports = self._run(orders, inputs, targets, [], train=False, metrics=metrics)
         outputs = {number: output for report in reports for number, output in report.outputs.items()}
         return [outputs[number] for number in sorted(outputs)]
 
     def _run(
         self,
-        plan: Plan,
+        orders: Orders,
         inputs: Sequence[Any],
         targets: Sequence[Any] | None,
         weights: Sequence[float],
@@ -118,7 +118,7 @@ class Runs:
         metrics: Mapping[str, Metric] | None = None,
     ) -> tuple[int, list[Report]]:
         step, seed, ids = next(_STEPS), self._seeds.getrandbits(62), list(self._names)
-        first, last = ids[plan.homes[0]], ids[plan.homes[-1]]
+        first, last = ids[orders.homes[0]], ids[orders.homes[-1]]
         tasks = {
             id_: Task(
                 step=step,
@@ -128,10 +128,10 @@ class Runs:
                 weights=weights,
                 train=train,
                 workers=ids,
-                ideal=plan.ideal,
+                ideal=orders.ideal,
                 seed=seed,
                 metrics=metrics if id_ == last else None,
             )
-            for id_, own in zip(ids, plan.ops, strict=True)
+            for id_, own in zip(ids, orders.ops, strict=True)
         }
         return step, self.crew.run(step, tasks)
