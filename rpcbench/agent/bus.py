@@ -1,13 +1,15 @@
-"""What happens on this worker, for whoever looks: a ring of events, and snapshots of the tables behind them; and a
-ring of the messages that go and come.
+"""What happens on this worker, for whoever looks: the rows that have changed, and snapshots of the tables behind them;
+and a ring of the messages that go and come.
 
-Nobody listens: no event is made. Somebody listens: events go into a bounded ring; the oldest are dropped, and
-counted, rather than hold the runtime up. A snapshot and the number of the last event in it belong together.
+Nobody listens: nothing is kept. Somebody listens: a row that has changed is kept once, however often it changes before
+it is told; of too many the oldest are dropped, and counted, rather than hold the runtime up. A snapshot and the number
+of the last batch in it belong together.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from collections.abc import Callable
 from rpcbench.agent.traced import Traced, traced
 from rpcbench.wire.messages import Message, Notice
 from rpcbench.words.changes import Flag
-from rpcbench.words.events import Event, Row, Table, Tables
+from rpcbench.words.events import Batch, Made, Row, Table, Tables
 
 CAPACITY = 20_000
 MESSAGES_KEPT = 10_000
@@ -24,11 +26,11 @@ MESSAGES_KEPT = 10_000
 class Bus:
     def __init__(self) -> None:
         self.listening = False
-        self.filled = Flag()  # there are events or messages to drain
+        self.filled = Flag()  # there are changes or messages to drain
         self.hidden: set[str] = set()  # channels whose notices are not told of: those that carry all this
         self._lock = threading.Lock()
-        self._ring: collections.deque[Event] = collections.deque()
-        self._seq = 0
+        self._changed: dict[tuple[str, str], Made] = {}
+        self._number = 0
         self._dropped = 0
         self._messages: collections.deque[Traced] = collections.deque()
         self._missed = 0
@@ -38,17 +40,16 @@ class Bus:
         """A table of a feature; `provider` must not block."""
         self._tables[name] = provider
 
-    def note(self, kind: str, table: str, key: str, row: Row | None) -> None:
+    def note(self, kind: str, table: str, key: str, row: Made) -> None:
         """One change. Free of cost while nobody listens; never blocks for long."""
         if not self.listening:
             return
         with self._lock:
-            self._seq += 1
-            if len(self._ring) >= CAPACITY:
-                self._ring.popleft()
+            self._changed[table, key] = row
+            if len(self._changed) > CAPACITY:
+                del self._changed[next(iter(self._changed))]
                 self._dropped += 1
-            self._ring.append(Event(self._seq, time.monotonic(), kind, table, key, row))
-            if len(self._ring) == 1:
+            if not self.filled.is_set():
                 self.filled.set()
 
     def tell(self, what: str, peer: int, seq: int, message: Message) -> None:
@@ -61,16 +62,22 @@ class Bus:
                 self._messages.popleft()
                 self._missed += 1
             self._messages.append(row)
-            if len(self._messages) == 1:
+            if not self.filled.is_set():
                 self.filled.set()
 
-    def drain(self, most: int) -> tuple[list[Event], int]:
-        """The oldest events, and how many were dropped since last asked."""
+    def drain(self, most: int) -> Batch:
+        """The rows that changed first, as they are now; under the machine's lock, as rows of machines are its own."""
         with self._lock:
-            events = [self._ring.popleft() for _ in range(min(most, len(self._ring)))]
+            keys = list(itertools.islice(self._changed, most))
+            made = [(key, self._changed.pop(key)) for key in keys]
             dropped, self._dropped = self._dropped, 0
+            self._number += bool(made)
+            number = self._number
             self._clear_if_empty()
-        return events, dropped
+        rows: dict[str, dict[str, Row | None]] = {}
+        for (table, key), row in made:
+            rows.setdefault(table, {})[key] = row()
+        return Batch(number, rows, dropped)
 
     def drain_messages(self, most: int) -> tuple[list[Traced], int]:
         """The same of messages."""
@@ -81,16 +88,16 @@ class Bus:
         return rows, missed
 
     def _clear_if_empty(self) -> None:
-        if not self._ring and not self._messages:
+        if not self._changed and not self._messages:
             self.filled.clear()
 
     def restart(self) -> int:
-        """Forget waiting events, which a snapshot taken now contains; the number of the last one."""
+        """Forget waiting changes, which a snapshot taken now contains; the number of the last batch."""
         with self._lock:
-            self._ring.clear()
+            self._changed.clear()
             self._dropped = 0
             self._clear_if_empty()
-            return self._seq
+            return self._number
 
     def forget_messages(self) -> None:
         """Nobody listens for them any more."""

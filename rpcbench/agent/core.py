@@ -357,7 +357,7 @@ class Agent:
         self._channels.listen(channel, handler)
 
     def listen(self, on: bool, messages: bool = False) -> None:
-        """Make events of every change (or stop), and tell of every message (or not)."""
+        """Keep every row that changes (or stop), and tell of every message (or not)."""
 
         def switch(node: Node) -> None:
             self.bus.listening = on
@@ -366,11 +366,11 @@ class Agent:
         self.machine.ask(switch)
 
     def snapshot(self) -> tuple[int, Tables]:
-        """All tables as they are now, and the number of the last event in them; waiting events are dropped."""
+        """All tables as they are now, and the number of the last batch in them; waiting changes are dropped."""
         return self.machine.ask(lambda node: (self.bus.restart(), {**node.tables(), **self.bus.feature_tables()}))
 
     def tables(self) -> Tables:
-        """All tables as they are now; waiting events stay."""
+        """All tables as they are now; waiting changes stay."""
         return self.machine.ask(lambda node: {**node.tables(), **self.bus.feature_tables()})
 
     # -- messages

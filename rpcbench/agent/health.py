@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import psutil
 
@@ -50,7 +51,7 @@ class Health:
         key, row = str(self._agent.id), self._measure(question)
         with self._lock:
             self._rows[key] = row
-        self._agent.bus.note("Measured", "health", key, row)
+        self._agent.bus.note("Measured", "health", key, partial(self._rows.get, key))
 
     def _measure(self, question: int) -> Row:
         agent = self._agent

@@ -1,8 +1,8 @@
 """Sends what happens on this member to those who watch it.
 
 Nobody watches: no thread, no events. Watchers that do not read hold this back, and nothing else: what they miss is
-dropped. A watcher gets all tables, then batches of the changes since, at most ten times
-a second. It asks again when it has missed a batch. Messages are told of only while a watcher asks for these besides.
+dropped. A watcher gets all tables, then at most ten times a second the rows that have changed, each once, as they are
+by then. It asks again when it has missed a batch. Messages are told of only while a watcher asks for these besides.
 All of it is plain msgpack, so it works even where user data does not travel.
 
 A probe, a question on the same channel, is answered with this member's clock, after everything that it had to tell when
@@ -88,12 +88,12 @@ class Publisher:
             self._pause.wait(PERIOD - time.monotonic() % PERIOD)
 
     def _send_batch(self, most: int) -> None:
-        """What has happened since the last one, to all who watch."""
+        """The rows that have changed since the last one, to all who watch."""
         with self._telling:
-            events, dropped = self._agent.bus.drain(most)
+            batch = self._agent.machine.ask(lambda _: self._agent.bus.drain(most))
             messages, missed = self._agent.bus.drain_messages(most)
-            if events or messages:
-                told = {"events": [tuple(event) for event in events], "dropped": dropped}
+            if batch.rows or messages:
+                told = {"rows": batch.rows, "batch": batch.number, "dropped": batch.dropped}
                 self._send({**told, "messages": [tuple(row) for row in messages], "missed": missed})
 
     def _probed(self, source: int, number: int) -> None:
@@ -103,9 +103,9 @@ class Publisher:
         self._agent.notify(source, TELEMETRY, answer, may_wait=True)
 
     def _send_snapshot(self) -> None:
-        seq, tables = self._agent.snapshot()
+        batch, tables = self._agent.snapshot()
         clock = self._agent.clock()
-        self._send({"snapshot": tables, "seq": seq, "incarnation": self._agent.incarnation, "clock": clock})
+        self._send({"snapshot": tables, "batch": batch, "incarnation": self._agent.incarnation, "clock": clock})
 
     def _send(self, data: dict[str, Any]) -> None:
         with self._lock:

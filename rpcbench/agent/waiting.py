@@ -74,8 +74,10 @@ class Waiting:
 
 def label_of(function: Any) -> str:
     """A short name for a function, for errors and pictures."""
-    if type(function) is FunctionType or type(function) is BuiltinFunctionType:
+    if type(function) is FunctionType:
         return function.__qualname__
+    if type(function) is BuiltinFunctionType:  # what torch's __qualname__ says is a class that nobody knows
+        return f"torch.{function.__name__}" if function.__module__ == "torch" else function.__qualname__
     if isinstance(function, torch.jit.ScriptFunction):
         return str(function.name)  # what its __qualname__ says is its class
     names = (getattr(function, attribute, None) for attribute in ("__qualname__", "__name__", "original_name"))

@@ -3,13 +3,13 @@ and how many regions of a backward pass have run.
 
 Guarantees
 - While nobody listens nothing is looked at.
-- The last row told of a context is its last state, whichever threads change it; after its end that is None.
+- A row is made when it is told: it is the context's last state, whichever threads change it; after its end None.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,20 +30,20 @@ class Told:
         self._bus = agent.bus
         self._contexts = contexts
         self._names = Names(agent.values.present)
-        self._lock = threading.Lock()
         agent.bus.register("graphs", self._table)
 
     def changed(self, kind: str, context: int) -> None:
         """Leaves or regions of a context are not what they were, or it is over."""
-        if not self._bus.listening:
-            return
-        with self._lock:
-            kept = self._contexts.get(context)
-            self._bus.note(kind, "graphs", str(context), None if kept is None else self._row(context, kept))
+        if self._bus.listening:
+            self._bus.note(kind, "graphs", str(context), partial(self._now, context))
 
     def _table(self) -> Table:
         rows = {str(context): self._row(context, kept) for context, kept in list(self._contexts.items())}
         return {key: row for key, row in rows.items() if row is not None}
+
+    def _now(self, context: int) -> Row | None:
+        kept = self._contexts.get(context)
+        return None if kept is None else self._row(context, kept)
 
     def _row(self, context: int, kept: Recorded) -> Row | None:
         leaves = kept.gradients.leaves()

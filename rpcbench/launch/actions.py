@@ -92,4 +92,4 @@ class Actions:
         self._rows.pop(key, None)  # the latest stands last
         if row is not None:
             self._rows[key] = row
-        self._agent.bus.note("ActionChanged", "actions", key, row)
+        self._agent.bus.note("ActionChanged", "actions", key, lambda: row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import psutil
@@ -49,10 +50,10 @@ class Launched:
         with self._lock:
             before, self._rows = self._rows, now
         for key in before.keys() - now.keys():
-            self._bus.note("ProcessForgotten", "launched", key, None)
+            self._bus.note("ProcessForgotten", "launched", key, lambda: None)
         for key, row in now.items():
             if before.get(key) != row:
-                self._bus.note("ProcessChanged", "launched", key, row)
+                self._bus.note("ProcessChanged", "launched", key, partial(now.get, key))
 
 
 def _row(one: Started) -> Row:

@@ -19,7 +19,8 @@ from rpcbench.launch.targets import TargetError
 from rpcbench.words.errors import RpcError, RpcTimeoutError, WorkerLostError
 
 E = TypeVar("E", bound=BaseException)
-_OURS = str(Path(__file__).parent.parent) + os.sep
+_HIDDEN = (str(Path(__file__).parent.parent) + os.sep, contextlib.__file__)
+"""This package, and what stands between two frames of it where one is a context manager."""
 
 
 class Failed(NamedTuple):
@@ -45,10 +46,10 @@ class _Rendering:
 
 
 def of_user(frames: TracebackType | None) -> TracebackType | None:
-    """A copy of a traceback without the frames of this package."""
+    """A copy of a traceback without the frames that say nothing to a user."""
     kept = []
     while frames is not None:
-        if not frames.tb_frame.f_code.co_filename.startswith(_OURS):
+        if not frames.tb_frame.f_code.co_filename.startswith(_HIDDEN):
             kept.append(frames)
         frames = frames.tb_next
     copy = None

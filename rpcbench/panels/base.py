@@ -29,9 +29,14 @@ _HERE = Path(__file__).parent
 SESSION = Publisher()  # one per process, as all widgets of a kernel share one way out
 
 
+def piece(name: str, suffix: str) -> str:
+    """The text of one file."""
+    return (_HERE / f"{name}{suffix}").read_text(encoding="utf-8")
+
+
 def asset(name: str, suffix: str) -> str:
     """The text of `common` and of one panel's own file, as one."""
-    return "\n".join((_HERE / f"{stem}{suffix}").read_text(encoding="utf-8") for stem in ("common", name))
+    return f"{piece('common', suffix)}\n{piece(name, suffix)}"
 
 
 class Panel(anywidget.AnyWidget):

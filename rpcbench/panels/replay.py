@@ -1,4 +1,7 @@
-"""A record played in a panel: no worker, no cluster. A slider, a play button, steps, and any of the panels below."""
+"""A record played in a panel: no worker, no cluster. A slider, a play button, steps, and any of the panels below.
+
+Beside the widget stands the same record as a page of its own (`panels.page`), which needs no kernel either.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from typing import Any
 import ipywidgets
 
 from rpcbench.panels.base import Panel
+from rpcbench.panels.page import folded
 from rpcbench.telemetry.record import Player, Record, load
 from rpcbench.telemetry.stills import Snapshot
 from rpcbench.telemetry.summary import text
 
 _MILLISECONDS = 200
+_ALONE = "The same record, played by a browser alone."
 _SENTENCE = "A record, played while this notebook's kernel runs. Run the cell to see it."
 
 
@@ -73,11 +78,15 @@ class Replay(ipywidgets.VBox):  # type: ignore[misc]
     def __str__(self) -> str:
         return text(type(self.panel).look(self.player.world()))
 
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        display(self._repr_mimebundle_(), raw=True)  # type: ignore[no-untyped-call]
+        alone = {"text/html": folded(self.player.record, self._kinds[self._which.value]), "text/plain": _ALONE}
+        display(alone, raw=True)  # type: ignore[no-untyped-call]
+
     def _repr_mimebundle_(self, **keys: Any) -> Any:
-        found = super()._repr_mimebundle_(**keys)
-        data = found[0] if isinstance(found, tuple) else found
-        data["text/plain"] = _SENTENCE
-        return found
+        return {**super()._repr_mimebundle_(**keys), "text/plain": _SENTENCE}
 
 
 def replay(path: str | Path, panel: str = "rrefs") -> Replay:

@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from rpcbench.pipeline.batch import Batch
 from rpcbench.pipeline.fitting import History
+from rpcbench.pipeline.links import part
 from rpcbench.pipeline.pipeline import Pipeline
+from rpcbench.pipeline.plan import Plan, schedule
 from rpcbench.pipeline.runs import StepResult
+from rpcbench.pipeline.simulate import Costs, Simulation, simulate
 from rpcbench.pipeline.split import Stages, split
 from rpcbench.words.errors import PipelineError
 
-__all__ = ["Batch", "History", "Pipeline", "PipelineError", "Stages", "StepResult", "split"]
+__all__ = [
+    "Batch",
+    "Costs",
+    "History",
+    "Pipeline",
+    "PipelineError",
+    "Plan",
+    "Simulation",
+    "Stages",
+    "StepResult",
+    "part",
+    "schedule",
+    "simulate",
+    "split",
+]

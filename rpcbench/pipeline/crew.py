@@ -17,9 +17,11 @@ import torch
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
 from rpcbench.optim import LocalOptimizer
+from rpcbench.pipeline.exchange import Inputs
 from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.split import Stage
 from rpcbench.pipeline.stage import LossFn, Report, StageWorker, Task
+from rpcbench.pipeline.ties import ties
 from rpcbench.rpc import RRef
 from rpcbench.words.errors import WorkerLostError
 from rpcbench.words.futures import Future, settle_all, wait_all
@@ -46,17 +48,25 @@ class Crew:
         key = f"{agent.id}.{next(_NUMBERS)}"
         self.modules = {stage.index: self._create(stage.index, _here, stage.module) for stage in stages}
         self.workers: dict[int, Any] = {}
+        self.ties = ties(stages)
         for id_ in dict.fromkeys(self.homes.values()):
             modules = {stage: rref for stage, rref in self.modules.items() if self.homes[stage] == id_}
-            self.workers[id_] = agent.create(id_, StageWorker, (key, modules, self.homes, loss_fn, numerics), timeout=0)
+            ports = {stage.index: stage.ports for stage in stages if stage.index in modules}
+            made = (key, modules, self.homes, loss_fn, ports, self.ties, numerics)
+            self.workers[id_] = agent.create(id_, StageWorker, made, timeout=0)
         self.optimizers: dict[int, Any] = {}
         if optimizer is not None:
             self.optimizers = {s: self._create(s, _make_optimizer, m, *optimizer) for s, m in self.modules.items()}
-        made = [*self.workers.values(), *self.optimizers.values()]
-        wait_all([agent.call(rref._owner, _made, (rref,), timeout=0) for rref in made])
+        rrefs = [*self.workers.values(), *self.optimizers.values()]
+        wait_all([agent.call(rref._owner, _made, (rref,), timeout=0) for rref in rrefs])
 
     def _create(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
         return self._agent.create(self.homes[stage], function, args, timeout=0)
+
+    def inputs(self, id_: int, batches: Sequence[tuple[Any, ...]]) -> Inputs:
+        """Of the model's inputs, a micro-batch each, those that this worker's stages take."""
+        own = [stage for stage in self.stages if self.homes[stage.index] == id_ and stage.ports.inputs]
+        return {s.index: [tuple(batch[place] for place in s.ports.inputs) for batch in batches] for s in own}
 
     def run(self, step: int, tasks: dict[int, Task]) -> list[Report]:
         """One step: worker id → what it does. The error of a worker's operation as it was; WorkerLostError."""
@@ -78,6 +88,11 @@ class Crew:
         """One step of every stage's optimizer, with the gradients in this context."""
         self.on_each(self.optimizers, _apply, context)
 
+    def on_workers(self, function: Callable[..., T], *args: Any) -> list[T]:
+        """`function(loop, *args)` on each worker, with its RRef of the worker's loop."""
+        calls = [self._agent.call(id_, function, (rref, *args), timeout=0) for id_, rref in self.workers.items()]
+        return settle_all(calls)
+
     def on_each(self, rrefs: dict[int, Any], function: Callable[..., T], *args: Any) -> list[T]:
         """On each worker `function(what it has of rrefs, *args)`; `rrefs`: by stage, as `modules` or `optimizers`."""
         grouped: dict[int, list[Any]] = {}
@@ -87,25 +102,29 @@ class Crew:
 
     def scale(self, context: int, factor: float) -> None:
         """Multiply all gradients in this context."""
-        self.on_each(self.modules, _scale, context, factor)
+        self.on_workers(_scale, context, factor)
 
     def state(self) -> dict[str, torch.Tensor]:
         """All parameters and buffers."""
         return self._gather(_state)
 
     def gradients(self, context: int) -> dict[str, torch.Tensor]:
-        """Those of all parameters that have one in this context."""
-        return self._gather(_gradients, context)
+        """Those of all parameters that have one in this context; of a tied one under its first name."""
+        return self._without_copies(self._gather(_gradients, context))
 
     def keep(self, context: int) -> None:
         """Let the workers keep the gradients of this context when it is over, in place of those kept before."""
-        settle_all([worker.rpc_async(timeout=0).keep(context) for worker in self.workers.values()])
+        self.on_workers(_keep, context)
 
     def kept(self) -> dict[str, torch.Tensor]:
-        """The gradients that were kept last."""
-        found = settle_all([worker.rpc_async(timeout=0).kept() for worker in self.workers.values()])
-        own = {stage: gradients for each in found for stage, gradients in each.items()}
-        return {stage.key(name): gradient for stage in self.stages for name, gradient in own[stage.index].items()}
+        """The gradients that were kept last; of a tied one under its first name."""
+        own = {stage: gradients for each in self.on_workers(_kept) for stage, gradients in each.items()}
+        named = {stage.key(name): gradient for stage in self.stages for name, gradient in own[stage.index].items()}
+        return self._without_copies(named)
+
+    def _without_copies(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        copies = {self.stages[stage].key(name) for tie in self.ties for stage, name in sorted(tie.items())[1:]}
+        return {name: tensor for name, tensor in named.items() if name not in copies}
 
     def _gather(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:
         calls = {
@@ -138,9 +157,18 @@ def _apply(optimizers: list[RRef[Any]], context: int) -> None:
             optimizer.step(context)
 
 
-def _scale(_modules: list[RRef[Any]], context: int, factor: float) -> None:
+def _scale(_worker: RRef[Any], context: int, factor: float) -> None:
     held = autograd.recorder().gradients(context)
     autograd.recorder().scale(context, list(held), factor)
+
+
+def _keep(worker: RRef[Any], context: int) -> None:
+    worker.local_value().keep(context)
+
+
+def _kept(worker: RRef[Any]) -> dict[int, dict[str, torch.Tensor]]:
+    kept: dict[int, dict[str, torch.Tensor]] = worker.local_value().kept()
+    return kept
 
 
 def _state(module: RRef[Any]) -> dict[str, torch.Tensor]:

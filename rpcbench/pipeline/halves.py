@@ -29,41 +29,48 @@ Found = list[tuple[Tensor, Tensor]]
 
 
 class Halves:
-    """The backward of `output`, which was computed from `value` and `weights`; `value` None: no gradient is wanted."""
+    """The backward of `outputs`, computed from `weights` and those `values` that a gradient is wanted for, if any.
 
-    def __init__(self, output: Tensor, value: Tensor | None, weights: Sequence[Tensor]) -> None:
-        self._output = output
-        self._value = value
-        self._weights = list(weights)
-        self._gradient: Tensor | None = None
+    `gradients`: those of the outputs; None: the output is a scalar loss.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[Tensor],
+        gradients: Sequence[Tensor] | None,
+        values: Sequence[Tensor],
+        weights: Sequence[Tensor],
+    ) -> None:
+        self._outputs, self._gradients = outputs, gradients
+        self._values, self._weights = values, list(weights)
         self._noted: dict[Node, tuple[Tensor | None, ...]] = {}
         self._branches: list[tuple[Node, list[Tensor]]] = []
         self._early: Found = []
 
-    def input(self, gradient: Tensor | None) -> Tensor | None:
-        """The gradient of the input, for one of the output (None: the output is a scalar loss)."""
-        self._gradient = gradient
-        if self._value is None:
-            return None
-        self._branches, early = _branches(self._output, self._value, self._weights)
-        hooks = [node.register_prehook(partial(self._note, node)) for node, _ in self._branches]
+    def inputs(self) -> list[Tensor | None]:
+        """The gradients of the values."""
+        if not self._values:
+            return []
+        way, self._branches, early = _branches(self._outputs, self._values, self._weights)
+        hooks = [node.register_prehook(partial(self._note, node)) for node, _ in self._branches if node in way]
         try:
             found = torch.autograd.grad(
-                [self._output], [self._value, *early], _some(gradient), retain_graph=True, allow_unused=True
+                self._outputs, [*self._values, *early], self._gradients, retain_graph=True, allow_unused=True
             )
         finally:
             for hook in hooks:
                 hook.remove()
-        self._early = _given(early, found[1:])
-        return found[0]
+        self._note_apart(way)
+        self._early = _given(early, found[len(self._values) :])
+        return list(found[: len(self._values)])
 
     def weights(self) -> Found:
-        """The weights that have a gradient, in their order. Call it once, after `input`."""
+        """The weights that have a gradient, in their order. Call it once, after `inputs`."""
         found = self._early
         if not self._weights:
             return found
-        if self._value is None:
-            grads = torch.autograd.grad([self._output], self._weights, _some(self._gradient), allow_unused=True)
+        if not self._values:
+            grads = torch.autograd.grad(self._outputs, self._weights, self._gradients, allow_unused=True)
             return _given(self._weights, grads)
         for node, weights in self._branches:
             came = [(GradientEdge(node, number), grad) for number, grad in enumerate(self._noted.pop(node, ()))]
@@ -74,17 +81,31 @@ class Halves:
         place = {weight: number for number, weight in enumerate(self._weights)}
         return sorted(found, key=lambda pair: place[pair[0]])
 
+    def _note_apart(self, way: set[Node]) -> None:
+        """Outputs that no value leads to: the first half does not come by them, so their gradients are noted here."""
+        for number, output in enumerate(self._outputs):
+            edge = get_gradient_edge(output)
+            if edge.node not in way:
+                gradient = torch.ones_like(output) if self._gradients is None else self._gradients[number]
+                noted = dict(enumerate(self._noted.get(edge.node, ())))
+                before = noted.get(edge.output_nr)
+                noted[edge.output_nr] = gradient if before is None else before + gradient
+                self._noted[edge.node] = tuple(noted.get(place) for place in range(1 + max(noted)))
+
     def _note(self, node: Node, grads: tuple[Tensor | None, ...]) -> None:
         self._noted[node] = grads
 
 
 def _branches(
-    output: Tensor, value: Tensor, weights: Sequence[Tensor]
-) -> tuple[list[tuple[Node, list[Tensor]]], list[Tensor]]:
-    """The nodes of the way that weights branch off from, with these, and the weights that several of them share."""
-    assert output.grad_fn is not None
-    order = _postorder(output.grad_fn)
-    way = _leading_to({get_gradient_edge(value).node}, order)
+    outputs: Sequence[Tensor], values: Sequence[Tensor], weights: Sequence[Tensor]
+) -> tuple[set[Node], list[tuple[Node, list[Tensor]]], list[Tensor]]:
+    """The nodes of the way; those that weights branch off from, with these; and the weights that several of them share.
+
+    An output apart from the way is a branch by itself.
+    """
+    roots = [get_gradient_edge(output).node for output in outputs]
+    order = _postorder(roots)
+    way = _leading_to({get_gradient_edge(value).node for value in values}, order)
     behind: dict[Node, set[Tensor]] = {get_gradient_edge(weight).node: {weight} for weight in weights}
     for node in order:
         if node not in way:
@@ -94,10 +115,11 @@ def _branches(
         for node in order
         if node in way
     ]
+    found += [(root, behind[root]) for root in dict.fromkeys(roots) if root not in way]
     times = Counter(weight for _, own in found for weight in own)
     shared = [weight for weight in weights if times[weight] > 1]
     alone = [(node, [weight for weight in weights if weight in own and times[weight] == 1]) for node, own in found]
-    return [(node, own) for node, own in alone if own], shared
+    return way, [(node, own) for node, own in alone if own], shared
 
 
 def _leading_to(ends: set[Node], order: Sequence[Node]) -> set[Node]:
@@ -109,10 +131,18 @@ def _leading_to(ends: set[Node], order: Sequence[Node]) -> set[Node]:
     return leading
 
 
-def _postorder(root: Node) -> list[Node]:
+def _postorder(roots: Sequence[Node]) -> list[Node]:
     """All nodes that are reached, children before parents. Kept alive by the list, so they stay the same objects."""
     order: list[Node] = []
-    seen = {root}
+    seen: set[Node] = set()
+    for root in roots:
+        if root not in seen:
+            seen.add(root)
+            _descend(root, seen, order)
+    return order
+
+
+def _descend(root: Node, seen: set[Node], order: list[Node]) -> None:
     stack = [(root, _children(root))]
     while stack:
         node, children = stack[-1]
@@ -123,15 +153,10 @@ def _postorder(root: Node) -> list[Node]:
         else:
             seen.add(child)
             stack.append((child, _children(child)))
-    return order
 
 
 def _children(node: Node) -> Iterator[Node]:
     return (child for child, _ in node.next_functions if child is not None)
-
-
-def _some(gradient: Tensor | None) -> list[Tensor] | None:
-    return None if gradient is None else [gradient]
 
 
 def _given(weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Found:

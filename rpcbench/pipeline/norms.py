@@ -1,6 +1,6 @@
 """The norm of all gradients of a step, over all stages, and clipping by it: as torch.nn.utils.clip_grad_norm_.
 
-Workers send their norms, never gradients. A parameter that a worker's stages use several times counts once.
+Workers send their norms, never gradients. A parameter counts once, however many stages have a copy of it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from typing import Any
 from rpcbench.autograd import recorder
 from rpcbench.optim.clip import clip_factor, local_norm, total_norm
 from rpcbench.pipeline.crew import Crew
+from rpcbench.pipeline.stage import StageWorker
 from rpcbench.rpc import RRef
 from rpcbench.words.errors import PipelineError
 
 
 def grad_norm(crew: Crew, context: int, norm_type: float) -> float:
     """The norm of all gradients in the context, seen as one vector."""
-    return total_norm(crew.on_each(crew.modules, _norm, context, norm_type), norm_type)
+    return total_norm(crew.on_workers(_norm, context, norm_type), norm_type)
 
 
 def clip(crew: Crew, context: int, max_norm: float, norm_type: float) -> float:
@@ -30,7 +31,8 @@ def clip(crew: Crew, context: int, max_norm: float, norm_type: float) -> float:
     return norm
 
 
-def _norm(modules: list[RRef[Any]], context: int, norm_type: float) -> float:
+def _norm(worker: RRef[Any], context: int, norm_type: float) -> float:
+    own: StageWorker = worker.local_value()
     held = recorder().gradients(context)
-    params = dict.fromkeys(param for module in modules for param in module.local_value().parameters())
-    return local_norm([held[param] for param in params if param in held], norm_type)
+    params = dict.fromkeys(param for module in own.modules.values() for param in module.parameters())
+    return local_norm([held[p] for p in params if p in held and not own.copies.repeats(p)], norm_type)

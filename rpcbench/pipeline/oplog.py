@@ -87,9 +87,9 @@ class OpLog:
             for name, key in old:
                 del self._tables[name][key]
         for name, key in old:
-            self._agent.bus.note("StepForgotten", name, key, None)
+            self._agent.bus.note("StepForgotten", name, key, partial(self._tables[name].get, key))
 
     def _set(self, kind: str, table: str, key: str, row: Row) -> None:
         with self._lock:
             self._tables[table][key] = row
-        self._agent.bus.note(kind, table, key, row)
+        self._agent.bus.note(kind, table, key, partial(self._tables[table].get, key))

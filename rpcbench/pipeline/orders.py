@@ -13,7 +13,8 @@ from functools import lru_cache
 from rpcbench.pipeline.ops import Kind, Ops, Schedule
 from rpcbench.pipeline.recompute import Recompute, with_recompute
 from rpcbench.pipeline.schedules import named
-from rpcbench.pipeline.simulate import placement, simulate, validate
+from rpcbench.pipeline.simulate import simulate
+from rpcbench.pipeline.validate import placement, validate
 from rpcbench.words.errors import PipelineError
 
 
@@ -36,7 +37,7 @@ class Orders:
 
 
 class OrderBook:
-    """OrderBook of one schedule, for batches of any size. PipelineError where schedule and workers do not fit."""
+    """Orders by one schedule, for batches of any size. PipelineError where schedule and workers do not fit."""
 
     def __init__(
         self, schedule: str | Schedule, workers: int, microbatches: int, chunks: int | None, recompute: Recompute

@@ -97,7 +97,7 @@ class Pipeline:
         self.crew = Crew(self._agent, self.stages, loss_fn, optimizer, numerics)
         self._schedulers = None if lr_scheduler is None else Schedulers(self.crew, lr_scheduler)
         self._keeps = keep_gradients
-        self._runs = Runs(self.crew, book, names, loss_reduction, loss_fn is not None)
+        self._runs = Runs(self.crew, book, names, stages.inputs, loss_reduction, loss_fn is not None)
 
     # -- training
     def step(self, x: Any, y: Any) -> StepResult:

@@ -17,6 +17,7 @@ import torch
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.crew import Crew
 from rpcbench.pipeline.orders import OrderBook, Orders
+from rpcbench.pipeline.ports import model_inputs
 from rpcbench.pipeline.stage import Metric, Report, Task
 from rpcbench.pipeline.timeline import Timeline
 from rpcbench.words.errors import PipelineError
@@ -53,12 +54,23 @@ class StepResult:
 
 
 class Runs:
-    """The runs of one pipeline. `names`: worker id → name, in the order of the lists of operations."""
+    """The runs of one pipeline. `names`: worker id → name, in the order of the lists of operations.
 
-    def __init__(self, crew: Crew, book: OrderBook, names: dict[int, str], reduction: str, has_loss: bool) -> None:
+    `inputs`: the names of the model's inputs, as `split` was told them.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        book: OrderBook,
+        names: dict[int, str],
+        inputs: Sequence[str],
+        reduction: str,
+        has_loss: bool,
+    ) -> None:
         self.crew = crew
         self.reduction, self.has_loss = reduction, has_loss
-        self._book, self._names = book, names
+        self._book, self._names, self._inputs = book, names, inputs
         self._seeds = random.Random(int(torch.randint(2**62, ())))
 
     def train(self, x: Any, y: Any, whole: int | None = None) -> StepResult:
@@ -118,12 +130,13 @@ class Runs:
         metrics: Mapping[str, Metric] | None = None,
     ) -> tuple[int, list[Report]]:
         step, seed, ids = next(_STEPS), self._seeds.getrandbits(62), list(self._names)
-        first, last = ids[orders.homes[0]], ids[orders.homes[-1]]
+        last = ids[orders.homes[-1]]
+        batches = [model_inputs(part, self._inputs) for part in inputs]
         tasks = {
             id_: Task(
                 step=step,
                 ops=tuple(own),
-                inputs=inputs if id_ == first else None,
+                inputs=self.crew.inputs(id_, batches),
                 targets=targets if id_ == last else None,
                 weights=weights,
                 train=train,

@@ -71,6 +71,11 @@ _NAMED: dict[str, Schedule] = {
 }
 
 
+def names() -> list[str]:
+    """Of all schedules there are."""
+    return list(_NAMED)
+
+
 def named(name: str) -> Schedule:
     """The schedule of that name; PipelineError with the names there are if there is none."""
     if name not in _NAMED:

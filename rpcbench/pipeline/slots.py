@@ -1,8 +1,9 @@
 """Where activations and gradients wait for the operation that needs them.
 
-A slot is named by step, kind ("F": input of a forward, "B": gradient of its output), stage and micro-batch; it is
-filled once, by the neighbour, and emptied once. A step that was aborted wakes all who wait; what still comes for it,
-or for a step that is over, is dropped. So nothing is left after a step, however it ends.
+A slot is named by step, kind ("F": for a forward, "B": gradients for a backward, "T": gradient of a tied weight),
+stage, micro-batch and the stage that it comes from; it is filled once, by that stage, and emptied once. A step that was
+aborted wakes all who wait; what still comes for it, or for a step that is over, is dropped. So nothing is left after a
+step, however it ends.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class Slot(NamedTuple):
     kind: str
     stage: int
     microbatch: int
+    source: int
 
 
 class Slots:
@@ -39,7 +41,7 @@ class Slots:
         self._changes.tell()
 
     def take(self, slot: Slot) -> Any:
-        """What the neighbour has put there, waited for. PipelineError where the step is aborted."""
+        """What was put there, waited for. PipelineError where the step is aborted."""
         if not self._decided(slot):
             with blocked():
                 self._changes.wait_for(lambda: self._decided(slot))

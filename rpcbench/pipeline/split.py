@@ -6,8 +6,8 @@
 
 Guarantees: every stage has at least one module; the stages in a row are the model; their modules are the model's own,
 not copies; and each key of a stage's state_dict has its name in the un-split model (`Stage.key`).
-Rules: only chains can be cut; a chain within a chain (nn.Sequential in nn.Sequential) may be cut inside; a parameter or
-buffer belongs to one stage.
+Rules: only rows of modules can be cut, chains or lists with named values (`part`); a chain within a row may be cut
+inside; a buffer belongs to one stage, a parameter may be in several.
 """
 
 from __future__ import annotations
@@ -15,30 +15,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from rpcbench.pipeline.balance import balanced
+from rpcbench.pipeline.links import Link, Model, children, expanded
+from rpcbench.pipeline.ports import Plan, Ports, connect
 from rpcbench.words.errors import PipelineError
-
-
-class Link(NamedTuple):
-    """One module of the chain, under its name in the un-split model."""
-
-    name: str
-    module: nn.Module
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One piece of the model and the worker it is for. `names[i]` is the un-split name of `module[i]`."""
+    """One piece of the model and the worker it is for. `names[i]` is the un-split name of `module[i]`.
+
+    `ports`: what it takes from which stage, and gives to which.
+    """
 
     index: int
     worker: str
     names: tuple[str, ...]
     module: nn.Sequential
+    ports: Ports
 
     def key(self, own: str) -> str:
         """What the un-split model calls a parameter or buffer of `module`: "0.weight" may be "layers.2.weight"."""
@@ -59,17 +57,23 @@ class Stages:
     links: tuple[Link, ...]
     workers: tuple[str, ...]
     sizes: tuple[int, ...] | None
+    inputs: tuple[str, ...] = ()
 
     def cut(self, homes: Sequence[int] | None = None) -> list[Stage]:
         """The stages. `homes` has the number of each stage's worker, from 0; by default each worker has one, in order.
 
         PipelineError if the split names another number of stages, if the model has too few modules, or if two stages
-        share a parameter or buffer.
+        share a buffer.
         """
         homes = range(len(self.workers)) if homes is None else homes
-        pieces = zip(homes, pairwise(accumulate(self._sizes(len(homes)), initial=0)), strict=True)
-        stages = [self._stage(index, home, self.links[b:e]) for index, (home, (b, e)) in enumerate(pieces)]
-        _refuse_ties(stages)
+        bounds = list(accumulate(self._sizes(len(homes)), initial=0))
+        plan = Plan(self.links, connect(self.links, self.inputs), bounds)
+        names = [tuple(link.name for link in self.links[begin:end]) for begin, end in pairwise(bounds)]
+        stages = [
+            Stage(index, self.workers[home], names[index], plan.module(index), plan.ports(index))
+            for index, home in enumerate(homes)
+        ]
+        _refuse_tied_buffers(stages)
         return stages
 
     def _sizes(self, stages: int) -> Sequence[int]:
@@ -83,16 +87,13 @@ class Stages:
             )
         return self.sizes
 
-    def _stage(self, index: int, home: int, links: Sequence[Link]) -> Stage:
-        module = nn.Sequential(*(link.module for link in links))
-        return Stage(index, self.workers[home], tuple(link.name for link in links), module)
-
 
 def split(
-    model: nn.Module | Sequence[nn.Module],
+    model: Model,
     workers: Sequence[str],
     balance: str | Sequence[int] = "params",
     at: Sequence[str] | None = None,
+    inputs: Sequence[str] = (),
 ) -> Stages:
     """Plan to cut `model`, an nn.Sequential or a list of modules to run one after the other, for these workers.
 
@@ -100,11 +101,22 @@ def split(
         split(model, ["worker1", "worker2"], balance=[3, 1])      # that many of the model's children in each stage
         split(model, ["worker1", "worker2"], at=["layers.2"])     # a new stage begins at each of these modules
 
+    In a chain each module is called with what the one before returned, one value, and the first with the batch. Where
+    values skip modules, or a module takes or gives several, give a list (or a dict, for names of your own) with their
+    names, and `inputs` names those of the model, which then come as a dict of tensors, or a tuple in this order:
+
+        split([embed, part(encode, gives=("h", "enc")), part(middle, takes=("h",), gives=("h",)),
+               part(decode, takes=("h", "enc", "mask"))], workers, inputs=("tokens", "mask"))
+
+    A value goes from the stage that gives it straight to those that take it, and its gradients come back the same way;
+    see `part`. The model's inputs get no gradient. A parameter that modules of several stages share has a copy in each,
+    and all copies get the sum of their gradients, so they stay equal.
+
     Nothing is sent or copied. PipelineError if the model is no chain, or the numbers or names do not fit it.
     """
-    children = _children(model)
+    found = children(model)
     workers = _checked_workers(workers)
-    parts = [list(_links(child)) for child in children]
+    parts = [expanded(child) for child in found]
     links = tuple(link for part in parts for link in part)
     _enough(links, len(workers))
     sizes: list[int] | None = None
@@ -121,7 +133,17 @@ def split(
             f"{len(sizes)} stages for {len(workers)} workers ({_list(workers)}): each worker needs as many stages "
             "as the others. Split into fewer or more stages, or start more workers"
         )
-    return Stages(links, workers, None if sizes is None else tuple(sizes))
+    names = _checked_inputs(inputs)
+    connect(links, names)
+    return Stages(links, workers, None if sizes is None else tuple(sizes), names)
+
+
+def _checked_inputs(inputs: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(inputs, str) or not all(isinstance(name, str) for name in inputs):
+        raise PipelineError(f'inputs must be a list of names as inputs=("tokens", "mask"), not {inputs!r}')
+    if len(set(inputs)) < len(inputs):
+        raise PipelineError(f"inputs={tuple(inputs)!r} has a name twice")
+    return tuple(inputs)
 
 
 def _checked_workers(workers: Sequence[str]) -> tuple[str, ...]:
@@ -131,40 +153,6 @@ def _checked_workers(workers: Sequence[str]) -> tuple[str, ...]:
     if twice:
         raise PipelineError(f"worker {twice[0]!r} is named twice; several stages on a worker are the schedule's choice")
     return tuple(workers)
-
-
-def _children(model: nn.Module | Sequence[nn.Module]) -> list[Link]:
-    """The modules to be run in turn. `named_children` would leave out the second use of a module."""
-    if isinstance(model, nn.ModuleList | list | tuple):
-        children = [Link(str(index), module) for index, module in enumerate(model)]
-    elif isinstance(model, nn.Module) and _is_chain(model):
-        children = [Link(name, module) for name, module in model._modules.items() if module is not None]
-    else:
-        raise PipelineError(
-            f"{type(model).__name__} cannot be cut: it is no plain nn.Sequential, so the order of its modules is not "
-            "known. Give split() an nn.Sequential, or a list of modules to be run one after the other"
-        )
-    for name, module in children:
-        if not isinstance(module, nn.Module):
-            raise PipelineError(f"item {name} of the list is {module!r}, not a torch.nn.Module")
-    return children
-
-
-def _is_chain(module: nn.Module) -> bool:
-    """An nn.Sequential that does nothing but run its modules: no forward of its own, no hooks, no parameters."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    own = (module._parameters, module._buffers)
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not any(hooks + own)
-
-
-def _links(link: Link) -> Iterator[Link]:
-    """The link itself, or what it chains."""
-    if not _is_chain(link.module) or not len(link.module._modules):
-        yield link
-        return
-    for name, module in link.module._modules.items():
-        if module is not None:
-            yield from _links(Link(f"{link.name}.{name}", module))
 
 
 def _enough(links: Sequence[Link], stages: int) -> None:
@@ -218,16 +206,17 @@ def _parameters(links: Sequence[Link]) -> list[int]:
     return counts
 
 
-def _refuse_ties(stages: Sequence[Stage]) -> None:
-    """Each copy of a tied weight would go its own way after the first step, unseen."""
+def _refuse_tied_buffers(stages: Sequence[Stage]) -> None:
+    """Each copy of a buffer would go its own way, unseen. Tied weights are kept equal by their gradients (`ties`)."""
     first: dict[int, tuple[int, str]] = {}
     for stage in stages:
-        for name, tensor in stage.tensors():
-            index, other = first.setdefault(id(tensor), (stage.index, name))
+        for own, tensor in stage.module.named_buffers():
+            index, other = first.setdefault(id(tensor), (stage.index, stage.key(own)))
             if index != stage.index:
                 raise PipelineError(
-                    f"{name!r} of stage {stage.index} is tied to {other!r} of stage {index}: weights shared between "
-                    "stages are not supported. Cut elsewhere (balance=, at=) so that one stage has both, or untie them"
+                    f"{stage.key(own)!r} of stage {stage.index} is tied to {other!r} of stage {index}: stages can have "
+                    "weights in common, but no buffers. Cut elsewhere (balance=, at=) so that one stage has both, or "
+                    "untie them"
                 )
 
 

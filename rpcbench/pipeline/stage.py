@@ -1,8 +1,9 @@
 """The worker's side of a pipeline: its stages, and the loop that runs its list of operations.
 
 One call brings a worker its inputs or targets for a step; then activations and gradients go from worker to worker,
-into slots, and one answer goes back. All of it happens in the step's autograd context: an activation that is sent is a
-recorded send, and a recv where it arrives, as with any call; gradients of parameters add up in the context.
+into slots, and one answer goes back. All of it happens in the step's autograd context: what is sent to the stage of
+another worker is a recorded send, and a recv where it arrives, as with any call; gradients of parameters add up in the
+context. What a stage takes and gives is a tuple of values here; a stage of a plain chain has one.
 """
 
 from __future__ import annotations
@@ -20,22 +21,26 @@ from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.autograd import recorder
 from rpcbench.pipeline.chance import seed, seeded
+from rpcbench.pipeline.exchange import Exchange, Gradients, Inputs, Messages, cut_off, nbytes, requires_grad
 from rpcbench.pipeline.halves import Halves
 from rpcbench.pipeline.numerics import Computing, Numerics
 from rpcbench.pipeline.oplog import DONE, FAILED, OpLog
 from rpcbench.pipeline.ops import Kind, Op
+from rpcbench.pipeline.ports import Ports, Segment, sendable
 from rpcbench.pipeline.slots import Slot, Slots
+from rpcbench.pipeline.ties import Copies, Tie, TiedGradients
 from rpcbench.rpc import RRef
 from rpcbench.words.events import Row
 from rpcbench.words.futures import Future
 
 LossFn = Callable[[Any, Any], torch.Tensor]
 Metric = Callable[[Any, Any], torch.Tensor | float]
+_Values = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one worker does in one step. `inputs` are for stage 0, `targets` for the last, a micro-batch each.
+    """What one worker does in one step. `inputs`: for stages that take some of the model's; `targets`: for the last.
 
     `weights` scale the micro-batches' losses. Where it is not to `train`, the last stage's outputs are sent back, or
     with targets what the loss and `metrics` say of them. For those who look on: all `workers` that take part, and the
@@ -44,7 +49,7 @@ class Task:
 
     step: int
     ops: tuple[Op, ...]
-    inputs: Sequence[Any] | None
+    inputs: Inputs
     targets: Sequence[Any] | None
     weights: Sequence[float]
     train: bool
@@ -70,11 +75,11 @@ class _Directory:
         self.workers: weakref.WeakValueDictionary[str, StageWorker] = weakref.WeakValueDictionary()
 
 
-def _deliver(key: str, slot: Slot, value: Any) -> None:
-    """On a worker, from a neighbour: an activation or a gradient. Dropped where the pipeline is gone."""
+def _deliver(key: str, slot: Slot, message: tuple[Any, ...]) -> None:
+    """On a worker, from another stage: activations or gradients. Dropped where the pipeline is gone."""
     worker = current.current().part(_Directory).workers.get(key)
     if worker is not None:
-        worker.slots.put(slot, value)
+        worker.slots.put(slot, message)
 
 
 class StageWorker:
@@ -86,12 +91,16 @@ class StageWorker:
         modules: dict[int, RRef[Any]],
         homes: dict[int, int],
         loss_fn: LossFn | None,
+        ports: dict[int, Ports],
+        ties: Sequence[Tie],
         numerics: Numerics,
     ) -> None:
         self.key = key
         self.modules: dict[int, nn.Module] = {stage: rref.local_value() for stage, rref in modules.items()}
         self.homes = homes
         self.loss_fn = loss_fn
+        self.ports = ports
+        self.copies = Copies(ties, self.modules)
         self.computing = Computing(numerics, self.modules.values())
         self.slots = Slots()
         self._params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
@@ -125,6 +134,10 @@ class StageWorker:
     def parameters(self, stage: int) -> list[nn.Parameter]:
         return self._params[stage]
 
+    def values(self, stage: int, made: Any) -> tuple[Any, ...]:
+        """What the stage's module has returned, as the values that go to other stages."""
+        return sendable(made if isinstance(self.modules[stage], Segment) else (made,), stage)
+
     @property
     def last_stage(self) -> int:
         return len(self.homes) - 1
@@ -140,13 +153,15 @@ class _Step:
         self._log = self._agent.part(OpLog)
         self._recorder = recorder()
         self._context = self._recorder.current()
-        self._kept: dict[tuple[int, int], tuple[Any, torch.Tensor]] = {}  # (stage, micro-batch) → input, output
+        self._tied = TiedGradients(task.step, worker.copies)
+        self._exchange = Exchange(task.step, worker.ports, worker.slots, task.inputs)
+        self._kept: dict[tuple[int, int], tuple[_Values, _Values]] = {}  # (stage, micro-batch) → taken, given
         self._held: dict[int, int] = {}  # stage → bytes of what is kept
         self._halves: dict[tuple[int, int], Halves] = {}
-        self._ways: dict[Kind, tuple[Callable[[Op], Any], Callable[[Op, Any], Any]]] = {
-            Kind.FORWARD: (self._input, self._forward),
-            Kind.BACKWARD: (self._gradient, self._backward),
-            Kind.INPUT: (self._gradient, self._input_half),
+        self._ways: dict[Kind, tuple[Callable[[Op], Any], Callable[[Op, Any], Messages]]] = {
+            Kind.FORWARD: (self._exchange.taken, self._forward),
+            Kind.BACKWARD: (self._gradients, self._backward),
+            Kind.INPUT: (self._gradients, self._input_half),
             Kind.WEIGHT: (lambda op: None, self._weight_half),
             Kind.RECOMPUTE: (lambda op: None, self._recompute),
         }
@@ -171,6 +186,8 @@ class _Step:
         with torch.set_grad_enabled(self._task.train), self._worker.computing.step():
             for index, op in enumerate(self._task.ops):
                 self._operate(index, op)
+        if self._task.train:
+            self._add_up_tied()
         for future in self._sent:
             future.wait()
         return self._report
@@ -185,29 +202,24 @@ class _Step:
         except BaseException:
             self._log.end(key, row, sent=0, held=self._held.get(op.stage, 0), failed=True)
             raise
-        self._report.rows.append(self._log.end(key, row, sent=_bytes(made), held=self._held.get(op.stage, 0)))
-        if made is not None:
-            self._send(op, made)
+        sent = sum(nbytes(message) for _, message in made)
+        self._report.rows.append(self._log.end(key, row, sent=sent, held=self._held.get(op.stage, 0)))
+        for slot, message in made:
+            self._send(slot, message)
 
     # -- forward
-    def _input(self, op: Op) -> Any:
-        if op.stage == 0:
-            assert self._task.inputs is not None
-            return self._task.inputs[op.microbatch]
-        return self._worker.slots.take(Slot(self._task.step, "F", op.stage, op.microbatch))
-
-    def _forward(self, op: Op, value: Any) -> Any:
+    def _forward(self, op: Op, values: _Values) -> Messages:
         last = op.stage == self._worker.last_stage
         if not self._task.train:
-            output = self._module(op, value)
+            made = self._module(op, values)
             if last:
-                self._report.outputs[op.microbatch] = self._shown(op, output)
-            return None if last else output
-        output = self._once(op, value) if (op.stage, op.microbatch) in self._later else self._compute(op, value)
+                self._report.outputs[op.microbatch] = self._shown(op, made)
+            return [] if last else self._exchange.given(op, self._worker.values(op.stage, made))
+        given = self._once(op, values) if (op.stage, op.microbatch) in self._later else self._compute(op, values)
         if last:
-            self._report.losses[op.microbatch] = output.item()
-        self._keep(op, value, output)
-        return None if last else output
+            self._report.losses[op.microbatch] = given[0].item()
+        self._keep(op, values, given)
+        return self._exchange.given(op, given)
 
     def _shown(self, op: Op, output: Any) -> Any:
         """What the driver gets of an output in evaluation: itself, or its scores where there are targets."""
@@ -218,94 +230,113 @@ class _Step:
         output = self._worker.computing.judged(output)
         return {name: float(judge(output, self._task.targets[op.microbatch])) for name, judge in judges.items()}
 
-    def _module(self, op: Op, value: Any) -> Any:
+    def _module(self, op: Op, values: _Values) -> Any:
         """The stage's own forward."""
         module = self._worker.modules[op.stage]
         with self._worker.computing.forward(module, first=op.kind is Kind.FORWARD):
-            return module(value)
+            return module(*values)
 
-    def _compute(self, op: Op, value: Any) -> torch.Tensor:
-        """The stage's output; at the last stage the loss."""
+    def _compute(self, op: Op, values: _Values) -> _Values:
+        """What the stage gives; at the last stage the loss."""
         with seeded(seed(self._task.seed, op)):
-            output: torch.Tensor = self._module(op, value)
+            made = self._module(op, values)
             if op.stage < self._worker.last_stage:
-                return output
+                return self._worker.values(op.stage, made)
             assert self._worker.loss_fn is not None and self._task.targets is not None
-            loss = self._worker.loss_fn(self._worker.computing.judged(output), self._task.targets[op.microbatch])
-            return loss * self._task.weights[op.microbatch]
+            loss = self._worker.loss_fn(self._worker.computing.judged(made), self._task.targets[op.microbatch])
+            return (loss * self._task.weights[op.microbatch],)
 
-    def _once(self, op: Op, value: Any) -> torch.Tensor:
+    def _once(self, op: Op, values: _Values) -> _Values:
         """As `_compute`, and nothing is kept for a backward."""
-        wants = bool(self._worker.parameters(op.stage)) or (isinstance(value, torch.Tensor) and value.requires_grad)
+        wants = bool(self._worker.parameters(op.stage)) or any(map(requires_grad, values))
         with torch.no_grad():
-            output = self._compute(op, value)
-        return output.detach().requires_grad_(wants and output.is_floating_point())
+            given = self._compute(op, values)
+        return tuple(
+            value.detach().requires_grad_(wants and (value.is_floating_point() or value.is_complex()))
+            if isinstance(value, torch.Tensor)
+            else value
+            for value in given
+        )
 
-    def _recompute(self, op: Op, _: None) -> None:
-        value, _output = self._let_go(op)
-        self._keep(op, value, self._compute(op, value))
+    def _recompute(self, op: Op, _: None) -> Messages:
+        values, _given = self._let_go(op)
+        self._keep(op, values, self._compute(op, values))
+        return []
 
-    def _keep(self, op: Op, value: Any, output: torch.Tensor) -> None:
-        """Input and output of a stage, for the backward. What the stage saves in between counts for nobody."""
-        self._kept[op.stage, op.microbatch] = (value, output)
-        self._held[op.stage] = self._held.get(op.stage, 0) + _bytes(value) + _bytes(output)
+    def _keep(self, op: Op, values: _Values, given: _Values) -> None:
+        """What a stage took and gave, for the backward. What it saves in between counts for nobody."""
+        self._kept[op.stage, op.microbatch] = (values, given)
+        self._held[op.stage] = self._held.get(op.stage, 0) + nbytes(values) + nbytes(given)
 
-    def _let_go(self, op: Op) -> tuple[Any, torch.Tensor]:
-        value, output = self._kept.pop((op.stage, op.microbatch))
-        self._held[op.stage] -= _bytes(value) + _bytes(output)
-        return value, output
+    def _let_go(self, op: Op) -> tuple[_Values, _Values]:
+        values, given = self._kept.pop((op.stage, op.microbatch))
+        self._held[op.stage] -= nbytes(values) + nbytes(given)
+        return values, given
 
     # -- backward
-    def _gradient(self, op: Op) -> torch.Tensor | None:
+    def _gradients(self, op: Op) -> Gradients:
+        """Those of what the stage gave; none at the last stage."""
+        _values, given = self._kept[op.stage, op.microbatch]
+        return self._exchange.gradients(op, len(given))
+
+    def _roots(self, op: Op, gradients: Gradients) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+        """Where the stage's backward begins: what it gave, as far as gradients came for it, or the loss."""
+        _values, given = self._kept[op.stage, op.microbatch]
         if op.stage == self._worker.last_stage:
-            return None
-        gradient: torch.Tensor = self._worker.slots.take(Slot(self._task.step, "B", op.stage, op.microbatch))
-        return gradient
+            return [loss for loss in given if requires_grad(loss)], None
+        came = [(g, grad) for g, grad in zip(given, gradients, strict=True) if grad is not None and requires_grad(g)]
+        return [root for root, _ in came], [gradient for _, gradient in came]
 
-    def _backward(self, op: Op, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        value, output = self._let_go(op)
+    def _backward(self, op: Op, gradients: Gradients) -> Messages:
+        roots, given = self._roots(op, gradients)
+        values, _ = self._let_go(op)
         params = self._worker.parameters(op.stage)
-        wants_input = isinstance(value, torch.Tensor) and value.requires_grad
-        inputs = [value, *params] if wants_input else params
-        if not output.requires_grad or not inputs:
-            return None
-        found = torch.autograd.grad([output], inputs, None if gradient is None else [gradient], allow_unused=True)
-        self._add_up([(p, g) for p, g in zip(params, found[wants_input:], strict=True) if g is not None])
-        return found[0] if wants_input else None
+        inputs = [*self._exchange.wanted(op, values), *params]
+        found: Sequence[Any] = [None] * len(inputs)
+        if roots and inputs:
+            found = torch.autograd.grad(roots, inputs, given, allow_unused=True)
+        pairs = list(zip(inputs, found, strict=True))
+        first = len(inputs) - len(params)
+        self._add_up([(param, grad) for param, grad in pairs[first:] if grad is not None])
+        return self._exchange.returned(op, values, pairs[:first])
 
-    def _input_half(self, op: Op, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        value, output = self._kept[op.stage, op.microbatch]
-        wants_input = isinstance(value, torch.Tensor) and value.requires_grad
+    def _input_half(self, op: Op, gradients: Gradients) -> Messages:
+        values, _ = self._kept[op.stage, op.microbatch]
+        roots, given = self._roots(op, gradients)
+        wanted = self._exchange.wanted(op, values)
         params = self._worker.parameters(op.stage)
-        if not output.requires_grad or not (params or wants_input):
-            return None
-        halves = self._halves[op.stage, op.microbatch] = Halves(output, value if wants_input else None, params)
-        return halves.input(gradient)
+        found: list[torch.Tensor | None] = [None] * len(wanted)
+        if roots and (wanted or params):
+            halves = self._halves[op.stage, op.microbatch] = Halves(roots, given, wanted, params)
+            found = halves.inputs()
+        return self._exchange.returned(op, values, list(zip(wanted, found, strict=True)))
 
-    def _weight_half(self, op: Op, _: None) -> None:
+    def _weight_half(self, op: Op, _: None) -> Messages:
         self._let_go(op)
         halves = self._halves.pop((op.stage, op.microbatch), None)
         if halves is not None:
             self._add_up(halves.weights())
+        return []
 
     def _add_up(self, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Gradients of parameters add up in the step's context."""
+        """Gradients of parameters add up in the step's context; those of tied ones are kept until the end."""
         if self._context is not None:
-            self._recorder.accumulate_leaves(self._context, leaves)
+            self._recorder.accumulate_leaves(self._context, self._tied.keep(leaves))
 
-    # -- to the neighbour
-    def _send(self, op: Op, value: Any) -> None:
-        slot = (
-            Slot(self._task.step, "F", op.stage + 1, op.microbatch)
-            if op.kind is Kind.FORWARD
-            else Slot(self._task.step, "B", op.stage - 1, op.microbatch)
-        )
+    def _add_up_tied(self) -> None:
+        for slot, message in self._tied.messages():
+            self._send(slot, message)
+        if self._context is not None:
+            self._recorder.accumulate_leaves(self._context, self._tied.totals(self._worker.slots.take))
+
+    # -- to another stage
+    def _send(self, slot: Slot, message: tuple[Any, ...]) -> None:
         to = self._worker.homes[slot.stage]
         if to == self._agent.id:
-            self._worker.slots.put(slot, value.detach().requires_grad_(value.requires_grad))
+            self._worker.slots.put(slot, cut_off(message))
             return
         self._sent = [future for future in self._sent if not _succeeded(future)]
-        self._sent.append(self._agent.call(to, _deliver, (self._worker.key, slot, value), timeout=0))
+        self._sent.append(self._agent.call(to, _deliver, (self._worker.key, slot, message), timeout=0))
 
 
 def _succeeded(future: Future[Any]) -> bool:
@@ -314,14 +345,3 @@ def _succeeded(future: Future[Any]) -> bool:
         return False
     future.value()
     return True
-
-
-def _bytes(value: Any) -> int:
-    """Of the tensors in it."""
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, tuple | list):
-        return 0
-    return sum(map(_bytes, value))

@@ -1,4 +1,4 @@
-"""One pipeline step as it was measured: how much of it the workers were idle, and a picture of it in text.
+"""One pipeline step as it was measured: how much of it the workers were idle, as text, picture and trace.
 
 Made from rows of the `ops` table alone, so a live panel, a saved record and the command line say the same. Times are
 the workers' own stamps, in seconds of one clock. `idle_ideal` replays the same ops in the same order as if every stage
@@ -7,30 +7,21 @@ took equally long and transfers no time: what this schedule cannot avoid.
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
+from rpcbench.pipeline.chart import Chart
 from rpcbench.pipeline.ops import Kind, Op
-from rpcbench.pipeline.simulate import Span, idle_between, simulate
-from rpcbench.pipeline.simulate import idle_share as _idle_share
+from rpcbench.pipeline.simulate import simulate
+from rpcbench.pipeline.slices import trace
+from rpcbench.pipeline.spans import Span, idle_between
+from rpcbench.pipeline.spans import idle_share as _idle_share
 from rpcbench.words.errors import PipelineError
 from rpcbench.words.events import Row
-
-FILL = {Kind.FORWARD: "░", Kind.BACKWARD: "▓", Kind.INPUT: "▒", Kind.WEIGHT: "▚", Kind.RECOMPUTE: "▞"}
-NAMES = {
-    Kind.FORWARD: "forward",
-    Kind.BACKWARD: "backward",
-    Kind.INPUT: "input gradient",
-    Kind.WEIGHT: "weight gradients",
-    Kind.RECOMPUTE: "recomputed forward",
-}
-RUNNING = "…"
-UNIT = " ms"
-TICK = 10
-NARROWEST = 20
-SHORTEST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +32,7 @@ class Timeline:
     spans: tuple[Span, ...]
     running: frozenset[Span]
     names: Mapping[int, str]
+    rows: tuple[Row, ...]
 
     @staticmethod
     def of(
@@ -61,7 +53,7 @@ class Timeline:
             now = max(time for row in rows for time in (row["begin"], row["end"]) if time is not None)
         spans = {_span(row, now): row["end"] is None for row in rows}
         ordered = tuple(sorted(spans, key=lambda span: (span.worker, span.begin, span.end)))
-        return Timeline(step, ordered, frozenset(span for span in spans if spans[span]), names or {})
+        return Timeline(step, ordered, frozenset(span for span in spans if spans[span]), names or {}, tuple(rows))
 
     @property
     def workers(self) -> list[int]:
@@ -89,55 +81,41 @@ class Timeline:
 
     def text(self, width: int = 100) -> str:
         """The step drawn at most `width` columns wide (20 columns of time at least), a line for each worker."""
+        return self.chart.text(width)
+
+    def svg(self) -> str:
+        """The step as a picture of its own."""
+        return self.chart.svg()
+
+    def html(self) -> str:
+        """The picture inside a page, with its words for who sees none."""
+        return self.chart.html()
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def trace(self) -> dict[str, Any]:
+        """The step as Chrome trace events, for ui.perfetto.dev, with the bytes that each operation has sent."""
+        return trace(self.rows, self.names)
+
+    def save(self, path: str | Path) -> Path:
+        """Write it into a file, as its ending says: .svg, .html, .txt, or .json for `trace`. ValueError for others."""
+        target = Path(path)
+        written = {".svg": self.svg, ".html": self.html, ".txt": self.text, ".json": self._json}
+        if target.suffix not in written:
+            raise ValueError(f"{target.name}: a timeline is saved as {', '.join(written)}")
+        target.write_text(written[target.suffix](), encoding="utf-8")
+        return target
+
+    def _json(self) -> str:
+        return json.dumps(self.trace())
+
+    @property
+    def chart(self) -> Chart:
         names = {worker: self.names.get(worker, f"worker{worker}") for worker in self.workers}
-        margin = max(map(len, names.values()))
-        columns = max(NARROWEST, width - margin - len(" │" + UNIT))
-        scale = _Scale(min(span.begin for span in self.spans), max(self.seconds, SHORTEST), columns)
-        lanes = [f"{name.rjust(margin)} │{self._lane(worker, scale)}" for worker, name in names.items()]
-        return "\n".join([self._title(), *lanes, " " * (margin + 2) + scale.axis(), self._legend()])
-
-    def _title(self) -> str:
         ideal = "" if self.idle_ideal is None else f" (ideal {self.idle_ideal:.1%})"
-        return f"step {self.step}: {self.seconds * 1e3:.1f} ms, idle {self.idle:.1%}{ideal}"
-
-    def _lane(self, worker: int, scale: _Scale) -> str:
-        own = [span for span in self.spans if span.worker == worker]
-        staged = len({span.op.stage for span in own}) > 1
-        cells = [" "] * scale.columns
-        for span in own:
-            begin = min(scale.column(span.begin), scale.columns - 1)
-            end = max(scale.column(span.end), begin + 1)
-            cells[begin:end] = _block(span.op, end - begin, staged, span in self.running)
-        return "".join(cells).rstrip()
-
-    def _legend(self) -> str:
-        kinds = {span.op.kind for span in self.spans}
-        marks = ", ".join(f"{kind}0{FILL[kind]} {NAMES[kind]}" for kind in Kind if kind in kinds)
-        still = f"; {RUNNING} still running" if self.running else ""
-        return f"{marks} of micro-batch 0; blank: idle{still}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """Seconds to columns of text."""
-
-    begin: float
-    seconds: float
-    columns: int
-
-    def column(self, time: float) -> int:
-        return round((time - self.begin) / self.seconds * self.columns)
-
-    def axis(self) -> str:
-        """Round numbers of milliseconds at least ten columns apart, each written where its time begins."""
-        wide = self.columns / (self.seconds * 1e3)
-        tick = _round_up(TICK / wide)
-        line = ["─"] * self.columns
-        for number in range(self.columns // TICK):
-            at, label = round(number * tick * wide), f"{number * tick:g}"
-            if at + len(label) < self.columns:
-                line[at : at + len(label)] = label
-        return "".join(line) + UNIT
+        title = f"step {self.step}: {self.seconds * 1e3:.1f} ms, idle {self.idle:.1%}{ideal}"
+        return Chart(self.spans, names, title, self.running, " ms", 1e3)
 
 
 def idle_share(rows: Iterable[Row]) -> float:
@@ -149,16 +127,3 @@ def idle_share(rows: Iterable[Row]) -> float:
 def _span(row: Row, now: float) -> Span:
     op = Op(row["stage"], Kind(row["op"]), row["microbatch"])
     return Span(row["worker"], op, row["begin"], max(now, row["begin"]) if row["end"] is None else row["end"])
-
-
-def _block(op: Op, width: int, staged: bool, running: bool) -> str:
-    """One op, `width` columns wide, with as much of its name as there is room for."""
-    labels = [str(op)] * staged + [f"{op.kind}{op.microbatch}", ""]
-    block = next(label for label in labels if len(label) <= width).ljust(width, FILL[op.kind])
-    return block[:-1] + RUNNING if running else block
-
-
-def _round_up(number: float) -> float:
-    """The next of …, 0.5, 1, 2, 5, 10, 20, …"""
-    power = 10.0 ** math.floor(math.log10(number))
-    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= number)

@@ -10,6 +10,7 @@ it is held or queued; once it runs it runs to its end, and may ask whether anybo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rpcbench.protocol.effects import Effects, Enqueue, Reject, Resolve
@@ -175,8 +176,11 @@ class Calls:
 
     def _tell(self, kind: str, call: int) -> None:
         if self.note is not None:
-            waiting = self.outgoing.get(call)
-            self.note(kind, "calls", str(call), _row(call, waiting) if waiting else None)
+            self.note(kind, "calls", str(call), partial(self._row, call))
+
+    def _row(self, call: int) -> Row | None:
+        waiting = self.outgoing.get(call)
+        return _row(call, waiting) if waiting else None
 
 
 def _row(call: int, waiting: Outgoing) -> Row:

@@ -8,6 +8,7 @@ Several passes may go back over one context at once: see `walks`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from rpcbench.protocol.effects import Effects, ForgetContext, WalkEnded
 from rpcbench.protocol.records import Context, Received, Sent
@@ -167,8 +168,11 @@ class Contexts:
 
     def _tell(self, kind: str, context: int) -> None:
         if self.note is not None:
-            known = self.contexts.get(context)
-            self.note(kind, "contexts", str(context), _row(context, known) if known else None)
+            self.note(kind, "contexts", str(context), partial(self._row, context))
+
+    def _row(self, context: int) -> Row | None:
+        known = self.contexts.get(context)
+        return _row(context, known) if known else None
 
 
 def _row(number: int, context: Context) -> Row:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from rpcbench.protocol.effects import Effects, Free, OwnerLost, Unmade
@@ -332,13 +333,19 @@ class RRefs:
 
     def _tell_owned(self, kind: str, rref: Id) -> None:
         if self.note is not None:
-            owned = self.owned.get(rref)
-            self.note(kind, "owned", str(rref), _owned_row(rref, owned) if owned else None)
+            self.note(kind, "owned", str(rref), partial(self._row_of_owned, rref))
 
     def _tell_user(self, kind: str, fork: Id) -> None:
         if self.note is not None:
-            user = self.users.get(fork)
-            self.note(kind, "users", str(fork), _user_row(fork, user) if user else None)
+            self.note(kind, "users", str(fork), partial(self._row_of_user, fork))
+
+    def _row_of_owned(self, rref: Id) -> Row | None:
+        owned = self.owned.get(rref)
+        return _owned_row(rref, owned) if owned else None
+
+    def _row_of_user(self, fork: Id) -> Row | None:
+        user = self.users.get(fork)
+        return _user_row(fork, user) if user else None
 
 
 def _bury(rref: Id, graves: dict[Id, None]) -> None:

@@ -12,15 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rpcbench.pipeline.slices import TRACK, Event, in_microseconds, slice_of
 from rpcbench.telemetry.clocks import SHARED, Clock
 from rpcbench.telemetry.messages import messages_view
 from rpcbench.telemetry.views import World
 from rpcbench.words.events import Row, Table
 
-Event = dict[str, Any]
-
-OUT, IN, PIPELINE = 1, 2, 3
-TRACKS = {OUT: "messages out", IN: "messages in", PIPELINE: "pipeline"}
+OUT, IN = 1, 2
+TRACKS = {OUT: "messages out", IN: "messages in", TRACK: "pipeline"}
 SHORTEST = 1e-6
 """A message takes no time at either end; it is shown as long as this, in seconds."""
 _ASKS, _ANSWERS = ("Call", "Create", "Fetch"), ("Result", "Failure")
@@ -39,9 +38,7 @@ def chrome(world: World) -> dict[str, Any]:
     events = [*_ops(world), *_calls(messages), *_messages(messages)]
     began = min((event["ts"] for event in events), default=0.0)
     for event in events:
-        event["ts"] = round((event["ts"] - began) * 1e6, 3)
-        if "dur" in event:
-            event["dur"] = round(event["dur"] * 1e6, 3)
+        in_microseconds(event, began)
     left_out = {member["name"]: member["left_out"] for member in world.values() if member["left_out"]}
     return {"traceEvents": [*_names(world), *events], "displayTimeUnit": "ms", "otherData": {"left_out": left_out}}
 
@@ -59,14 +56,7 @@ def _ops(world: World) -> Iterator[Event]:
         ahead = Clock(*member.get("clock", SHARED)).ahead
         for row in member["tables"].get("ops", {}).values():
             if row["end"] is not None:
-                args = {name: row[name] for name in ("step", "stage", "op", "microbatch", "bytes") if name in row}
-                name, seconds = f"{row['op']}{row['microbatch']}", row["end"] - row["begin"]
-                yield _slice(name, "pipeline", id_, PIPELINE, row["begin"] - ahead, seconds, args)
-
-
-def _slice(name: str, kind: str, member: int, track: int, begin: float, seconds: float, args: Row) -> Event:
-    at = {"pid": member, "tid": track, "ts": begin, "dur": seconds}
-    return {"ph": "X", "name": name, "cat": kind, **at, "args": args}
+                yield slice_of(row, id_, ahead)
 
 
 def _calls(messages: Table) -> Iterator[Event]:
@@ -94,7 +84,8 @@ def _messages(messages: Table) -> Iterator[Event]:
         ends = ((row["sent"], row["from"], OUT), (row["received"], row["to"], IN))
         for time, member, track in ends:
             if time is not None:
-                yield _slice(name, "message", member, track, time, SHORTEST, args)
+                at = {"pid": member, "tid": track, "ts": time, "dur": SHORTEST}
+                yield {"ph": "X", "name": name, "cat": "message", **at, "args": args}
         if row["sent"] is not None and row["received"] is not None:
             for phase, (time, member, track) in zip(("s", "f"), ends, strict=True):
                 at = {"pid": member, "tid": track, "ts": time}

@@ -1,8 +1,8 @@
-"""What all members of a world say of themselves, put together: tables kept current by events.
+"""What all members of a world say of themselves, put together: tables kept current by changes.
 
 Listens only while somebody looks, and for messages only while somebody looks at those. A member's tables begin with a
-snapshot; a gap in the numbers of its events (some were dropped, or it began again) asks for a new one. Nothing here
-waits for a worker, but `settle`, which is asked to.
+snapshot; a batch that is missing, or that left rows out, asks for a new one. Nothing here waits for a worker, but
+`settle`, which is asked to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Collector:
         self._agent = agent
         self._lock = threading.Lock()
         self._world: World = {}
-        self._seq: dict[int, int] = {}
+        self._batch: dict[int, int] = {}
         self._wakes: dict[object, tuple[Wake, int]] = {}
         self._level = QUIET
         self._probes = Probes(agent)
@@ -59,7 +59,7 @@ class Collector:
                 return
             if not self._wakes:
                 self._world.clear()
-                self._seq.clear()
+                self._batch.clear()
         self._listen()
 
     def _listen(self) -> None:
@@ -118,7 +118,7 @@ class Collector:
             elif who.id in self._world:
                 self._world[who.id]["state"] = "up" if kind == "recovered" else kind
             if kind in GONE:
-                self._seq.pop(who.id, None)
+                self._batch.pop(who.id, None)
         if kind in GONE:
             self._probes.forget(who.id)
         if kind == "joined":
@@ -147,24 +147,25 @@ class Collector:
         messages = {name: rows for name, rows in member["tables"].items() if name == "messages"}
         epoch = time.time() - data["clock"]
         member.update(tables={**data["snapshot"], **messages}, incarnation=data["incarnation"], epoch=epoch)
-        self._seq[source] = data["seq"]
+        self._batch[source] = data["batch"]
 
     def _apply(self, source: int, member: dict[str, Any], data: dict[str, Any]) -> bool:
-        """Carry a batch out; True where one is missing between the last and this."""
+        """Carry a batch out; True where rows are missing between the last and this."""
         if self._level == MESSAGES:
             member["trimmed"] += gather(member["tables"].setdefault("messages", {}), source, data["messages"])
             member["missed"] += data["missed"]
             member["left_out"] += data["missed"]
-        last = self._seq.get(source)
         member["left_out"] += data["dropped"]
-        for seq, _, _, table, key, row in data["events"]:
-            if last is None or seq <= last:
-                continue  # the snapshot that was asked for will have it, or had it
-            if seq != last + 1:
-                del self._seq[source]
-                return True
-            apply(member["tables"], table, key, row)
-            last = self._seq[source] = seq
+        last, batch = self._batch.get(source), data["batch"]
+        if last is None or batch <= last:
+            return False  # the snapshot that was asked for will have it, or had it
+        if batch != last + 1 or data["dropped"]:
+            del self._batch[source]
+            return True
+        for table, rows in data["rows"].items():
+            for key, row in rows.items():
+                apply(member["tables"], table, key, row)
+        self._batch[source] = batch
         return False
 
     def _measured(self, source: int, clock: Clock | None) -> None:

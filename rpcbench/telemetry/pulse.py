@@ -7,13 +7,15 @@ questions and answers say for how long it has been silent. Nobody looks: nobody 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 from rpcbench.agent import current as agents
 from rpcbench.agent.core import Agent
 from rpcbench.agent.health import LOOK
 from rpcbench.agent.roster import WorkerInfo
-from rpcbench.telemetry.collect import Collector, Wake, World
+from rpcbench.telemetry.collect import SETTLE_SECONDS, Collector, Wake, World
 from rpcbench.telemetry.workers import PERIOD
 from rpcbench.words.changes import Changes
 
@@ -53,6 +55,18 @@ class Pulse:
 
         return over
 
+    def settle(self, timeout: float = SETTLE_SECONDS) -> bool:
+        """Ask all members that are up how they are, and wait until they have said so, and all else. False: not all."""
+        deadline = time.monotonic() + timeout
+        changes = Changes()
+        stop = self._collector.subscribe(changes.tell)
+        try:
+            self._ask()
+            told = changes.wait_for(self._all_told, timeout)
+        finally:
+            stop()
+        return self._collector.settle(deadline - time.monotonic()) and told
+
     def world(self) -> World:
         return self._collector.world()
 
@@ -67,12 +81,24 @@ class Pulse:
             return self._asks
 
     def _ask(self) -> None:
-        self._question += 1
-        for id_, member in self._collector.world().items():
-            answered = member["tables"].get("health", {}).get(str(id_), {}).get("question", 0)
-            if member["state"] in ("up", "suspect") and answered >= self._asked.get(id_, 0):
-                self._asked[id_] = self._question
-                self._agent.notify(id_, LOOK, self._question)
+        """Who has answered its last question gets another one."""
+        world = self._collector.world()
+        with self._lock:
+            self._question += 1
+            free = [id_ for id_, one in world.items() if one["state"] in ("up", "suspect") and self._told(id_, one)]
+            self._asked.update(dict.fromkeys(free, self._question))
+            question = self._question
+        for id_ in free:
+            self._agent.notify(id_, LOOK, question)
+
+    def _told(self, id_: int, member: dict[str, Any]) -> bool:
+        """Whether a member has answered its last question."""
+        answered: int = member["tables"].get("health", {}).get(str(id_), {}).get("question", 0)
+        return answered >= self._asked.get(id_, 0)
+
+    def _all_told(self) -> bool:
+        up = {id_: one for id_, one in self._collector.world().items() if one["state"] == "up"}
+        return not self._agent.running or all(self._told(id_, one) for id_, one in up.items())
 
     def _member(self, kind: str, who: WorkerInfo, _reason: str) -> None:
         if kind == "joined":

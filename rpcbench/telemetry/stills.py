@@ -7,13 +7,15 @@ no browser is: in nbclient, in a script. What has no drawing here is shown by it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rpcbench.telemetry.picture import Columns, Picture, as_html, columns, heads, short
+from rpcbench.pipeline.timeline import Timeline
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.views import View
 from rpcbench.words.events import Row
+from rpcbench.words.picture import Columns, Picture, as_html, columns, heads, short
 
 ROW = 22
 MOST = 60
@@ -140,42 +142,16 @@ def _context(picture: Picture, view: View, key: str, at: Columns, y: float) -> f
 
 
 def _steps(picture: Picture, view: View, at: Columns) -> None:
-    drawn = [row["step"] for row in view["ops"].values()]
+    drawn = {row["step"] for row in view["ops"].values()}
     if not drawn:
         return
     steps = sorted((row for row in view["steps"].values() if row["step"] in drawn), key=lambda row: float(row["begin"]))
     step = next((row for row in reversed(steps) if row["state"] == "complete"), steps[-1])
-    ops = [row for row in view["ops"].values() if row["step"] == step["step"]]
-    lanes = sorted({row["worker"] for row in ops})
-    span = max(1e-9, step["end"] - step["begin"])
-    left, wide, tall = 120, at.width - 140, 34
-    for n, worker in enumerate(lanes):
-        y = 44 + n * (tall + 6)
-        picture.text(12, y + 21, short(at.names(worker), 15), "strong")
-        picture.rect(left, y, wide, tall, "plate")
-        for op in (op for op in ops if op["worker"] == worker):
-            _op(picture, op, left + wide * (op["begin"] - step["begin"]) / span, wide / span, step["end"], y, tall)
-    below = 44 + len(lanes) * (tall + 6) + 12
+    names = {int(worker["id"]): str(worker["name"]) for worker in view["workers"].values()}
+    timeline = Timeline.of(view["ops"].values(), step["step"], now=step["end"], names=names)
     idle = "" if step["idle"] is None else f", idle {step['idle']:.1%}"
-    picture.text(left, below, f"step {step['step']} ({step['state']}): {span * 1e3:.1f} ms{idle}", "note")
-
-
-def _op(picture: Picture, op: Row, x: float, per_second: float, end: float, y: float, tall: float) -> None:
-    width = max(1.5, per_second * ((end if op["end"] is None else op["end"]) - op["begin"]) - 0.8)
-    colour, ink = _OPS.get(op["op"], ("dim", "paper"))
-    picture.rect(x, y + 2, width, tall - 4, f"f-{colour}")
-    words = f"{op['op']}{op['microbatch']}"
-    if width >= 7 * len(words) + 4:
-        picture.text(x + width / 2, y + tall / 2 + 4, words, f"middle {ink}")
-
-
-_OPS = {
-    "F": ("blue", "on-blue"),
-    "B": ("amber", "on-amber"),
-    "I": ("amber", "on-amber"),
-    "W": ("purple", "paper"),
-    "R": ("green", "paper"),
-}
+    title = f"step {step['step']} ({step['state']}): {timeline.seconds * 1e3:.1f} ms{idle}"
+    replace(timeline.chart, title=title).draw(picture, at.width - 140)
 
 
 # ---- messages

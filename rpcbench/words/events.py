@@ -1,8 +1,8 @@
 """What the runtime says about itself: one kind of event, a change of one row of one table.
 
-A table's rows are small dicts of plain values (numbers, strings, lists). An event carries the row as it is after the
-change, or None where the row is gone; so tables plus events equal later tables, and every picture is drawn from
-tables. `kind` is a past-tense name ("ForkAdded") for those who tell the story rather than the state.
+A table's rows are small dicts of plain values (numbers, strings, lists). Who tells of a change says how to make the row
+as it is by then, or None where it is gone: so a row that changes often is made once for all who look, and tables plus
+the rows that have changed equal later tables. Every picture is drawn from tables.
 
 Tables
     owned     RRefs this worker owns           key "0.3"      forks, ready, type, made, size, cell
@@ -32,19 +32,21 @@ Table = dict[str, Row]
 Tables = dict[str, Table]
 
 
-class Event(NamedTuple):
-    """One change of one row. `seq` counts a worker's events without gaps; `time` is monotonic seconds."""
+class Batch(NamedTuple):
+    """The rows that have changed since the batch before, as they are now. `number` counts a worker's batches without
+    gaps; `dropped` rows had changed, too, and are left out."""
 
-    seq: int
-    time: float
-    kind: str
-    table: str
-    key: str
-    row: Row | None
+    number: int
+    rows: dict[str, dict[str, Row | None]]
+    dropped: int
 
 
-Note = Callable[[str, str, str, "Row | None"], None]
-"""(kind, table, key, row): how machines tell of a change, called only while somebody listens."""
+Made = Callable[[], "Row | None"]
+"""A row as it is now, None where it is gone; called later, under the machine's lock."""
+
+Note = Callable[[str, str, str, Made], None]
+"""(kind, table, key, row): how machines tell of a change, called only while somebody listens. `kind` is a past-tense
+name ("ForkAdded") for those who tell the story rather than the state."""
 
 
 Told = Callable[[str, int, int, Any], None]

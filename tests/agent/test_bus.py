@@ -1,4 +1,4 @@
-"""The ring of events: nothing while nobody listens, the newest when it overflows, and one count over everything."""
+"""The rows that have changed: none while nobody listens, each once, the newest when there are too many."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from rpcbench.agent import bus as module
 from rpcbench.agent.bus import Bus
+from rpcbench.words.events import Batch
 
 
 @pytest.fixture
@@ -19,55 +20,77 @@ def bus() -> Bus:
 
 def note(bus: Bus, *keys: int) -> None:
     for key in keys:
-        bus.note("Changed", "table", str(key), {"value": key})
+        bus.note("Changed", "table", str(key), lambda key=key: {"value": key})
+
+
+def drained(bus: Bus, most: int = 10) -> list[str]:
+    return [key for rows in bus.drain(most).rows.values() for key in rows]
 
 
 def test_nothing_is_kept_while_nobody_listens(bus: Bus) -> None:
     bus.listening = False
     note(bus, 1, 2)
-    assert bus.drain(10) == ([], 0) and not bus.filled.is_set()
+    assert bus.drain(10) == Batch(0, {}, 0) and not bus.filled.is_set()
     bus.listening = True
     note(bus, 3)
-    assert [event.seq for event in bus.drain(10)[0]] == [1], "and what nobody heard has no number"
+    assert bus.drain(10) == Batch(1, {"table": {"3": {"value": 3}}}, 0)
 
 
-def test_events_come_out_in_order_in_batches(bus: Bus) -> None:
+def test_rows_come_out_in_order_in_batches(bus: Bus) -> None:
     note(bus, 1, 2, 3)
-    first, _ = bus.drain(2)
-    assert [(event.seq, event.kind, event.table, event.key, event.row) for event in first] == [
-        (1, "Changed", "table", "1", {"value": 1}), (2, "Changed", "table", "2", {"value": 2}),
-    ]  # fmt: skip
+    assert bus.drain(2) == Batch(1, {"table": {"1": {"value": 1}, "2": {"value": 2}}}, 0)
     assert bus.filled.is_set(), "there is more"
-    assert [event.key for event in bus.drain(2)[0]] == ["3"]
-    assert not bus.filled.is_set()
+    assert bus.drain(2) == Batch(2, {"table": {"3": {"value": 3}}}, 0)
+    assert not bus.filled.is_set() and bus.drain(2) == Batch(2, {}, 0), "what is empty has no number"
     note(bus, 4)
     assert bus.filled.is_set()
 
 
+def test_a_row_that_changes_often_is_made_once_as_it_is_by_then(bus: Bus) -> None:
+    state, made = {"value": 0}, []
+
+    def row() -> dict[str, int] | None:
+        made.append(dict(state))
+        return made[-1] if state else None
+
+    for value in range(5):
+        state["value"] = value
+        bus.note("Changed", "table", "a", row)
+    assert made == []
+    assert bus.drain(10).rows == {"table": {"a": {"value": 4}}} and made == [{"value": 4}]
+    bus.note("Changed", "table", "a", row)
+    state.clear()
+    assert bus.drain(10).rows == {"table": {"a": None}}
+
+
 def test_the_oldest_are_dropped_and_counted(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CAPACITY", 3)
-    note(bus, *range(1, 6))
-    events, dropped = bus.drain(10)
-    assert ([event.seq for event in events], dropped) == ([3, 4, 5], 2)
+    note(bus, *range(1, 6), 5)
+    batch = bus.drain(10)
+    assert ([*batch.rows["table"]], batch.dropped) == (["3", "4", "5"], 2)
     note(bus, 6)
-    assert [bus.drain(10)[1], bus.drain(10)[1]] == [0, 0], "each is counted once"
+    assert [bus.drain(10).dropped, bus.drain(10).dropped] == [0, 0], "each is counted once"
 
 
 def test_after_a_restart_only_what_is_newer_comes(bus: Bus) -> None:
     note(bus, 1, 2)
-    assert bus.restart() == 2
-    assert not bus.filled.is_set() and bus.drain(10) == ([], 0)
+    assert drained(bus) == ["1", "2"]
     note(bus, 3)
-    assert [event.seq for event in bus.drain(10)[0]] == [3]
+    assert bus.restart() == 1
+    assert not bus.filled.is_set() and drained(bus) == []
+    note(bus, 4)
+    assert bus.drain(10) == Batch(2, {"table": {"4": {"value": 4}}}, 0)
 
 
-def test_numbers_have_no_gaps_whoever_counts(bus: Bus) -> None:
-    threads = [threading.Thread(target=note, args=(bus, *range(500))) for _ in range(4)]
+def test_no_change_is_missed_whoever_tells_of_it(bus: Bus) -> None:
+    threads = [threading.Thread(target=note, args=(bus, *range(n * 500, n * 500 + 500))) for n in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
-    assert [event.seq for event in bus.drain(10_000)[0]] == list(range(1, 2001))
+    seen: list[str] = []
+    while any(thread.is_alive() for thread in threads):
+        seen += drained(bus)
+    seen += drained(bus, 10_000)
+    assert sorted(map(int, seen)) == list(range(2000))
 
 
 def test_tables_of_features_are_asked_when_wanted(bus: Bus) -> None:

@@ -31,7 +31,7 @@ class Watcher:
         self.snapshots = 0
         self.tables: Tables = {}
         self._agent = agent
-        self._seq = -1
+        self._batch = -1
         agent.on_notice(TELEMETRY, lambda source, data: self.heard.put(data))
         self.ask(True)
 
@@ -43,13 +43,13 @@ class Watcher:
         data = self.heard.get(timeout=PATIENCE)
         if "snapshot" in data:
             self.snapshots += 1
-            self.tables, self._seq = data["snapshot"], data["seq"]
+            self.tables, self._batch = data["snapshot"], data["batch"]
             return
-        assert data["dropped"] == 0
-        for seq, _, _, table, key, row in data["events"]:
-            assert seq == self._seq + 1
-            self._seq = seq
-            apply(self.tables, table, key, row)
+        assert (data["dropped"], data["batch"]) == (0, self._batch + 1)
+        self._batch = data["batch"]
+        for table, rows in data["rows"].items():
+            for key, row in rows.items():
+                apply(self.tables, table, key, row)
 
     def follow_until(self, owned: int) -> None:
         while len(self.tables.get("owned", {})) != owned:
@@ -67,7 +67,7 @@ def publishing() -> int:
 def test_nobody_watches(agents: list[Agent]) -> None:
     make(3)[0].to_here()
     assert not any(agent.bus.listening for agent in agents) and publishing() == 0
-    assert agents[1].bus.drain(10) == ([], 0)
+    assert agents[1].bus.drain(10).rows == {}
 
 
 def test_a_watcher_gets_the_tables_and_then_every_change(agents: list[Agent]) -> None:
@@ -97,7 +97,7 @@ def test_after_the_last_watcher_no_events_are_made(agents: list[Agent]) -> None:
     until(lambda: publishing() == 0 and not agents[1].bus.listening)
     del rrefs
     until(lambda: agents[1].tables()["owned"] == {})
-    assert agents[1].bus.drain(10) == ([], 0)
+    assert agents[1].bus.drain(10).rows == {}
     second.ask(True)
     while second.snapshots == 1:
         second.follow()

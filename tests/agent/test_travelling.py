@@ -35,6 +35,11 @@ def raising() -> None:
     raise Odd
 
 
+def test_functions_are_labelled_by_the_names_that_users_write() -> None:
+    labels = [label_of(one) for one in (torch.add, torch.ones, torch.relu, abs, len, raising, torch.Tensor.add)]
+    assert labels == ["torch.add", "torch.ones", "torch.relu", "abs", "len", "raising", "TensorBase.add"]
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.[a-z_]*` is deprecated")
 def test_script_functions_and_modules_are_called_like_others(tmp_path: Path) -> None:
     function = torch.jit.trace(lambda x: x * 3, torch.ones(1))

@@ -1,4 +1,4 @@
-"""A JupyterLab for all tests of a module."""
+"""A JupyterLab for all tests of a module, or the front end that it asks for."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from lab import SECONDS, missing, running
 
 
 @pytest.fixture(scope="module")
-def lab(leak_check, tmp_path_factory):
+def lab(request, leak_check, tmp_path_factory):
     if reason := missing():
         pytest.skip(reason)
-    with leak_check(grace=SECONDS), running(tmp_path_factory.mktemp("lab")) as lab:
+    front = getattr(request, "param", "jupyterlab")
+    with leak_check(grace=SECONDS), running(tmp_path_factory.mktemp("lab"), front=front) as lab:
         yield lab
 
 

@@ -47,6 +47,10 @@ FLAGS = [
     "--disable-component-update",
     "--no-first-run",
 ]
+PLACES = {"jupyterlab": "lab/tree/{}?reset&", "notebook": "notebooks/{}?"}
+APPS = {"jupyterlab": "LabApp", "notebook": "JupyterNotebookApp"}
+ITS_OWN = {("notebook", "Cannot read properties of undefined (reading 'schema')")}
+"""Errors that a front end has when nothing of ours is there."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "docmanager-extension/plugin": {"autosave": False},
@@ -76,17 +80,18 @@ EVALUATE = """async ([code, expression]) => {
 
 def missing() -> str | None:
     """What is not installed here that a browser test needs, in words."""
-    absent = [name for name in ("jupyterlab", "playwright") if importlib.util.find_spec(name) is None]
+    absent = [name for name in ("jupyterlab", "notebook", "playwright") if importlib.util.find_spec(name) is None]
     if absent:
         return f"{' and '.join(absent)} not installed: pip install 'rpcbench[dev]'"
     return None if CHROMIUM else "no Chromium: set CHROMIUM or put it on PATH"
 
 
 class Lab:
-    """A running JupyterLab and a browser."""
+    """A running JupyterLab, or another front end of `PLACES`, and a browser."""
 
-    def __init__(self, folder: Path, address: str, token: str, browser: Browser) -> None:
+    def __init__(self, folder: Path, address: str, token: str, browser: Browser, front: str = "jupyterlab") -> None:
         self.folder = folder
+        self.front = front
         self.wrong: list[str] = []
         self._address, self._token, self._browser = address, token, browser
 
@@ -110,12 +115,17 @@ class Lab:
     def _page(self, name: str, width: int, height: int, scale: float) -> Page:
         page = self._browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
         page.set_default_timeout(1e3 * SECONDS)
-        page.on("pageerror", lambda error: self.wrong.append(f"error in the page: {error}"))
+        page.on("pageerror", lambda error: self._failed(str(error)))
         page.on("request", lambda request: self._asked(request.url))
         page.on("websocket", lambda opened: self._asked(opened.url))
-        page.goto(f"{self._address}/lab/tree/{name}?reset&token={self._token}", wait_until="domcontentloaded")
+        place = PLACES[self.front].format(name)
+        page.goto(f"{self._address}/{place}token={self._token}", wait_until="domcontentloaded")
         page.wait_for_function(READY, polling=100)
         return page
+
+    def _failed(self, error: str) -> None:
+        if (self.front, error) not in ITS_OWN:
+            self.wrong.append(f"error in the page: {error}")
 
     def _asked(self, url: str) -> None:
         host = self._address.removeprefix("http")
@@ -166,22 +176,22 @@ class Notebook:
 
 
 @contextlib.contextmanager
-def running(folder: Path, dark: bool = False) -> Iterator[Lab]:
-    """JupyterLab on notebooks in `folder`, and a browser; both end with the block."""
+def running(folder: Path, dark: bool = False, front: str = "jupyterlab") -> Iterator[Lab]:
+    """JupyterLab, or another front end, on notebooks in `folder`, and a browser; both end with the block."""
     from playwright.sync_api import sync_playwright
 
     token = secrets.token_hex(16)
-    with _server(folder, token, dark) as address, sync_playwright() as driver:
+    with _server(folder, token, dark, front) as address, sync_playwright() as driver:
         env: dict[str, str | float | bool] = {**os.environ, "XDG_RUNTIME_DIR": str(folder / ".home")}
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, env=env)
         try:
-            yield Lab(folder, address, token, browser)
+            yield Lab(folder, address, token, browser, front)
         finally:
             browser.close()
 
 
 @contextlib.contextmanager
-def _server(folder: Path, token: str, dark: bool) -> Iterator[str]:
+def _server(folder: Path, token: str, dark: bool, front: str) -> Iterator[str]:
     home = folder / ".home"
     _write_settings(home / "settings", dark)
     shutil.copytree(EXTENSION, home / "data" / "labextensions" / "rpcbench")  # this checkout's, whatever is installed
@@ -199,11 +209,11 @@ def _server(folder: Path, token: str, dark: bool) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0"]
-    options += [f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"]
+    options += [f"--ServerApp.root_dir={folder}", f"--{APPS[front]}.expose_app_in_browser=True"]
     log = home / "server.log"
     with log.open("w") as out:
         server = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *options], env=env, stdout=out, stderr=out, start_new_session=True
+            [sys.executable, "-m", front, *options], env=env, stdout=out, stderr=out, start_new_session=True
         )
     try:
         _await_server(server, f"http://127.0.0.1:{port}", log)

@@ -69,4 +69,12 @@ def test_messages_are_seen_live_and_of_one_cell_and_kept(show):
     while not player.locator("[data-message]", has_text="Result len").count():
         player.get_by_role("button", name="Step", exact=True).click()
     assert ["received", "Call len"] in [row[1:] for row in drawn(player)]
+
+    player.get_by_text("The record, played without a kernel").click()
+    alone = player.frame_locator("iframe")
+    assert alone.locator("[data-message]").count() == 0
+    while not alone.locator("[data-message]", has_text="Result len").count():
+        alone.get_by_role("button", name="Step", exact=True).click()
+    shown = alone.locator(".rb-messages").evaluate(SHOWN)
+    assert ["received", "Call len"] in [row[1:] for row in shown] and shown == drawn(player)
     assert notebook.errors() == []

@@ -16,7 +16,8 @@ def churn(seconds: float) -> int:
     note = current.current().bus.note
     while time.monotonic() < until:
         for _ in range(500):
-            note("CallStarted", "calls", str(rounds), {"call": rounds, "to": 0, "label": "x" * 200, "since": 0.0})
+            row = {"call": rounds, "to": 0, "label": "x" * 200, "since": 0.0}
+            note("CallStarted", "calls", str(rounds), lambda row=row: row)
             rounds += 1
         time.sleep(0.01)
     return rounds

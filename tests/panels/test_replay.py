@@ -105,6 +105,15 @@ def test_what_a_saved_notebook_shows_is_a_sentence(player):
     assert player._repr_mimebundle_()["text/plain"].endswith("Run the cell to see it.")
 
 
+def test_beside_the_widget_stands_a_page_of_its_own(player, monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    player._ipython_display_()
+    widget, alone = shown
+    assert widget["application/vnd.jupyter.widget-view+json"]["model_id"] == player.model_id
+    assert alone["text/html"].startswith("<details>") and "srcdoc=" in alone["text/html"]
+
+
 def test_a_record_of_nothing_is_shown_as_that(tmp_path):
     about = {"format": FORMAT, "version": VERSION, "holds": {}, "leaves_out": []}
     player = rpcbench.replay(Record(about, ()).save(tmp_path / "x.json"))

@@ -12,8 +12,9 @@ from nbclient import NotebookClient
 from pictures import gpipe, own, record, run_backward, send, use, world
 
 from rpcbench.panels import PANELS, base
-from rpcbench.telemetry import picture, stills
+from rpcbench.telemetry import stills
 from rpcbench.telemetry.stills import Snapshot
+from rpcbench.words import picture
 
 NASTY = "<img src=x onerror='alert(1)'>&amp;\x00\ud800"
 

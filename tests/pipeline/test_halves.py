@@ -48,8 +48,8 @@ def _case(name: str, needs: bool) -> tuple[Tensor, Tensor, list[Tensor], Tensor]
 def test_halves_give_what_the_whole_gives_to_the_last_bit(name: str) -> None:
     value, output, weights, gradient = _case(name, True)
     whole = torch.autograd.grad([output], [value, *weights], [gradient], retain_graph=True, allow_unused=True)
-    halves = Halves(output, value, weights)
-    torch.testing.assert_close(halves.input(gradient), whole[0], rtol=0, atol=0)
+    halves = Halves([output], [gradient], [value], weights)
+    torch.testing.assert_close(halves.inputs(), [whole[0]], rtol=0, atol=0)
     found = halves.weights()
     wanted = [(weight, grad) for weight, grad in zip(weights, whole[1:], strict=True) if grad is not None]
     assert [id(weight) for weight, _ in found] == [id(weight) for weight, _ in wanted]
@@ -61,8 +61,8 @@ def test_an_input_without_gradient_leaves_all_to_the_second_half() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     loss = model(torch.randn(5, 6)).sum()
     whole = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-    halves = Halves(loss, None, list(model.parameters()))
-    assert halves.input(None) is None
+    halves = Halves([loss], None, [], list(model.parameters()))
+    assert halves.inputs() == []
     for (_, got), grad in zip(halves.weights(), whole, strict=True):
         assert torch.equal(got, grad)
 
@@ -80,9 +80,9 @@ def test_each_half_computes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 7))
     value = torch.randn(5, 6, requires_grad=True)
-    halves = Halves(model(value), value, list(model.parameters()))
+    halves = Halves([model(value)], [torch.ones(5, 7)], [value], list(model.parameters()))
     with Probe(), torch.autograd.set_multithreading_enabled(False):
-        halves.input(torch.ones(5, 7))
+        halves.inputs()
         first = products[:]
         halves.weights()
     assert first == [(5, 8), (5, 6)], "gradients of inputs"
@@ -93,8 +93,8 @@ def test_the_graph_is_freed_by_the_second_half() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
     value = torch.randn(5, 6, requires_grad=True)
     output = model(value)
-    halves = Halves(output, value, list(model.parameters()))
-    halves.input(torch.ones(5, 8))
+    halves = Halves([output], [torch.ones(5, 8)], [value], list(model.parameters()))
+    halves.inputs()
     halves.weights()
     with pytest.raises(RuntimeError, match="second time"):
         torch.autograd.grad(output, list(model.parameters()), torch.ones(5, 8))
@@ -110,10 +110,42 @@ def test_hooks_run_in_the_half_of_their_tensor() -> None:
     model.weight.register_hook(lambda grad: ran.append("weight") or grad * 3)
     whole = torch.autograd.grad(output, [value, model.weight], torch.ones(5, 8), retain_graph=True)
     ran.clear()
-    halves = Halves(output, value, list(model.parameters()))
-    first = halves.input(torch.ones(5, 8))
+    halves = Halves([output], [torch.ones(5, 8)], [value], list(model.parameters()))
+    (first,) = halves.inputs()
     assert ran == ["middle"]
     found = dict(halves.weights())
     assert ran == ["middle", "weight"]
     assert torch.equal(first, whole[0])
     assert torch.equal(found[model.weight], whole[1])
+
+
+class Branches(nn.Module):
+    """Two values in, four out: of both, of one, of none and its own weight, and one that others are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.apart = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        learned = torch.tanh(self.apart.weight)
+        return self.first(x) * y, self.second(y), learned @ self.apart.bias, learned[:5] + torch.tanh(x)
+
+
+@pytest.mark.parametrize("outputs", [[0], [1], [2], [1, 2], [0, 1, 2, 3], [2, 2, 3]])
+def test_halves_of_several_outputs_and_inputs(outputs: list[int]) -> None:
+    torch.manual_seed(3)
+    model = Branches().double()
+    values = [torch.randn(5, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    weights = list(model.parameters())
+    made = model(*values)
+    roots = [made[number] for number in outputs]
+    gradients = [torch.randn_like(root) for root in roots]
+    whole = torch.autograd.grad(roots, [*values, *weights], gradients, retain_graph=True, allow_unused=True)
+    halves = Halves(roots, gradients, values, weights)
+    found = dict(enumerate(halves.inputs())) | {2 + _place(weights, w): grad for w, grad in halves.weights()}
+    for number, wanted in enumerate(whole):
+        torch.testing.assert_close(found.get(number), wanted, rtol=1e-14, atol=1e-14)
+
+
+def _place(weights: list[Tensor], weight: Tensor) -> int:
+    return next(number for number, each in enumerate(weights) if each is weight)

@@ -53,20 +53,29 @@ def test_training_with_clipping_is_that_of_one_process(agents: list[Agent], sche
     same(pipe.state_dict(), net.state_dict())
 
 
-def test_a_layer_that_is_used_twice_counts_once(agents: list[Agent]) -> None:
+@pytest.mark.parametrize("balance", [[3, 1], [2, 2]], ids=["in one stage", "in both"])
+def test_a_layer_that_is_used_twice_counts_once(agents: list[Agent], balance: list[int]) -> None:
     layer = nn.Linear(6, 6).double()
     net = nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(6, 4).double())
     functional.cross_entropy(net(X), Y).backward()
-    norm = float(clip_grad_norm_(net.parameters(), math.inf))
-    pipe = Pipeline(split(net, WORKERS, balance=[3, 1]), loss_fn=functional.cross_entropy)
-    with pipe.batch(X, Y) as batch:
+    norm = float(clip_grad_norm_(net.parameters(), 0.02))
+    pipe = Pipeline(
+        split(net, WORKERS, balance=balance), optimizer=SGD, loss_fn=functional.cross_entropy, keep_gradients=True
+    )
+    with pipe.accumulate() as batch:
+        batch.add(X[:20], Y[:20])
+        batch.add(X[20:], Y[20:])
         assert batch.grad_norm() == pytest.approx(norm, rel=1e-12)
+        assert batch.clip(0.02) == pytest.approx(norm, rel=1e-12)
+        batch.apply()
+    same(pipe.gradients(), grads(net))
 
 
 def test_a_frozen_stage_counts_nothing(agents: list[Agent]) -> None:
     net = with_gradients()
-    norm = float(clip_grad_norm_(net[:-1].parameters(), math.inf))
-    net[-1].requires_grad_(False)
+    norm = float(clip_grad_norm_(net[-1:].parameters(), math.inf))
+    for layer in net[:-1]:
+        layer.requires_grad_(False)
     with pipeline(net).batch(X, Y) as batch:
         assert batch.grad_norm() == pytest.approx(norm, rel=1e-12)
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from rpcbench.pipeline.ops import Kind, Op, Ops, Schedule, parse, text
 from rpcbench.pipeline.schedules import gpipe, named, one_f_one_b
-from rpcbench.pipeline.simulate import placement, simulate
+from rpcbench.pipeline.simulate import simulate
+from rpcbench.pipeline.validate import placement
 from rpcbench.words.errors import PipelineError
 
 NAMES = ["sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev"]

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from rpcbench.pipeline.ops import Kind, Op, parse
 from rpcbench.pipeline.schedules import gpipe, named, one_f_one_b
-from rpcbench.pipeline.simulate import Span, equal_stages, idle_share, placement, simulate, validate
+from rpcbench.pipeline.simulate import Costs, equal_stages, simulate
+from rpcbench.pipeline.spans import Span, idle_share
+from rpcbench.pipeline.validate import placement, validate
 from rpcbench.words.errors import PipelineError
 
 SCHEDULES = st.sampled_from([gpipe, one_f_one_b])
@@ -180,3 +182,34 @@ def test_a_deadlock_of_two_microbatches() -> None:
 def test_an_op_that_nobody_will_send_for() -> None:
     with pytest.raises(PipelineError, match="1F0 waits for 0F0 at no place"):
         simulate([[], [Op(1, Kind.FORWARD, 0)]])
+
+
+def test_transfers_delay_what_goes_to_another_worker_and_nothing_else() -> None:
+    played = simulate(parse("0F0 2F0 2B0 0B0\n1F0 1B0"), Costs(), transfer=0.25)
+    begins = {str(span.op): span.begin for span in played.spans}
+    assert begins == {"0F0": 0, "1F0": 1.25, "2F0": 2.5, "2B0": 3.5, "1B0": 5.75, "0B0": 8}
+    assert simulate(parse("0F0 1F0 1B0 0B0"), Costs(), transfer=0.25).makespan == 6
+
+
+def test_costs_by_kind_and_by_stage() -> None:
+    costs = Costs(forward=[1, 3], weight=0.5)
+    told = {word: costs(Op.parse(word)) for word in ("0F0", "1F0", "0B0", "1B0", "1I0", "1W0", "1R0")}
+    assert told == {"0F0": 1, "1F0": 3, "0B0": 2, "1B0": 6, "1I0": 3, "1W0": 0.5, "1R0": 3}
+    assert Costs(backward=5)(Op.parse("0I0")) == 2.5 and Costs(recompute=[4])(Op.parse("0R1")) == 4
+
+
+def test_what_is_kept_counts_as_much_as_its_stage_says() -> None:
+    played = simulate(parse(INTERLEAVED), activation=[10, 1, 2, 1])
+    assert (played.peak_live, played.peak_memory) == ((4, 4), (24, 4))
+
+
+def test_a_simulation_is_drawn() -> None:
+    played = simulate(parse("0F0 0B0\n1F0 1I0 1W0"))
+    assert played.text(50).splitlines() == [
+        "5 long, idle 40.0%, kept at most 1, 1",
+        "worker 0 │F0░░░░░░                B0▓▓▓▓▓▓▓▓▓▓▓▓▓▓",
+        "worker 1 │        F0░░░░░░I0▒▒▒▒▒▒W0▚▚▚▚▚▚",
+        "          0───────────────2───────────────4───────",
+        "F0░ forward, B0▓ backward, I0▒ input gradient, W0▚ weight gradients of micro-batch 0; blank: idle",
+    ]
+    assert played.chart.svg().count('class="f-') == 5 + 4 and "<img" in played._repr_html_()

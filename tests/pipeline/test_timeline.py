@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from textwrap import dedent
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -21,7 +24,7 @@ MS = 1e-3
 
 def row(worker: int, op: str, begin: float, end: float | None, step: int = 3) -> Row:
     """Times in milliseconds after START."""
-    stage, kind, microbatch = re.fullmatch(r"(\d+)([FB])(\d+)", op).groups()
+    stage, kind, microbatch = re.fullmatch(r"(\d+)([FBIW])(\d+)", op).groups()
     return {
         "step": step,
         "worker": worker,
@@ -151,3 +154,47 @@ def test_a_step_that_was_not_recorded() -> None:
         Timeline.of([row(1, "0F0", 0, 1)], step=4)
     with pytest.raises(LookupError, match="no pipeline step was recorded"):
         Timeline.of([])
+
+
+def blocks(svg: str) -> list[ElementTree.Element]:
+    """The rectangles of ops."""
+    found = [element for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("rect")]
+    return [element for element in found if element.get("class") in ("f-blue", "f-amber", "f-purple", "f-green")]
+
+
+def test_a_picture_has_a_block_for_each_op_where_it_was() -> None:
+    timeline = Timeline.of(rows(parse("0F0 0F1 0B0 0B1\n1F0 1I0 1F1 1I1 1W0 1W1")), names={1: "<alice>"})
+    found = blocks(timeline.svg())
+    assert [element.get("class") for element in found] == [
+        "f-blue", "f-blue", "f-amber", "f-amber", "f-blue", "f-amber", "f-blue", "f-amber", "f-purple", "f-purple"
+    ]  # fmt: skip
+    assert len({element.get("y") for element in found}) == 2
+    per_ms = 660 / 7  # the last op, 0B1, ends 7 ms after the first begins
+    at = [(float(element.get("x", "")) - 120) / per_ms for element in found[:4]]
+    assert at == pytest.approx([0, 1, 3, 5], abs=0.01)
+    words = [element.text for element in ElementTree.fromstring(timeline.svg()).iter() if element.tag.endswith("text")]
+    assert {"<alice>", "worker2", "F0", "B1", "W1", timeline.text().splitlines()[0]} <= set(words)
+    assert "F0" in timeline._repr_html_() and "<alice>" not in timeline._repr_html_()
+
+
+def test_a_trace_has_times_and_bytes_of_each_op(tmp_path: Path) -> None:
+    made = rows(gpipe(2, 1))
+    events = Timeline.of(made, names={1: "alice"}).trace()["traceEvents"]
+    slices = {event["name"] + f"/{event['pid']}": event for event in events if event["ph"] == "X"}
+    assert {name: (event["ts"], event["dur"]) for name, event in slices.items()} == {
+        "F0/1": (0, 1000), "F0/2": (1000, 1000), "B0/2": (2000, 2000), "B0/1": (4000, 2000)
+    }  # fmt: skip
+    assert {event["args"]["bytes"] for event in slices.values()} == {64}
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {1: "alice", 2: "worker2"}
+    saved = Timeline.of(made, names={1: "alice"}).save(tmp_path / "step.json")
+    assert json.loads(saved.read_text())["traceEvents"] == events
+
+
+def test_a_timeline_is_saved_as_its_ending_says(tmp_path: Path) -> None:
+    timeline = Timeline.of(rows(gpipe(2, 2)))
+    assert timeline.save(tmp_path / "step.txt").read_text() == timeline.text()
+    assert len(blocks(timeline.save(tmp_path / "step.svg").read_text())) == 8
+    assert "<img" in timeline.save(tmp_path / "step.html").read_text()
+    with pytest.raises(ValueError, match=r"step.png: .*\.svg, \.html, \.txt, \.json"):
+        timeline.save(tmp_path / "step.png")

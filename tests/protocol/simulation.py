@@ -217,7 +217,7 @@ class Member:
         self.world, self.id, self.life = world, id_, life
         self.node = Node(m.Member(id_, f"worker{id_}", life, ""), size, world.lossy)
         self.told: Tables = self.node.tables()
-        self.node.listen(lambda kind, table, key, row: apply(self.told, table, key, row))
+        self.node.listen(lambda kind, table, key, row: apply(self.told, table, key, row()))
         self.noted: list[fx.Effect] = []
         self.handlers: dict[type[Any], Callable[[Any], None]] = {
             fx.Send: self._send,

@@ -167,6 +167,33 @@ def test_members_are_measured_while_somebody_looks_and_not_else(agents: list[Age
     again()
 
 
+def test_a_picture_taken_at_once_knows_how_all_members_are(agents: list[Agent]) -> None:
+    for _ in range(5):
+        panel = rpcbench.panel("workers")
+        lines = panel.snapshot().text.splitlines()
+        panel.close()
+        assert lines[0] == "3 members, 3 up" and all("idle" in line and "cpu" in line for line in lines[1:])
+
+
+def test_who_settles_does_not_wait_for_ever(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    source = pulse.current()
+    notify = agents[0].notify
+
+    def deaf(to: int, channel: str, data: Any, may_wait: bool = False) -> None:
+        if (to, channel) != (2, "look"):
+            notify(to, channel, data, may_wait)
+
+    monkeypatch.setattr(agents[0], "notify", deaf)
+    stop = source.subscribe(lambda: None)
+    assert not source.settle(timeout=0.2)
+    until(lambda: [row["doing"] for row in workers_view(source.world())["workers"].values()] == ["idle", "idle", ""])
+    stop()
+    monkeypatch.undo()
+    again = source.subscribe(lambda: None)
+    assert source.settle()
+    again()
+
+
 def wait_here(gate: str) -> None:
     GATES[gate].wait(20)
 

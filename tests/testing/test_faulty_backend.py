@@ -18,7 +18,7 @@ from rpcbench.words.ids import Id
 IDS = (Id(0, 0), Id(0, 1))
 MESSAGES = [
     (m.Call(0, "add", None, (), None, m.EMPTY), {"SCRIPT_CALL"}),
-    (m.Call(0, "_VariableFunctionsClass.add", None, (), None, m.EMPTY), {"SCRIPT_CALL"}),
+    (m.Call(0, "torch.add", None, (), None, m.EMPTY), {"SCRIPT_CALL"}),
     (m.Call(0, "train", None, (), None, m.EMPTY), {"PYTHON_CALL"}),
     (m.Call(0, "max", None, (), None, m.EMPTY), {"PYTHON_CALL"}),
     (m.Create(0, *IDS, "mul", None, (), None, None, m.EMPTY), {"SCRIPT_REMOTE_CALL"}),

@@ -1,0 +1,91 @@
+"""A schedule worked out for some workers and micro-batches: to look at, to check, to play through, to train with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rpcbench.pipeline import ops as _ops
+from rpcbench.pipeline.ops import Ops, Schedule
+from rpcbench.pipeline.schedules import named
+from rpcbench.pipeline.simulate import Cost, Each, Simulation, equal_stages, simulate
+from rpcbench.pipeline.validate import validate
+from rpcbench.words.errors import PipelineError
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What each worker does, in `ops`; it can run to its end. Printed it is text that `schedule` reads again.
+
+    It is a schedule itself, for just these numbers: `Pipeline(stages, schedule=plan, microbatches=plan.microbatches)`.
+    """
+
+    ops: Ops
+    stages: int
+    microbatches: int
+
+    def __str__(self) -> str:
+        return _ops.text(self.ops)
+
+    def __call__(self, workers: int, microbatches: int, chunks: int = 0) -> Ops:
+        """The ops; PipelineError for other numbers than those it was made for. `chunks`: 0 for what it has."""
+        mine = (len(self.ops), self.microbatches)
+        if (workers, microbatches) != mine or chunks * workers not in (0, self.stages):
+            raise PipelineError(
+                f"this schedule is for {mine[0]} workers with {self.stages} stages and {mine[1]} micro-batches, "
+                f"not for {workers} workers and {microbatches} micro-batches"
+            )
+        return [list(own) for own in self.ops]
+
+    def check(self, most_live: int) -> None:
+        """PipelineError, with the op, if a worker would keep more activations than `most_live` at once."""
+        validate(self.ops, self.stages, self.microbatches, most_live)
+
+    def simulate(self, cost: Cost = equal_stages, transfer: float = 0.0, activation: Each = 1.0) -> Simulation:
+        """As `simulate` with these ops."""
+        return simulate(self.ops, cost, transfer, activation)
+
+    def _repr_html_(self) -> str:
+        return self.simulate()._repr_html_()
+
+
+def schedule(
+    what: str | Schedule | Ops, workers: int | None = None, microbatches: int | None = None, chunks: int | None = None
+) -> Plan:
+    """A plan from a schedule's name or function, for these numbers; or from a text or lists that have them already.
+
+    The text has a line per worker and a word per op: stage, F, B, I, W or R, micro-batch. PipelineError where it is not
+    all of the work, or can never end; it names the op.
+
+    >>> from rpcbench.pipeline import schedule
+    >>> print(schedule("1f1b", workers=2, microbatches=2))
+    0F0 0F1 0B0 0B1
+    1F0 1B0 1F1 1B1
+    >>> schedule('''0F0 0B0
+    ...             1B0 1F0''')
+    Traceback (most recent call last):
+    ...
+    rpcbench.words.errors.PipelineError: this schedule never ends: ops[0][1] = 0B0 waits for 1B0 at ops[1][0]; ...
+    """
+    ops = _made(what, workers, microbatches, chunks)
+    every = [op for own in ops for op in own]
+    if not every:
+        raise PipelineError("this schedule has no operation")
+    stages, numbers = 1 + max(op.stage for op in every), 1 + max(op.microbatch for op in every)
+    validate(ops, stages, numbers)
+    return Plan(ops, stages, numbers)
+
+
+def _made(what: str | Schedule | Ops, workers: int | None, microbatches: int | None, chunks: int | None) -> Ops:
+    if isinstance(what, list) or (isinstance(what, str) and _is_text(what)):
+        if (workers, microbatches, chunks) != (None, None, None):
+            raise PipelineError("operations that are written down are for numbers of their own: leave the others out")
+        return _ops.parse(what) if isinstance(what, str) else what
+    make = named(what) if isinstance(what, str) else what
+    if workers is None or microbatches is None:
+        raise PipelineError("say for how many workers and micro-batches: schedule('1f1b', workers=4, microbatches=8)")
+    return make(workers, microbatches, **({} if chunks is None else {"chunks": chunks}))
+
+
+def _is_text(what: str) -> bool:
+    """A single word that has not the shape of an op is a name."""
+    return len(what.split()) != 1 or (what.strip()[0].isdigit() and what.strip()[-1].isdigit())

@@ -1,0 +1,83 @@
+"""Stages without anything to train, anywhere in the model: the others train as in one process, and nobody waits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from worlds import nothing_left, world
+
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline import Pipeline, split
+
+WORKERS = ["worker1", "worker2"]
+SCHEDULES = {"gpipe": 2, "1f1b": 2, "interleaved": 4, "zb1p": 4, "zbv": 4, "dualpipev": 4}
+FROZEN = {
+    "the first": {0},
+    "the first two": {0, 1},
+    "one within": {2},
+    "the last": {3},
+    "the first and the last": {0, 3},
+    "all": {0, 1, 2, 3},
+}
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+        nothing_left(made)
+
+
+def model(frozen: set[int]) -> nn.Sequential:
+    torch.manual_seed(3)
+    layers = [nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)]
+    made = nn.Sequential(*(nn.Sequential(layer, nn.Tanh()) for layer in layers)).double()
+    for number in frozen:
+        made[number].requires_grad_(False)
+    return made
+
+
+def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(5)
+    x = torch.rand(samples, 6, dtype=torch.double, generator=made)
+    return x, torch.randint(0, 4, (samples,), generator=made)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "frozen", "recompute"),
+    [*itertools.product(SCHEDULES, FROZEN, ["none"]), *itertools.product(["gpipe", "zbv"], FROZEN, ["all"])],
+)
+def test_only_what_is_not_frozen_gets_gradients(
+    agents: list[Agent], schedule: str, frozen: str, recompute: str
+) -> None:
+    whole, (x, y) = model(FROZEN[frozen]), data(13)
+    loss = functional.cross_entropy(whole(x), y)
+    if loss.requires_grad:
+        loss.backward()
+    balance = {2: [2, 2], 4: [1, 1, 1, 1]}[SCHEDULES[schedule]]
+    stages = split(model(FROZEN[frozen]), WORKERS, balance=balance)
+    sgd = (torch.optim.SGD, {"lr": 0.1})
+    pipe = Pipeline(stages, schedule, 5, functional.cross_entropy, sgd, recompute=recompute)
+    with pipe.batch(x, y) as batch:
+        found = batch.gradients()
+        batch.apply()
+    assert batch.result.loss == pytest.approx(loss.item(), rel=1e-12)
+    assert found.keys() == {name for name, parameter in whole.named_parameters() if parameter.requires_grad}
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, whole.get_parameter(name).grad, rtol=1e-12, atol=1e-12)
+    state = pipe.state_dict()
+    assert {name for name, tensor in whole.state_dict().items() if not torch.equal(state[name], tensor)} == set(found)
+
+
+def test_no_gradient_is_sent_to_a_frozen_beginning(agents: list[Agent]) -> None:
+    pipe = Pipeline(split(model({0, 1}), WORKERS, balance=[2, 2]), "gpipe", 4, functional.cross_entropy)
+    with pipe.batch(*data(12)) as batch:
+        pass
+    sent = {(row["stage"], row["op"]): row["bytes"] for row in batch.result.rows}
+    assert sent[0, "F"] == 3 * 8 * 8 and sent[1, "B"] == 0

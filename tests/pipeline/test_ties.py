@@ -1,0 +1,102 @@
+"""Weights that several stages have: one model's training, and copies that stay equal to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from worlds import nothing_left, world
+
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline import Pipeline, split
+from rpcbench.pipeline.split import Stages
+
+WORKERS = ["worker1", "worker2", "worker3"]
+SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb1p": 2, "zbv": 2, "dualpipev": 2}
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 4) as made:
+        yield made
+        nothing_left(made)
+
+
+def model() -> nn.Sequential:
+    """An embedding whose table is the head's weight, and one layer in three places; seven modules."""
+    torch.manual_seed(6)
+    shared = nn.Linear(5, 5)
+    made = nn.Sequential(nn.Embedding(9, 5), shared, nn.Tanh(), shared, nn.LayerNorm(5), nn.Linear(5, 9)).double()
+    made[5].weight = made[0].weight
+    made.insert(5, shared)
+    return made
+
+
+def stages(whole: nn.Sequential, chunks: int) -> Stages:
+    return split(whole, WORKERS, balance=[2, 3, 2] if chunks == 1 else [1, 1, 1, 1, 1, 2])
+
+
+def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(5)
+    return torch.randint(0, 9, (samples,), generator=made), torch.randint(0, 9, (samples,), generator=made)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_training_with_tied_weights_is_that_of_one_process(agents: list[Agent], schedule: str) -> None:
+    whole, (x, y) = model(), data(13)
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.9)
+    pipe = Pipeline(
+        stages(model(), SCHEDULES[schedule]), schedule, 5, functional.cross_entropy,
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    )  # fmt: skip
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(whole(x), y)
+        loss.backward()
+        with pipe.batch(x, y) as batch:
+            found = batch.gradients()
+            batch.apply()
+        assert batch.result.loss == pytest.approx(loss.item(), rel=1e-12)
+        assert found.keys() == {name for name, _ in whole.named_parameters()}
+        for name, parameter in whole.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-12, atol=1e-12)
+        optimizer.step()
+    state = pipe.state_dict()
+    assert state.keys() == whole.state_dict().keys()
+    assert torch.equal(state["0.weight"], state["6.weight"])
+    for name in ("weight", "bias"):
+        assert torch.equal(state[f"1.{name}"], state[f"3.{name}"])
+        assert torch.equal(state[f"1.{name}"], state[f"5.{name}"])
+
+
+def test_what_a_context_had_before_is_not_counted_again(agents: list[Agent]) -> None:
+    """Two steps of the crew in one context, as for gradients that add up over steps."""
+    whole, (x, y) = model(), data(12)
+    pipe = Pipeline(stages(whole, 1), "gpipe", 3, functional.cross_entropy)
+    with pipe.batch(x, y) as batch:
+        once = batch.gradients()
+        recorder = agents[0].values.recorder
+        with recorder.inside(batch.context):
+            pipe._run(pipe.ops, *again(x, y), [1 / 3] * 3, True, None)
+        for name, gradient in batch.gradients().items():
+            torch.testing.assert_close(gradient, 2 * once[name], rtol=1e-12, atol=1e-12)
+
+
+def again(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return list(x.split(4)), list(y.split(4))
+
+
+def test_a_frozen_tied_weight_stays(agents: list[Agent]) -> None:
+    whole, (x, y) = model(), data(12)
+    whole[0].weight.requires_grad_(False)
+    before = whole[0].weight.clone()
+    pipe = Pipeline(stages(whole, 1), "1f1b", 3, functional.cross_entropy, (torch.optim.SGD, {"lr": 0.1}))
+    pipe.step(x, y)
+    state = pipe.state_dict()
+    assert torch.equal(state["0.weight"], before) and torch.equal(state["6.weight"], before)
+    assert not torch.equal(state["1.weight"], whole[1].weight)
