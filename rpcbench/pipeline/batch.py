@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.autograd.recorder import AutogradRecorder
 from rpcbench.pipeline import norms
 from rpcbench.pipeline.runs import Runs, StepResult
@@ -28,6 +29,7 @@ class Batch:
         self.context = context
         self.results: list[StepResult] = []
         self.samples = 0
+        self.applied = False
         self._runs, self._recorder = runs, recorder
         self._keeps = keeps
         self._whole = 0
@@ -87,7 +89,10 @@ class Batch:
         return norms.clip(self._runs.crew, self.context, max_norm, norm_type)
 
     def apply(self) -> None:
-        """One step of every stage's optimizer. PipelineError where the pipeline has none, and the second time."""
+        """One step of every stage's optimizer. PipelineError where the pipeline has none, and the second time.
+
+        Ctrl-C waits until all have stepped.
+        """
         self._check_open()
         self._check_added()
         if not self._runs.crew.optimizers:
@@ -96,7 +101,9 @@ class Batch:
         self._closed = _APPLIED
         if self._keeps:
             self._runs.crew.keep(self.context)
-        self._runs.crew.apply(self.context)
+        with uninterrupted:  # all stages or none; if one hangs, a second Ctrl-C ends it all the same
+            self._runs.crew.apply(self.context)
+            self.applied = True
 
     # -- inside
     def _settle(self) -> None:

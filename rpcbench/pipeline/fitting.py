@@ -2,7 +2,8 @@
 
 Guarantees
 - Every batch is one step, the same as `step` makes; losses of epochs are those of all samples, whatever their batches.
-- Ctrl-C ends the loop, and what has been done until then is returned; a step that it finds halfway changes nothing.
+- Ctrl-C ends the loop, and what has been done until then is returned; a step that it finds halfway
+  changes nothing, and one whose gradients are being applied is done whole and counted.
 """
 
 from __future__ import annotations
@@ -105,6 +106,9 @@ class Fit:
         with self.pipe.batch(x, y) as batch:
             if self.clip is not None:
                 batch.clip(self.clip)
-            batch.apply()
-        self.history.losses.append(batch.result.loss)
+            try:
+                batch.apply()
+            finally:
+                if batch.applied:  # Ctrl-C may have come meanwhile
+                    self.history.losses.append(batch.result.loss)
         return batch.result

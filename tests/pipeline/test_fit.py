@@ -111,6 +111,27 @@ def test_a_step_that_ctrl_c_finds_halfway_changes_nothing(agents: list[Agent]) -
     assert len(pipe.fit(loader, progress=False).losses) == 3, "and it can go on"
 
 
+class InterruptsTheThirdStep(torch.optim.SGD):
+    """On one stage of two, while the other has yet to step."""
+
+    def step(self, closure: Any = None) -> None:
+        _calls.append(1)
+        if len(_calls) == 5:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        super().step(closure)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_step_that_ctrl_c_finds_in_its_last_phase_is_done_whole(agents: list[Agent]) -> None:
+    _calls.clear()
+    pipe = pipeline(optimizer=(InterruptsTheThirdStep, SGD[1]))
+    history = pipe.fit(LOADER, 2, progress=False)
+    assert history.interrupted and len(history.losses) == 3
+    plain = pipeline(optimizer=SGD)
+    assert plain.fit(LOADER, progress=False).losses == history.losses
+    same(pipe.state_dict(), plain.state_dict())
+
+
 @pytest.mark.parametrize(
     ("use", "reason"),
     [
