@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from checks import require, returned, right, shown, trying
 from rpcbench.pipeline.ops import parse
 from rpcbench.pipeline.schedules import one_f_one_b
-from rpcbench.pipeline.simulate import simulate, validate
+from rpcbench.pipeline.simulate import simulate
+from rpcbench.pipeline.validate import validate
 from rpcbench.words.errors import PipelineError
 
 MOST_IDLE, MOST_KEPT = 0.08, 3

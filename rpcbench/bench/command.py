@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rpcbench.bench import fence, frames, notebook, peer_notebook, peer_table, scaling, sides, soak, watching
+from rpcbench.bench import fence, frames, notebook, peer_notebook, peer_table, pipelines, scaling, sides, soak, watching
 from rpcbench.bench.compare import compare
 from rpcbench.bench.pair import BenchError
 from rpcbench.bench.peer_cells import PEERS
@@ -99,6 +99,15 @@ def run_panels(*, quick: bool, files: Files) -> None:
     Console(width=None if sys.stdout.isatty() else _WIDE).print(watching.as_table(bounds))
     if files.json:
         files.json.write_text(json.dumps(watching.as_values(bounds), indent=2) + "\n")
+
+
+def run_pipelines(*, quick: bool, seed: int, files: Files) -> None:
+    """Print our pipelines beside torch's, what the runtime costs, and how idle workers are beside the simulator."""
+    plan = pipelines.QUICK if quick else pipelines.Plan()
+    found = list(pipelines.measure(plan, seed))
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(pipelines.as_table(found, plan, seed))
+    if files.json:
+        files.json.write_text(json.dumps(pipelines.as_values(found, seed), indent=2) + "\n")
 
 
 def run_peers(names: Sequence[str], *, quick: bool, files: Files) -> None:

@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--scaling", action="store_true", help="instead: how cost grows with payloads, workers, RRefs")
     bench.add_argument("--notebook", action="store_true", help="instead: what a user of the notebook waits for")
     bench.add_argument("--panels", action="store_true", help="instead: what it costs to look, and frames in a browser")
+    bench.add_argument("--pipeline", action="store_true", help="instead: pipelines beside torch's, and the simulator")
     bench.add_argument("--kind", choices=["process", "kernel"], default="process", help="of workers, with --notebook")
     bench.add_argument("--peers", nargs="*", metavar="NAME", help="instead: notebooks of other libraries beside ours")
     bench.add_argument("--seed", type=int, help="repeat the draws of an earlier run")
@@ -137,6 +138,9 @@ def _bench(options: argparse.Namespace) -> None:
         command.run_panels(quick=options.quick, files=files)
         return
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
+    if options.pipeline:
+        command.run_pipelines(quick=options.quick, seed=seed, files=files)
+        return
     if options.notebook:
         command.run_notebook(quick=options.quick, seed=seed, kind=options.kind, files=files)
         return

@@ -76,6 +76,7 @@ class Publisher:
         self._heal = heal
         self._lock = threading.Lock()
         self._changes = Changes()
+        self._closed = Changes()  # apart from changes, which do not wake the thread while it rests
         self._entries: dict[int, _Entry] = {}
         self._pushing: Viewer | None = None
         self._thread: threading.Thread | None = None
@@ -98,6 +99,7 @@ class Publisher:
         with self._lock:
             entry = self._entries.pop(id(viewer), None)
         self._changes.tell()
+        self._closed.tell()
         if threading.current_thread() is not self._thread:
             self._changes.wait_for(lambda: self._pushing is not viewer)
         if entry is not None:
@@ -119,7 +121,7 @@ class Publisher:
             began = time.monotonic()
             self._push(due)
             pause = max(self._period, _REST * (time.monotonic() - began))
-            self._changes.wait_for(lambda: not self._entries, began + pause - time.monotonic())
+            self._closed.wait_for(lambda: not self._entries, began + pause - time.monotonic())
 
     def _next(self) -> list[tuple[_Entry, bool]]:
         """Wait for entries with something to send, each with whether its world changed; none when no viewer is left."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rpcbench.pipeline.batch import Batch
 from rpcbench.pipeline.fitting import History
+from rpcbench.pipeline.lazy import lazy
 from rpcbench.pipeline.links import part
 from rpcbench.pipeline.pipeline import Pipeline
-from rpcbench.pipeline.plan import Plan, schedule
+from rpcbench.pipeline.planned import Plan, schedule
 from rpcbench.pipeline.runs import StepResult
 from rpcbench.pipeline.simulate import Costs, Simulation, simulate
 from rpcbench.pipeline.split import Stages, split
@@ -22,6 +23,7 @@ __all__ = [
     "Simulation",
     "Stages",
     "StepResult",
+    "lazy",
     "part",
     "schedule",
     "simulate",

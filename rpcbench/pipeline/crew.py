@@ -18,6 +18,7 @@ from rpcbench import autograd
 from rpcbench.agent.core import Agent
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.exchange import Inputs
+from rpcbench.pipeline.lazy import built
 from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.split import Stage
 from rpcbench.pipeline.stage import LossFn, Report, StageWorker, Task
@@ -46,7 +47,7 @@ class Crew:
         self.stages = stages
         self.homes = {stage.index: agent.member(stage.worker).id for stage in stages}
         key = f"{agent.id}.{next(_NUMBERS)}"
-        self.modules = {stage.index: self._create(stage.index, _here, stage.module) for stage in stages}
+        self.modules = {stage.index: self._create(stage.index, built, stage.module) for stage in stages}
         self.workers: dict[int, Any] = {}
         self.ties = ties(stages)
         for id_ in dict.fromkeys(self.homes.values()):
@@ -135,10 +136,6 @@ class Crew:
 
 
 # -- what runs on the workers
-def _here(module: torch.nn.Module) -> torch.nn.Module:
-    return module
-
-
 def _make_optimizer(
     module: RRef[Any], optimizer_class: type[torch.optim.Optimizer], kwargs: dict[str, Any]
 ) -> LocalOptimizer | None:

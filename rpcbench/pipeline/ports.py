@@ -139,11 +139,11 @@ class Segment(nn.Sequential):
         for number, (module, taken, (name, gives)) in enumerate(zip(self, self._taken, self._named, strict=True)):
             made = module(*[held[value] for value in taken])
             if number + 1 < len(self) or self._values is not None:
-                held.update((Value(self._begin + number, p), v) for p, v in enumerate(_given(made, gives, name)))
+                held.update((Value(self._begin + number, p), v) for p, v in enumerate(given(made, gives, name)))
         return made if self._values is None else tuple(held[value] for value in self._values)
 
 
-def _given(made: Any, names: Sequence[str] | None, link: str) -> tuple[Any, ...]:
+def given(made: Any, names: Sequence[str] | None, link: str) -> tuple[Any, ...]:
     """What a module has returned, as the values it has names for."""
     if names is not None and isinstance(made, dict) and made.keys() >= set(names):
         return tuple(made[name] for name in names)

@@ -15,13 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
+from typing import Any
 
 import torch
 from torch import nn
 
 from rpcbench.pipeline.balance import balanced
+from rpcbench.pipeline.lazy import checked
 from rpcbench.pipeline.links import Link, Model, children, expanded
-from rpcbench.pipeline.ports import Plan, Ports, connect
+from rpcbench.pipeline.ports import Plan, Ports, connect, model_inputs
+from rpcbench.pipeline.weigh import weigh
 from rpcbench.words.errors import PipelineError
 
 
@@ -52,11 +55,15 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """A model to be cut for these workers: links per stage, or None to balance parameters. Made by `split`."""
+    """A model to be cut for these workers. Made by `split`.
+
+    `sizes`: links per stage, or None to balance the links' `weights`.
+    """
 
     links: tuple[Link, ...]
     workers: tuple[str, ...]
     sizes: tuple[int, ...] | None
+    weights: tuple[int, ...] = ()
     inputs: tuple[str, ...] = ()
 
     def cut(self, homes: Sequence[int] | None = None) -> list[Stage]:
@@ -79,7 +86,7 @@ class Stages:
     def _sizes(self, stages: int) -> Sequence[int]:
         if self.sizes is None:
             _enough(self.links, stages)
-            return balanced(_parameters(self.links), stages)
+            return balanced(self.weights, stages)
         if len(self.sizes) != stages:
             raise PipelineError(
                 f"the split has {len(self.sizes)} stages, but this schedule runs {stages} on {_list(self.workers)}: "
@@ -94,12 +101,16 @@ def split(
     balance: str | Sequence[int] = "params",
     at: Sequence[str] | None = None,
     inputs: Sequence[str] = (),
+    sample: Any = None,
 ) -> Stages:
-    """Plan to cut `model`, an nn.Sequential or a list of modules to run one after the other, for these workers.
+    """Plan to cut `model`, an nn.Sequential or a list of modules, for these workers.
 
         split(model, ["worker1", "worker2"])                      # the largest stage as small as can be, in parameters
         split(model, ["worker1", "worker2"], balance=[3, 1])      # that many of the model's children in each stage
         split(model, ["worker1", "worker2"], at=["layers.2"])     # a new stage begins at each of these modules
+        split(model, ["worker1", "worker2"], balance="time", sample=x[:8])      # ... in time, as measured here
+        split(model, ["worker1", "worker2"], balance="memory", sample=x[:8])    # ... in bytes, weights and activations
+        split([lazy(nn.Linear, 4, 8), nn.ReLU()], ["worker1", "worker2"], balance=[1, 1])    # built on the workers
 
     In a chain each module is called with what the one before returned, one value, and the first with the batch. Where
     values skip modules, or a module takes or gives several, give a list (or a dict, for names of your own) with their
@@ -119,23 +130,25 @@ def split(
     parts = [expanded(child) for child in found]
     links = tuple(link for part in parts for link in part)
     _enough(links, len(workers))
+    checked({link.name: link.module for link in links})
+    names = _checked_inputs(inputs)
+    taken = connect(links, names)
     sizes: list[int] | None = None
+    weights: Sequence[int] = ()
     if at is not None:
         if balance != "params":
             raise PipelineError(f"give balance={balance!r} or at={at!r}, not both")
         sizes = _sizes_at(at, links)
     elif not isinstance(balance, str):
         sizes = _sizes_by_children(balance, [len(part) for part in parts])
-    elif balance != "params":
-        raise PipelineError(f"unknown balance {balance!r}; there is 'params', or a list with the modules per stage")
+    else:
+        weights = weigh(balance, links, taken, None if sample is None else model_inputs(sample, names))
     if sizes is not None and len(sizes) % len(workers):
         raise PipelineError(
             f"{len(sizes)} stages for {len(workers)} workers ({_list(workers)}): each worker needs as many stages "
             "as the others. Split into fewer or more stages, or start more workers"
         )
-    names = _checked_inputs(inputs)
-    connect(links, names)
-    return Stages(links, workers, None if sizes is None else tuple(sizes), names)
+    return Stages(links, workers, None if sizes is None else tuple(sizes), tuple(weights), names)
 
 
 def _checked_inputs(inputs: Sequence[str]) -> tuple[str, ...]:
@@ -193,17 +206,6 @@ def _start(name: str, links: Sequence[Link]) -> int:
         if f"{link.name}.".startswith(f"{name}."):
             return index
     raise PipelineError(f"the model cannot be cut at {name!r}; its modules are {_names(links)}")
-
-
-def _parameters(links: Sequence[Link]) -> list[int]:
-    """Numbers of parameters per link; one that is used again counts where it comes first."""
-    seen: set[int] = set()
-    counts = []
-    for link in links:
-        new = [parameter for parameter in link.module.parameters() if id(parameter) not in seen]
-        seen.update(map(id, new))
-        counts.append(sum(parameter.numel() for parameter in new))
-    return counts
 
 
 def _refuse_tied_buffers(stages: Sequence[Stage]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rpcbench.pipeline.timeline import Timeline
+from rpcbench.telemetry.still_workers import draw_workers
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.views import View
 from rpcbench.words.events import Row
@@ -222,4 +223,5 @@ _DRAWINGS: dict[str, tuple[str, Callable[[Picture, View, Columns], None]]] = {
     "contexts": ("Autograd contexts", _contexts),
     "steps": ("Pipeline", _steps),
     "messages": ("Messages", _messages),
+    "logs": ("Workers", draw_workers),
 }

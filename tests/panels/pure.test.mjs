@@ -16,6 +16,8 @@ const plain = (value) => JSON.parse(JSON.stringify(value));
 const { duration, roundUp, bytes, Seen, waitsFor } =
   load("pipeline", "duration", "roundUp", "bytes", "Seen", "waitsFor");
 const { settled, fuller, leafWords } = load("autograd", "settled", "fuller", "leafWords");
+const { wanted, laidOut, sentence, took, termsOf, totals } =
+  load("messages", "wanted", "laidOut", "sentence", "took", "termsOf", "totals");
 const { Slots, patched } = load("pipeline", "Slots", "patched");
 
 test("times and sizes are said in the unit that fits", () => {
@@ -96,4 +98,70 @@ test("a key keeps its place, and a new one takes the first that is free", () => 
   assert.deepEqual(plain(slots.place(["a", "b", "c"], 3)), [["a", 0], ["b", 1], ["c", 2]]);
   assert.deepEqual(plain(slots.place(["c", "d"], 3)), [["d", 0], ["c", 2]]);
   assert.deepEqual(plain(slots.place(["c", "d", "e", "f"], 3)), [["d", 0], ["e", 1], ["c", 2]]);
+});
+
+// ---- messages
+
+const message = (kind, from, to, sent, received, more = {}) => ({
+  kind, from, to, sent, received, label: "", call: "", rrefs: [], context: "", bytes: 0, tries: 1,
+  state: received === null ? "under way" : "received", ...more,
+});
+const names = (id) => ["notebook", "worker1", "worker2"][id];
+const talk = {
+  a: message("Call", 0, 1, 1, 4, { label: "train", call: "0.1", rrefs: ["1.5"] }),
+  b: message("Call", 0, 2, 2, 3, { label: "train", call: "0.2", context: "281" }),
+  c: message("Notice", 1, 0, 5, 6, { label: "output" }),
+  d: message("Result", 1, 0, 7, null, { label: "train", call: "0.1", bytes: 2000 }),
+};
+const keep = (words, kind = "all but notices") =>
+  Object.keys(talk).filter((key) => wanted(words, kind, names)(talk[key])).join("");
+
+test("words of a filter must all be true of a message", () => {
+  assert.deepEqual(["", "call:0.1", "rref:1.5", "context:281"].map((words) => keep(words)), ["abd", "ad", "a", "b"]);
+  assert.deepEqual(["from:worker1", "to:worker2", "at:worker1"].map((words) => keep(words)), ["d", "b", "ad"]);
+  assert.equal(keep("TRAIN at:worker1 from:notebook"), "a");
+  assert.equal(keep("call:0.1 rref:9"), "");
+  assert.equal(keep("call:0"), "", "an id is meant whole");
+});
+
+test("notices are shown where they are asked for", () => {
+  assert.deepEqual([keep("", "all kinds"), keep("", "Notice"), keep("out", "all kinds")], ["abcd", "c", "c"]);
+});
+
+test("what comes before anything else happens is level, the others slope", () => {
+  const { places, slots } = laidOut(talk, () => true);
+  assert.deepEqual(plain(places.map(({ key, from, to }) => [key, from, to])), [
+    ["a", 0, 2], ["b", 1, 1], ["c", 3, 3], ["d", 4, 4],
+  ]);
+  assert.equal(slots, 5);
+  const few = laidOut(talk, (row) => row.kind === "Result");
+  assert.deepEqual(plain([few.slots, few.places.map(({ key }) => key)]), [1, ["d"]]);
+  assert.equal(laidOut({}, () => true).slots, 0);
+});
+
+test("a message that only its receiver told of stands where it came", () => {
+  const { places } = laidOut({ ...talk, e: message("Call", 2, 1, null, 2.5) }, () => true);
+  assert.deepEqual(places.map(({ key }) => key).join(""), "abecd");
+});
+
+test("a message in a sentence", () => {
+  assert.equal(
+    sentence(talk.a, 1, names),
+    "Call train, notebook → worker1 at 0 µs, received 3.00 s later, call 0.1, RRef 1.5",
+  );
+  assert.equal(
+    sentence({ ...talk.d, tries: 3 }, 1, names),
+    "Result train, worker1 → notebook at 6.00 s, under way, call 0.1, 2.0 kB of data, sent 3 times",
+  );
+  assert.match(sentence({ ...talk.d, state: "untold" }, 1, names), /its receiver left out whether it came/);
+  assert.deepEqual([2, 0.0305, 41e-6].map(took), ["2.00 s", "30.5 ms", "41 µs"]);
+});
+
+test("what one can ask for of a message, and what is said of all", () => {
+  assert.deepEqual(plain(termsOf(talk.a)), ["call:0.1", "rref:1.5"]);
+  assert.deepEqual(plain(termsOf(talk.b)), ["call:0.2", "context:281"]);
+  assert.equal(termsOf({ ...talk.a, rrefs: Array(20).fill("1.1") }).length, 9);
+  const { all, states, began, kinds } = totals(talk);
+  assert.deepEqual(plain([all, states, began]), [4, { received: 3, "under way": 1 }, 1]);
+  assert.deepEqual(plain(kinds), ["Call", "Notice", "Result"]);
 });

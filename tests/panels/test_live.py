@@ -15,6 +15,7 @@ import comm
 import pytest
 import torch
 from comm.base_comm import BaseComm
+from drawn import CONTEXTS, STEPS, contexts, latest_step
 from torch import nn
 from torch.nn import functional
 from worlds import PATIENCE, nothing_left, until, world
@@ -128,49 +129,11 @@ def beside(agent, work):
     return thread, errors
 
 
+def everywhere(agents):
+    return {agent.id: agent.tables() for agent in agents}
+
+
 # ---- autograd
-
-CONTEXTS = """() => {
-  const number = (node, name) => node.dataset[name] === undefined ? null : Number(node.dataset[name]);
-  const each = (card, what, key, value) =>
-    Object.fromEntries([...card.querySelectorAll(what)].map(one => [key(one), value(one)]));
-  const cards = [...document.querySelectorAll('.rb-card:not(.rb-gone)')];
-  return Object.fromEntries(cards.map(card => [card.dataset.context, {
-    links: each(card, '[data-link]', one => one.dataset.link,
-      one => [number(one, 'sent'), number(one, 'received'), one.dataset.state]),
-    members: each(card, '[data-member]', one => one.dataset.member,
-      one => [number(one, 'sends'), number(one, 'recvs')]),
-    passes: each(card, '.rb-part', one => `${one.dataset.pass} ${one.dataset.worker}`,
-      one => ['left', 'arrived', 'regions', 'ran'].map(name => number(one, name))),
-    held: each(card, '[data-holder]', one => one.dataset.holder,
-      one => [number(one, 'gradients'), one.querySelector('title').textContent.split('\\n').slice(1)]),
-  }]));
-}"""
-
-
-def contexts(agents):
-    """The same, told by the tables."""
-    found = {}
-    halves = {agent.id: agent.tables() for agent in agents}
-    for worker, tables in halves.items():
-        for key, row in tables["contexts"].items():
-            card = found.setdefault(key, {"links": {}, "members": {}, "passes": {}, "held": {}})
-            graph = tables["graphs"].get(key, {"leaves": [], "passes": []})
-            card["members"][str(worker)] = [len(row["sends"]), len(row["recvs"])]
-            leaves = [f"{leaf['name']} {leaf['shape']}".strip() for leaf in graph["leaves"]]
-            card["held"][str(worker)] = [row["gradients"], leaves]
-            cut = {one["pass"]: [one["regions"], one["ran"]] for one in graph["passes"]}
-            for one in row["passes"]:
-                counts = [one["needed"] - one["arrived"], one["arrived"], *cut.get(one["pass"], [None, None])]
-                card["passes"][f"{one['pass']} {worker}"] = counts
-            for to, count in Counter(send["to"] for send in row["sends"]).items():
-                card["links"].setdefault(f"{worker}>{to}", [0, 0, "open"])[0] = count
-            for source, count in Counter(recv["from"] for recv in row["recvs"]).items():
-                card["links"].setdefault(f"{source}>{worker}", [0, 0, "open"])[1] = count
-    for card in found.values():
-        for link in card["links"].values():
-            link[2] = "paired" if link[0] == link[1] else "open"
-    return found
 
 
 class Server:
@@ -206,16 +169,16 @@ def test_a_backward_that_is_held_stands_in_the_page_as_in_the_tables(agents, sho
     places, left = [], []
     for place in stops():
         until(lambda: threads_rest(agents), "the others to rest")
-        live.settles(CONTEXTS, lambda: contexts(agents))
+        live.settles(CONTEXTS, lambda: contexts(everywhere(agents)))
         places.append(place)
-        left.append(sum(part[0] for card in contexts(agents).values() for part in card["passes"].values()))
+        left.append(sum(part[0] for card in contexts(everywhere(agents)).values() for part in card["passes"].values()))
     thread.join(PATIENCE)
     assert errors == []
     assert sorted(places[:2]) == ["forward at worker1", "forward at worker2"]
     assert sorted(places[2:]) == ["after backward", "backward at worker1", "backward at worker2"]
     assert places[-1] == "after backward" and left[-1] == 0 < max(left)
     live.settles(CONTEXTS, dict)
-    assert contexts(agents) == {}
+    assert contexts(everywhere(agents)) == {}
 
 
 def threads_rest(agents):
@@ -226,30 +189,6 @@ def threads_rest(agents):
 
 
 # ---- pipeline
-
-STEPS = """() => ({
-  step: document.querySelector('.rb-stat').textContent.trim(),
-  ops: Object.fromEntries([...document.querySelectorAll('.rb-picture .rb-op:not(.rb-pale)')].map(
-    op => [op.dataset.op, [op.getAttribute('class').match(/rb-op-(\\w)/)[1], op.dataset.state]])),
-  lanes: Object.fromEntries([...document.querySelectorAll('.rb-lane')].map(lane => [lane.dataset.worker,
-    ['done', 'planned', 'held', 'peak'].map(name => Number(lane.dataset[name])).concat(lane.dataset.next)])),
-})"""
-
-
-def latest_step(agents):
-    """The same, told by the tables."""
-    tables = [agent.tables() for agent in agents if agent.tables().get("steps")]
-    number = max(row["step"] for own in tables for row in own["ops"].values())
-    ops, lanes = {}, {}
-    for own in tables:
-        (part,) = [row for row in own["steps"].values() if row["step"] == number]
-        rows = {key: row for key, row in own["ops"].items() if row["step"] == number}
-        ops |= {key: [row["op"], "runs" if row["end"] is None else "ended"] for key, row in rows.items()}
-        held = [row["held"] for row in rows.values() if row["end"] is not None]
-        rests = part["state"] == "running" and len(held) == len(rows) < len(part["plan"])
-        wanted = part["plan"][len(rows)] if rests else ""
-        lanes[str(part["worker"])] = [len(held), len(part["plan"]), (held or [0])[-1], max(held, default=0), wanted]
-    return {"step": f"step {number}", "ops": ops, "lanes": lanes}
 
 
 class Stops(nn.Module):
@@ -287,15 +226,15 @@ def test_a_step_that_is_held_stands_in_the_page_as_in_the_tables(agents, show):
     places, waits = [], set()
     for place in stops():
         until(lambda: threads_rest(agents), "the others to rest")
-        live.settles(STEPS, lambda: latest_step(agents))
-        waits |= {lane[4] for lane in latest_step(agents)["lanes"].values()}
+        live.settles(STEPS, lambda: latest_step(everywhere(agents)))
+        waits |= {lane[4] for lane in latest_step(everywhere(agents))["lanes"].values()}
         places.append(place)
     thread.join(PATIENCE)
     assert errors == []
     assert Counter(places) == {"forward": 1, "loss": 3, "backward": 1}
     assert {"0B0"} < waits
-    live.settles(STEPS, lambda: latest_step(agents))
-    assert all(lane[0] == lane[1] == 6 for lane in latest_step(agents)["lanes"].values())
+    live.settles(STEPS, lambda: latest_step(everywhere(agents)))
+    assert all(lane[0] == lane[1] == 6 for lane in latest_step(everywhere(agents))["lanes"].values())
 
 
 # ---- left out

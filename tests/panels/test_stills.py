@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from pictures import gpipe, own, record, run_backward, send, use, world
+from pictures import ask, gpipe, launch, own, record, run_backward, send, tell, use, world
 
 from rpcbench.panels import PANELS, base
 from rpcbench.telemetry import stills
@@ -49,9 +49,6 @@ def words(svg):
     return [text.text for text in shapes(svg, "text")]
 
 
-DRAWN = {"rrefs", "autograd", "pipeline", "messages"}
-
-
 @pytest.mark.parametrize("name", PANELS)
 @pytest.mark.parametrize("names", [None, ["notebook", NASTY, "</svg><script>", "a" * 300]])
 def test_it_is_one_whole_picture_without_scripts_or_addresses(name, names):
@@ -83,6 +80,26 @@ def test_a_block_for_each_operation_in_its_lane():
     blocks = [shape for shape in shapes(made.svg, "rect") if shape.get("class") in ("f-blue", "f-amber")]
     assert len(blocks) == 3 * 8 and len({block.get("y") for block in blocks}) == 3
     assert {"F0", "B3", "worker3"} <= {*words(made.svg)}
+
+
+def test_a_row_for_each_worker_in_words_and_bars():
+    at = world(3)
+    tell(at, 0)
+    tell(at, 1, cells=1, busy=2, waiting=3, queued=4, cpu=0.5, peers={"0": [3_000_000, 1_500_000]})
+    tell(at, 2, busy=9)
+    at[3]["state"] = "lost"
+    launch(at, 1, log="first\nlast words")
+    launch(at, 3, state="killed by SIGKILL")
+    ask(at, "restart", "worker3", error="RuntimeError: no way")
+    made = still("workers", at)
+    said = words(made.svg)
+    assert {"notebook", "worker1", "runs a cell", "50%", "20 MB", "4", "3.0 MB, 1.5 MB", "last words"} <= {*said}
+    assert {"idle", "runs a call", "lost: killed by SIGKILL", "restart worker3 failed: RuntimeError: no way"} <= {*said}
+    assert "first" not in said
+    squares = [shape.get("class") for shape in shapes(made.svg, "rect") if shape.get("width") == "8"]
+    assert (squares.count("f-green"), squares.count("line s-green")) == (2 + 6, 2) and "+3" in said
+    halves = [shape.get("width") for shape in shapes(made.svg, "rect") if shape.get("class") == "f-blue"]
+    assert "20" in halves, "half of a bar for half of a core"
 
 
 def test_links_and_counts_of_a_context():

@@ -17,7 +17,8 @@ from rpcbench.pipeline.chance import seeded
 from rpcbench.pipeline.ops import parse, text
 from rpcbench.pipeline.recompute import with_recompute
 from rpcbench.pipeline.schedules import gpipe, one_f_one_b
-from rpcbench.pipeline.simulate import simulate, validate
+from rpcbench.pipeline.simulate import simulate
+from rpcbench.pipeline.validate import validate
 
 RECOMPUTES = {
     "all": "all",

@@ -1,0 +1,168 @@
+"""`rpcbench bench --pipeline`: our pipelines and `torch.distributed.pipelining` on the same training, in turns, in one
+run; what an operation and the driver cost; and how far the workers' idle shares are from the simulator's.
+
+Figures of different runs are never compared: a busy machine slows both sides, and not always alike.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import geometric_mean, median
+from typing import Any, NamedTuple
+
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+
+from rpcbench.agent import current
+from rpcbench.bench import idle
+from rpcbench.bench.pair import BenchError
+from rpcbench.bench.pipeline_sides import Order, Side, Steps, ours, theirs
+from rpcbench.bench.pipeline_work import MICROBATCHES, MODELS, SCHEDULES, work
+from rpcbench.launch.cluster import Cluster
+from rpcbench.pipeline import Pipeline, split
+from rpcbench.telemetry.trace import trace
+
+MEAN_GOAL = 1.2
+_NEAR = 1e-3
+_EMPTY = 32
+
+
+class Plan(NamedTuple):
+    """`rounds` of `steps` on each side; steps of nothing for what an operation costs; and the idle shares."""
+
+    rounds: int = 12
+    steps: int = 5
+    empty_steps: int = 30
+    idle: idle.Plan = idle.Plan()
+
+
+QUICK = Plan(rounds=1, steps=2, empty_steps=2, idle=idle.QUICK)
+
+
+class Line(NamedTuple):
+    """What was measured, in the words of the table, and what it is held against; `value` and `bound` are plain."""
+
+    title: str
+    measured: str
+    beside: str
+    goal: str
+    value: float
+    bound: float
+    ok: bool
+
+    def row(self) -> tuple[str, ...]:
+        return self.title, self.measured, self.beside, f"{'✓' if self.ok else '✗'} {self.goal}"
+
+
+def measure(plan: Plan, seed: int) -> Iterator[Line]:
+    """All lines, each as soon as it is known. BenchError where the two sides do not train alike."""
+    yield from _against_torch(plan, seed)
+    yield from _costs(plan)
+    for each in idle.measure(plan.idle):
+        yield _idle(each, plan.idle.seconds)
+
+
+def _idle(each: idle.Idle, seconds: float) -> Line:
+    title, goal = f"{each.schedule}, stages of {seconds * 1e3:g} ms", f"within {idle.TOLERANCE * 100:g} points"
+    away = abs(each.measured - each.simulated)
+    lag = f"{each.explained:.1%} with transfers of {each.lag * 1e3:.1f} ms"
+    shares = f"idle {each.measured:.1%}", f"simulated {each.simulated:.1%}, {lag}"
+    return Line(title, *shares, goal, away, idle.TOLERANCE, each.ok)
+
+
+# -- beside torch
+def _against_torch(plan: Plan, seed: int) -> Iterator[Line]:
+    ratios = []
+    with ours() as mine, theirs() as other:
+        for model in MODELS:
+            for schedule in SCHEDULES:
+                pair = _in_turns(mine, other, Order(model, schedule, plan.steps, seed), plan.rounds)
+                line = _compared(f"{model}, {schedule}", len(work(model, seed).x), *pair)
+                ratios.append(line.value)
+                yield line
+    mean = geometric_mean(ratios)
+    yield Line("geometric mean", f"{mean:.2f}x", "", f"at least {MEAN_GOAL:g}x", mean, MEAN_GOAL, mean >= MEAN_GOAL)
+
+
+def _compared(title: str, samples: int, mine: Steps, other: Steps) -> Line:
+    rate, their_rate = (samples / median(steps.seconds) for steps in (mine, other))
+    ratio = rate / their_rate
+    beside = f"torch {their_rate:,.0f}: {ratio:.2f}x, in CPU time {other.cpu / mine.cpu:.2f}x"
+    return Line(title, f"{rate:,.0f} samples/s", beside, "at least 1x", ratio, 1.0, ratio >= 1)
+
+
+def _in_turns(mine: Side, other: Side, order: Order, rounds: int) -> tuple[Steps, Steps]:
+    """Both sides' steps, after the first few, whose losses must be the same."""
+    first, second = mine.run(order), other.run(order)
+    if any(abs(a - b) > _NEAR * abs(b) for a, b in zip(first.losses, second.losses, strict=True)):
+        raise BenchError(f"{order.model}, {order.schedule}: losses {first.losses} here, {second.losses} at torch's")
+    found: list[list[Steps]] = [[], []]
+    for number in range(rounds):
+        for side in (0, 1) if number % 2 else (1, 0):
+            found[side].append((mine, other)[side].run(order))
+    return _joined(found[0]), _joined(found[1])
+
+
+def _joined(parts: Sequence[Steps]) -> Steps:
+    seconds = [second for part in parts for second in part.seconds]
+    return Steps(seconds, [loss for part in parts for loss in part.losses], sum(part.cpu for part in parts))
+
+
+# -- what the runtime costs
+class Nothing(nn.Module):
+    """As little as a stage with a gradient can do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value * self.weight
+
+
+def total(output: Tensor, _target: Tensor) -> Tensor:
+    return output.sum()
+
+
+def _costs(plan: Plan) -> Iterator[Line]:
+    with Cluster(2) as cluster:
+        stages = split([Nothing(), Nothing()], cluster.workers, balance=[1, 1])
+        pipe = Pipeline(stages, "gpipe", _EMPTY, total, (torch.optim.SGD, {"lr": 0.1}))
+        x = torch.ones(_EMPTY, 1)
+        pipe.step(x, x)
+        each = [pipe.step(x, x).timeline.seconds / len(pipe.ops[0]) * 1e6 for _ in range(plan.empty_steps)]
+        cost = median(each)
+        yield Line("an operation that does nothing", f"{cost:.0f} µs", "", "at most 150 µs", cost, 150, cost <= 150)
+        with trace() as seen:
+            pipe.step(x, x)
+        said = _of_driver(list(seen.view["messages"].values()))
+        most = max(said.values())
+        told = "and one that ends the context"
+        yield Line("driver's calls to a worker in a step", f"{most}", told, "at most 2", most, 2, most <= 2)
+
+
+def _of_driver(messages: Sequence[Any]) -> Counter[int]:
+    """How many calls went from here to each worker."""
+    me = current.current().id
+    return Counter(row["to"] for row in messages if row["from"] == me and row["kind"] in ("Call", "Create", "Fetch"))
+
+
+# -- for people and programs
+def as_table(found: Sequence[Line], plan: Plan, seed: int) -> Table:
+    machine = f"{os.cpu_count()} cores under a load of {os.getloadavg()[0]:.1f}"
+    title = f"pipelines: medians of {plan.rounds} rounds, {MICROBATCHES} micro-batches, seed {seed}; {machine}"
+    table = Table(
+        title=title, caption="Beside torch.distributed.pipelining, in turns. Compare only figures of one run."
+    )
+    for heading in ("", "measured", "beside", "goal"):
+        table.add_column(heading, justify="left" if heading in ("", "goal") else "right", no_wrap=True)
+    for line in found:
+        table.add_row(*line.row())
+    return table
+
+
+def as_values(found: Sequence[Line], seed: int) -> dict[str, Any]:
+    return {"seed": seed, "lines": [line._asdict() for line in found]}

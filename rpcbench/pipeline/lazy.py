@@ -1,0 +1,71 @@
+"""Modules that are built where they are needed: their weights never cross the driver.
+
+Guarantees: a module is the same wherever it is built, and in every stage or order: its random numbers begin from a seed
+drawn where `lazy` is called, so `torch.manual_seed` before that decides all. Building draws nothing from the worker's
+own random numbers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from rpcbench.pipeline.chance import seeded
+from rpcbench.words.errors import PipelineError
+
+_one_at_a_time = threading.Lock()
+"""Several stages of a worker are built by several threads, and all draw from the process's one generator."""
+
+
+class Lazy(nn.Module):
+    """A module to be built later, without parameters until then. Made by `lazy`."""
+
+    def __init__(self, factory: Callable[..., nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.factory, self.args, self.kwargs = factory, args, kwargs
+        self.seed = int(torch.randint(2**62, ()))
+
+    def build(self) -> nn.Module:
+        """A new module, each time the same. PipelineError where the factory makes something else."""
+        with _one_at_a_time, seeded(self.seed):
+            made = self.factory(*self.args, **self.kwargs)
+        if not isinstance(made, nn.Module):
+            raise PipelineError(f"{self!r} made {type(made).__name__}, not a torch.nn.Module")
+        return made
+
+    def extra_repr(self) -> str:
+        keywords = [f"{name}={value!r}" for name, value in self.kwargs.items()]
+        return ", ".join([getattr(self.factory, "__name__", repr(self.factory)), *map(repr, self.args), *keywords])
+
+
+def lazy(factory: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> Lazy:
+    """`factory(*args, **kwargs)`, usually a class of modules, to be called on the worker that the module is for.
+
+        split([lazy(nn.Linear, 4, 8), nn.ReLU(), lazy(nn.Linear, 8, 1)], workers, balance=[2, 1])
+
+    Its random numbers are decided here: the same after the same `torch.manual_seed`, whatever the split.
+    """
+    return Lazy(factory, args, kwargs)
+
+
+def checked(row: Mapping[str, nn.Module]) -> None:
+    """PipelineError for a lazy module within another, and for one in two places: each would be another module."""
+    places: dict[nn.Module, str] = {}
+    for name, module in row.items():
+        for inner, found in module.named_modules():
+            if inner and isinstance(found, Lazy):
+                raise PipelineError(f"{found!r} is inside {name!r}: only what stands in the row itself can be lazy")
+        if isinstance(module, Lazy) and places.setdefault(module, name) != name:
+            raise PipelineError(f"{name!r} and {places[module]!r} are the same {module!r}: call lazy() for each")
+
+
+def built(stage: nn.Sequential) -> nn.Sequential:
+    """The stage, with all that is lazy in its row built."""
+    for place, module in enumerate(stage):
+        if isinstance(module, Lazy):
+            stage[place] = module.build()
+    return stage

@@ -1,0 +1,96 @@
+"""Pipelines beside torch's: the same training to the last digits, calls counted as they go, shares as simulated."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from rpcbench.bench import idle, pipelines
+from rpcbench.bench.fixed_cost import FixedCost, cost
+from rpcbench.bench.pipeline_sides import Order, Side, ours, theirs
+from rpcbench.bench.pipeline_work import MODELS, SCHEDULES
+from rpcbench.cli.main import main
+from rpcbench.launch.cluster import Cluster
+from rpcbench.pipeline import simulate
+from rpcbench.pipeline.ops import Op, parse
+from rpcbench.pipeline.schedules import names
+
+TRIES = 8
+
+
+@pytest.fixture(scope="module")
+def sides() -> Iterator[tuple[Side, Side]]:
+    with ours() as mine, theirs() as other:
+        yield mine, other
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("model", "schedule"), list(itertools.product(MODELS, SCHEDULES)))
+def test_losses_are_those_of_torch_distributed_pipelining(sides: tuple[Side, Side], model: str, schedule: str) -> None:
+    order = Order(model, schedule, 5, 11, torch.float64)
+    mine, other = (side.run(order) for side in sides)
+    assert mine.losses == pytest.approx(other.losses, rel=1e-12)
+    assert len(set(mine.losses)) == 5, "it trains"
+    assert min(mine.cpu, other.cpu) > 0 and len(mine.seconds) == len(other.seconds) == 5
+
+
+@pytest.mark.process
+def test_idle_shares_are_those_of_the_simulator(no_leaks: None) -> None:
+    """With the lag that this machine has just now: how small it is on one that does nothing else, the bench says."""
+    plan = idle.Plan(steps=1)
+    with Cluster(plan.workers) as cluster:
+        for name in names():
+            found: list[idle.Idle] = []
+            while not any(each.is_explained for each in found):
+                assert len(found) < TRIES, found
+                found.append(idle.idle(name, cluster.workers, plan))
+
+
+def test_the_lag_is_what_workers_waited_in_vain() -> None:
+    ops = parse("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1")
+    assert idle.lag(ops, simulate(ops, cost).spans) == 0
+    assert idle.lag(ops, simulate(ops, cost, transfer=0.25).spans) == pytest.approx(0.25)
+    alone = parse("0F0 0B0")
+    assert idle.lag(alone, simulate(alone, cost).spans) == 0
+
+
+def test_a_stage_of_fixed_cost_costs_what_the_simulator_is_told() -> None:
+    told = {word: cost(Op.parse(word)) for word in ("0F0", "3F0", "0B0", "3B0", "0I0", "3I0", "0W0", "3W0")}
+    assert told == {"0F0": 1, "3F0": 1, "0B0": 2, "3B0": 2, "0I0": 0, "3I0": 1, "0W0": 2, "3W0": 1}
+    stage = FixedCost(0.0)
+    stage(torch.zeros(2, 4)).sum().backward()
+    assert stage.before.grad is not None and stage.weight.grad is not None
+
+
+def test_a_share_counts_as_right_within_three_points() -> None:
+    assert [idle.Idle("x", 0.25, measured).ok for measured in (0.27, 0.23, 0.29, 0.21)] == [True, True, False, False]
+
+
+@pytest.mark.process
+def test_the_command_measures_all_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str], no_leaks: None) -> None:
+    assert main(["bench", "--pipeline", "--quick", "--seed", "3", "--json", str(tmp_path / "found.json")]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    lines = {line["title"]: line for line in found["lines"]}
+    assert found["seed"] == 3 and len(lines) == 4 + 3 + len(names())
+    calls = lines["driver's calls to a worker in a step"]
+    assert calls["value"] == calls["bound"] == 2 and calls["ok"]
+    ratios = [line["value"] for title, line in lines.items() if title.endswith(SCHEDULES) and line["bound"] == 1]
+    assert len(ratios) == 4 and all(ratio > 0 for ratio in ratios)
+    assert "geometric mean" in capsys.readouterr().out
+
+
+def test_what_misses_its_goal_is_marked() -> None:
+    made = [
+        pipelines.Line("a", "1", "", "at most 2", 1, 2, True),
+        pipelines.Line("b", "3", "", "at most 2", 3, 2, False),
+    ]
+    console = Console(width=150, record=True)
+    console.print(pipelines.as_table(made, pipelines.QUICK, 5))
+    shown = [line for line in console.export_text().splitlines() if "at most 2" in line]
+    assert ["✓" in line for line in shown] == [True, False] and "✗" in shown[1]

@@ -1,0 +1,95 @@
+"""Modules built on their workers: the same wherever they are built, and no weight crosses the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from worlds import nothing_left, world
+
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline import Pipeline, PipelineError, lazy, part, split
+from rpcbench.pipeline.lazy import Lazy, built
+
+WORKERS = ["worker1", "worker2"]
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+        nothing_left(made)
+
+
+_made: list[int] = []
+
+
+class Noted(nn.Linear):
+    """Notes what is built; the agents of a test are in one process."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _made.append(self.out_features)
+
+
+def row() -> list[Any]:
+    torch.manual_seed(7)
+    first = lazy(Noted, 6, 8, dtype=torch.double)
+    return [first, nn.Tanh(), part(lazy(Noted, 8, 8, dtype=torch.double)), lazy(Noted, 8, 4, dtype=torch.double)]
+
+
+def whole() -> nn.Sequential:
+    modules = [each.module if hasattr(each, "takes") else each for each in row()]
+    return built(nn.Sequential(*modules))
+
+
+@pytest.mark.parametrize(("schedule", "balance"), [("1f1b", [2, 2]), ("1f1b", [1, 3]), ("zbv", [1, 1, 1, 1])])
+def test_what_is_built_on_workers_is_what_would_be_built_here(
+    agents: list[Agent], schedule: str, balance: list[int]
+) -> None:
+    model, x, y = whole(), torch.rand(13, 6, dtype=torch.double), torch.randint(0, 4, (13,))
+    functional.cross_entropy(model(x), y).backward()
+    stages = split(row(), WORKERS, balance=balance)
+    _made.clear()
+    torch.manual_seed(99)
+    pipe = Pipeline(stages, schedule, 5, functional.cross_entropy)
+    assert sorted(_made) == [4, 8, 8], "built once each, and not before"
+    assert all(not list(stage.tensors()) for stage in pipe.stages), "the driver has no weights"
+    state = pipe.state_dict()
+    assert state.keys() == model.state_dict().keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    with pipe.batch(x, y) as batch:
+        found = batch.gradients()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_building_leaves_other_random_numbers_alone() -> None:
+    module = lazy(nn.Linear, 3, 3)
+    state = torch.get_rng_state()
+    assert torch.equal(module.build().weight, module.build().weight)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(module.build().weight, lazy(nn.Linear, 3, 3).build().weight)
+
+
+def test_what_cannot_be_lazy(agents: list[Agent]) -> None:
+    one = lazy(nn.Linear, 4, 4)
+    with pytest.raises(PipelineError, match=r"'1' and '0' are the same Lazy\(Linear, 4, 4\)"):
+        split([one, one], WORKERS, balance=[1, 1])
+    with pytest.raises(PipelineError, match="only what stands in the row"):
+        split([nn.Tanh(), Inside(one)], WORKERS, balance=[1, 1])
+    with pytest.raises(PipelineError, match=r"made Tensor, not a torch\.nn\.Module"):
+        Pipeline(split([nn.Tanh(), lazy(torch.ones, 3)], WORKERS, balance=[1, 1]))
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        Pipeline(split([nn.Tanh(), lazy(nn.Linear, 4, 4, size=3)], WORKERS, balance=[1, 1]))
+
+
+class Inside(nn.Module):
+    def __init__(self, inner: Lazy) -> None:
+        super().__init__()
+        self.inner = inner
