@@ -30,21 +30,35 @@ def clip_grad_norm_(
     for rref in params_rref:
         owners[rref.owner().id].append(rref)
     norms = settle_all([rpc_async(owner, _norm, (context_id, rrefs, norm_type)) for owner, rrefs in owners.items()])
-    total = float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.double), norm_type)) if norms else 0.0
+    total = total_norm(norms, norm_type)
     if error_if_nonfinite and not math.isfinite(total):
         raise RuntimeError(f"the norm of the gradients is {total}, so they cannot be clipped")
-    factor = max_norm / (total + 1e-6)
+    factor = clip_factor(total, max_norm)
     if not factor >= 1:
         settle_all([rpc_async(owner, _scale, (context_id, rrefs, factor)) for owner, rrefs in owners.items()])
     return total
 
 
+def local_norm(gradients: Sequence[torch.Tensor], norm_type: float) -> float:
+    """The norm of gradients of one worker, seen as one vector."""
+    norms = [torch.linalg.vector_norm(_values(gradient), norm_type).double().cpu() for gradient in gradients]
+    return float(torch.linalg.vector_norm(torch.stack(norms), norm_type)) if norms else 0.0
+
+
+def total_norm(norms: Sequence[float], norm_type: float) -> float:
+    """The norm over all workers, from those of each."""
+    return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.double), norm_type)) if norms else 0.0
+
+
+def clip_factor(total: float, max_norm: float) -> float:
+    """What to scale gradients of this norm by, where it is below 1: as torch does."""
+    return max_norm / (total + 1e-6)
+
+
 # -- on the owners
 def _norm(context_id: int, rrefs: list[RRef[Any]], norm_type: float) -> float:
     gradients = recorder().gradients(context_id)
-    found = [gradients[param] for rref in rrefs if (param := rref.local_value()) in gradients]
-    norms = [torch.linalg.vector_norm(_values(gradient), norm_type).double().cpu() for gradient in found]
-    return float(torch.linalg.vector_norm(torch.stack(norms), norm_type)) if norms else 0.0
+    return local_norm([gradients[param] for rref in rrefs if (param := rref.local_value()) in gradients], norm_type)
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:

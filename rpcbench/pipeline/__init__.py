@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from rpcbench.pipeline.batch import Batch
+from rpcbench.pipeline.fitting import History
 from rpcbench.pipeline.lazy import lazy
 from rpcbench.pipeline.links import part
-from rpcbench.pipeline.pipeline import Batch, Pipeline, StepResult
+from rpcbench.pipeline.pipeline import Pipeline
 from rpcbench.pipeline.planned import Plan, schedule
+from rpcbench.pipeline.runs import StepResult
 from rpcbench.pipeline.simulate import Costs, Simulation, simulate
 from rpcbench.pipeline.split import Stages, split
 from rpcbench.pipeline.tracing import traced
@@ -14,6 +17,7 @@ from rpcbench.words.errors import PipelineError
 __all__ = [
     "Batch",
     "Costs",
+    "History",
     "Pipeline",
     "PipelineError",
     "Plan",

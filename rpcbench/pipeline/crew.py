@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.exchange import Inputs
 from rpcbench.pipeline.lazy import built
+from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.split import Stage
 from rpcbench.pipeline.stage import LossFn, Report, StageWorker, Task
 from rpcbench.pipeline.ties import ties
@@ -28,13 +29,19 @@ from rpcbench.words.futures import Future, settle_all, wait_all
 
 OptimizerSpec = tuple[type[torch.optim.Optimizer], dict[str, Any]]
 _NUMBERS = itertools.count()
+T = TypeVar("T")
 
 
 class Crew:
     """`homes`: stage → id of its worker; `modules` and `optimizers`: stage → RRef; `workers`: id → RRef of its loop."""
 
     def __init__(
-        self, agent: Agent, stages: Sequence[Stage], loss_fn: LossFn | None, optimizer: OptimizerSpec | None
+        self,
+        agent: Agent,
+        stages: Sequence[Stage],
+        loss_fn: LossFn | None,
+        optimizer: OptimizerSpec | None,
+        numerics: Numerics,
     ) -> None:
         self._agent = agent
         self.stages = stages
@@ -46,7 +53,7 @@ class Crew:
         for id_ in dict.fromkeys(self.homes.values()):
             modules = {stage: rref for stage, rref in self.modules.items() if self.homes[stage] == id_}
             ports = {stage.index: stage.ports for stage in stages if stage.index in modules}
-            made = (key, modules, self.homes, loss_fn, ports, self.ties)
+            made = (key, modules, self.homes, loss_fn, ports, self.ties, numerics)
             self.workers[id_] = agent.create(id_, StageWorker, made, timeout=0)
         self.optimizers: dict[int, Any] = {}
         if optimizer is not None:
@@ -89,10 +96,23 @@ class Crew:
 
     def apply(self, context: int) -> None:
         """One step of every stage's optimizer, with the gradients in this context."""
+        self.on_each(self.optimizers, _apply, context)
+
+    def on_workers(self, function: Callable[..., T], *args: Any) -> list[T]:
+        """`function(loop, *args)` on each worker, with its RRef of the worker's loop."""
+        calls = [self._agent.call(id_, function, (rref, *args), timeout=0) for id_, rref in self.workers.items()]
+        return settle_all(calls)
+
+    def on_each(self, rrefs: dict[int, Any], function: Callable[..., T], *args: Any) -> list[T]:
+        """On each worker `function(what it has of rrefs, *args)`; `rrefs`: by stage, as `modules` or `optimizers`."""
         grouped: dict[int, list[Any]] = {}
-        for stage, rref in self.optimizers.items():
+        for stage, rref in rrefs.items():
             grouped.setdefault(self.homes[stage], []).append(rref)
-        settle_all([self._agent.call(id_, _apply, (rrefs, context), timeout=0) for id_, rrefs in grouped.items()])
+        return settle_all([self._agent.call(id_, function, (own, *args), timeout=0) for id_, own in grouped.items()])
+
+    def scale(self, context: int, factor: float) -> None:
+        """Multiply all gradients in this context."""
+        self.on_workers(_scale, context, factor)
 
     def state(self) -> dict[str, torch.Tensor]:
         """All parameters and buffers."""
@@ -100,8 +120,21 @@ class Crew:
 
     def gradients(self, context: int) -> dict[str, torch.Tensor]:
         """Those of all parameters that have one in this context; of a tied one under its first name."""
+        return self._without_copies(self._gather(_gradients, context))
+
+    def keep(self, context: int) -> None:
+        """Let the workers keep the gradients of this context when it is over, in place of those kept before."""
+        self.on_workers(_keep, context)
+
+    def kept(self) -> dict[str, torch.Tensor]:
+        """The gradients that were kept last; of a tied one under its first name."""
+        own = {stage: gradients for each in self.on_workers(_kept) for stage, gradients in each.items()}
+        named = {stage.key(name): gradient for stage in self.stages for name, gradient in own[stage.index].items()}
+        return self._without_copies(named)
+
+    def _without_copies(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         copies = {self.stages[stage].key(name) for tie in self.ties for stage, name in sorted(tie.items())[1:]}
-        return {name: grad for name, grad in self._gather(_gradients, context).items() if name not in copies}
+        return {name: tensor for name, tensor in named.items() if name not in copies}
 
     def _gather(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:
         calls = {
@@ -128,6 +161,20 @@ def _apply(optimizers: list[RRef[Any]], context: int) -> None:
         optimizer = rref.local_value()
         if optimizer is not None:
             optimizer.step(context)
+
+
+def _scale(_worker: RRef[Any], context: int, factor: float) -> None:
+    held = autograd.recorder().gradients(context)
+    autograd.recorder().scale(context, list(held), factor)
+
+
+def _keep(worker: RRef[Any], context: int) -> None:
+    worker.local_value().keep(context)
+
+
+def _kept(worker: RRef[Any]) -> dict[int, dict[str, torch.Tensor]]:
+    kept: dict[int, dict[str, torch.Tensor]] = worker.local_value().kept()
+    return kept
 
 
 def _state(module: RRef[Any]) -> dict[str, torch.Tensor]:

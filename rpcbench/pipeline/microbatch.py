@@ -50,13 +50,15 @@ def samples(batch: Any) -> int:
     return next(iter(lengths))
 
 
-def weights(sizes: Sequence[int], reduction: str = "mean") -> list[float]:
+def weights(sizes: Sequence[int], reduction: str = "mean", whole: int | None = None) -> list[float]:
     """Factors that make the micro-batches' losses add up to the whole batch's: shares for "mean", ones for "sum".
+
+    The shares are of `whole` samples, by default of all in these micro-batches.
 
     Exact where the loss is a mean or sum over samples; not for one that leaves samples out, as `ignore_index` does.
     """
     if reduction == "mean":
-        return [size / sum(sizes) for size in sizes]
+        return [size / (whole or sum(sizes)) for size in sizes]
     if reduction == "sum":
         return [1.0] * len(sizes)
     raise PipelineError(f"unknown loss reduction {reduction!r}; there are 'mean' and 'sum'")

@@ -7,16 +7,14 @@
 Guarantees
 - The driver is not in the data path: in a step each worker gets one call with its list of operations, and one to apply.
 - Parameters change only after all workers have all gradients: a step that fails in any worker changes nothing.
-- After a step, however it ends, no slot, context or gradient of it is left on any worker.
+- After a step, however it ends, no slot, context or gradient of it is left on any worker; but for the gradients of the
+  latest one where they are to be kept, which no context holds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,47 +22,20 @@ import torch
 from rpcbench import autograd
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
-from rpcbench.pipeline import microbatch
+from rpcbench.pipeline import batchnorm, microbatch
+from rpcbench.pipeline.batch import Batch
 from rpcbench.pipeline.crew import Crew, OptimizerSpec
+from rpcbench.pipeline.fitting import Fit, History
+from rpcbench.pipeline.learning import Schedulers, SchedulerSpec, rate
+from rpcbench.pipeline.loaders import evaluated, predicted
+from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.ops import Kind, Ops, Schedule
-from rpcbench.pipeline.ports import model_inputs
-from rpcbench.pipeline.recompute import Recompute, with_recompute
-from rpcbench.pipeline.schedules import named
-from rpcbench.pipeline.simulate import simulate
+from rpcbench.pipeline.orders import OrderBook
+from rpcbench.pipeline.recompute import Recompute
+from rpcbench.pipeline.runs import Runs, StepResult
 from rpcbench.pipeline.split import Stage, Stages
-from rpcbench.pipeline.stage import LossFn, Report, Task
-from rpcbench.pipeline.timeline import Timeline
-from rpcbench.pipeline.validate import placement, validate
+from rpcbench.pipeline.stage import LossFn, Metric
 from rpcbench.words.errors import PipelineError
-from rpcbench.words.events import Row
-
-_STEPS = itertools.count(1)  # steps of all pipelines share one count: rows of two pipelines never mix
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """One training step. `loss`: of the whole batch. `rows`: every operation with its times, in seconds.
-
-    `idle`: share of the workers' time, between the first operation and the last, in which none ran; `idle_ideal`:
-    what the schedule cannot avoid if all stages take equally long.
-    """
-
-    step: int
-    loss: float
-    rows: tuple[Row, ...]
-    names: dict[int, str]
-
-    @property
-    def timeline(self) -> Timeline:
-        return Timeline.of(self.rows, self.step, names=self.names)
-
-    @property
-    def idle(self) -> float:
-        return self.timeline.idle
-
-    @property
-    def idle_ideal(self) -> float | None:
-        return self.timeline.idle_ideal
 
 
 class Pipeline:
@@ -73,12 +44,19 @@ class Pipeline:
     schedule: "sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev" or a function (workers,
     microbatches, chunks) -> ops. "async" is an experiment, which trains to other weights: each stage steps its
     optimizer after each micro-batch, as if that were a batch of its own, and a step that fails has changed some.
-    chunks: stages for each worker; by default as many as the schedule is made for.
+    chunks: stages for each worker; by default as many as the schedule is made for. A batch with fewer samples than
+    `microbatches` is cut into as many as it has samples.
     loss_fn(output, target) where the last stage is gives a scalar; loss_reduction says whether it is the "mean" or the
-    "sum" over samples, so that micro-batches add up to the gradient of the whole batch. optimizer: class and arguments;
-    None to only compute gradients. recompute: "none", "all", "except_last" (micro-batch), or a function (stage,
-    microbatch) -> bool: which activations are computed anew for the backward, not kept. Random numbers of a forward, as
-    for dropout, depend on step, stage, micro-batch and `torch.manual_seed` here, before the pipeline is made.
+    "sum" over samples, so that micro-batches add up to the gradient of the whole batch.
+    optimizer: class and arguments; None to only compute gradients. lr_scheduler: class and arguments, as
+    (torch.optim.lr_scheduler.StepLR, {"step_size": 30}); it moves by `lr_scheduler.step()`, or in `fit`.
+    recompute: "none", "all", "except_last" (micro-batch), or a function (stage, microbatch) -> bool: which activations
+    are computed anew for the backward, not kept. Random numbers of a forward, as for dropout, depend on step, stage,
+    micro-batch and `torch.manual_seed` here, before the pipeline is made.
+    batch_norm: what running statistics of batch norms do, which see micro-batches: with "microbatch" they move at each
+    of these; "warn" is the same with a warning; with "deferred" they move once a step, by the whole batch.
+    autocast: torch.bfloat16 runs the stages' forwards under autocast; the loss stays in single precision.
+    keep_gradients: the workers keep those of a step until the next one, for `gradients`; as much memory as parameters.
     PipelineError where split, schedule and workers do not fit; UnknownWorkerError for a worker that is not there.
 
     >>> from rpcbench.pipeline import Pipeline, split
@@ -101,25 +79,27 @@ class Pipeline:
         loss_reduction: str = "mean",
         chunks: int | None = None,
         recompute: Recompute = "none",
+        *,
+        lr_scheduler: SchedulerSpec | None = None,
+        batch_norm: str = "warn",
+        autocast: torch.dtype | None = None,
+        keep_gradients: bool = False,
     ) -> None:
         self._agent: Agent = current.current()
-        make_ops = named(schedule) if isinstance(schedule, str) else schedule
-        self._names = {self._agent.member(worker).id: worker for worker in stages.workers}
-        self._ids = list(self._names)
-        ops = make_ops(len(self._ids), microbatches, **({} if chunks is None else {"chunks": chunks}))
-        self.ops: Ops = with_recompute(ops, recompute, microbatches)
-        self._seeds = random.Random(int(torch.randint(2**62, ())))
-        stage_count = 1 + max((op.stage for own in self.ops for op in own), default=-1)
-        validate(self.ops, stage_count, microbatches)
-        self._ideal = simulate(self.ops).idle
+        names = {self._agent.member(worker).id: worker for worker in stages.workers}
+        book = OrderBook(schedule, len(names), microbatches, chunks, recompute)
         microbatch.weights([1], loss_reduction)
-        self.microbatches, self._reduction, self._trains = microbatches, loss_reduction, loss_fn is not None
-        if len(self.ops) != len(self._ids):
-            raise PipelineError(f"the schedule has lists for {len(self.ops)} workers, the split names {len(self._ids)}")
-        homes = placement(self.ops)
-        self._inputs = stages.inputs
-        self.stages: list[Stage] = stages.cut([homes[stage] for stage in range(stage_count)])
-        self.crew = Crew(self._agent, self.stages, loss_fn, optimizer)
+        numerics = Numerics(autocast, batch_norm)
+        numerics.check()
+        self.ops: Ops = book.whole.ops
+        self.microbatches = microbatches
+        self.stages: list[Stage] = stages.cut(book.whole.homes)
+        if batch_norm == batchnorm.WARN and loss_fn is not None:
+            batchnorm.warn_of_microbatches(self.stages, microbatches)
+        self.crew = Crew(self._agent, self.stages, loss_fn, optimizer, numerics)
+        self._schedulers = None if lr_scheduler is None else Schedulers(self.crew, lr_scheduler)
+        self._keeps = keep_gradients
+        self._runs = Runs(self.crew, book, names, stages.inputs, loss_reduction, loss_fn is not None)
         if any(op.kind is Kind.UPDATE for own in self.ops for op in own):
             self.crew.update_within_steps()
 
@@ -136,86 +116,114 @@ class Pipeline:
 
     @contextlib.contextmanager
     def batch(self, x: Any, y: Any) -> Iterator[Batch]:
-        """Forward and backward; gradients are there inside the block, and parameters change only by `batch.apply()`."""
-        if not self._trains:
-            raise PipelineError("this pipeline has no loss_fn, so it cannot train; give Pipeline one")
-        inputs = microbatch.cut(x, self.microbatches)
-        targets = microbatch.cut(y, self.microbatches)
-        sizes = [microbatch.samples(part) for part in inputs]
-        if sizes != [microbatch.samples(part) for part in targets]:
-            raise PipelineError(f"the batch has {sum(sizes)} samples, but its targets {microbatch.samples(y)}")
-        weights = microbatch.weights(sizes, self._reduction)
+        """Forward and backward; gradients are there inside the block, and parameters change only by `batch.apply()`.
+
+            with pipe.batch(x, y) as batch:
+                norm = batch.clip(1.0)
+                batch.apply()
+
+        Without `apply` the gradients are dropped at the end of the block.
+        """
+        with self.accumulate() as batch:
+            batch.add(x, y)
+            yield batch
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[Batch]:
+        """One optimizer step from several batches, of any sizes: `add` each of them, then `apply`.
+
+        The gradients are those of all their samples as one batch. Without `apply` they are dropped at the end of the
+        block.
+
+            with pipe.accumulate() as batch:
+                for x, y in four_batches:
+                    batch.add(x, y)
+                batch.apply()
+        """
         recorder = autograd.recorder(self._agent)
         context = recorder.new_context()
         try:
-            with recorder.inside(context):
-                step, reports = self._run(self.ops, inputs, targets, weights, True, self._ideal)
-            losses = {number: loss for report in reports for number, loss in report.losses.items()}
-            rows = tuple(row for report in reports for row in report.rows)
-            yield Batch(self, context, StepResult(step, sum(losses[i] for i in sorted(losses)), rows, self._names))
+            yield Batch(self._runs, recorder, context, self._keeps)
         finally:
             recorder.release(context)
 
-    def predict(self, x: Any) -> Any:
-        """Outputs of the last stage for a batch, in evaluation mode, in the order of the samples."""
-        inputs = microbatch.cut(x, min(self.microbatches, microbatch.samples(x)))
-        ops = [[op for op in own if op.kind is Kind.FORWARD and op.microbatch < len(inputs)] for own in self.ops]
-        _, reports = self._run(ops, inputs, None, [], False, None)
-        outputs = {number: output for report in reports for number, output in report.outputs.items()}
-        return microbatch.join([outputs[number] for number in sorted(outputs)])
+    def fit(
+        self,
+        loader: Iterable[Any],
+        epochs: int = 1,
+        *,
+        clip: float | None = None,
+        lr_step: str = "epoch",
+        validate: Iterable[Any] | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        on_step: Callable[[StepResult], object] | None = None,
+        progress: bool = True,
+    ) -> History:
+        """A step for each batch of a loader, which gives pairs of inputs and targets; `epochs` times.
 
+        clip: largest norm of all gradients together. lr_step: whether lr_scheduler, if there is one, moves after each
+        "epoch" or each "step". validate, metrics: as for `evaluate`, after each epoch. on_step:
+        called with each StepResult. progress: show a bar with loss, idle share and samples a second. Ctrl-C ends it,
+        and what has been done is returned as ever; the error of a step is raised, and those before it stay done.
+
+            history = pipe.fit(DataLoader(dataset, batch_size=64), epochs=3)
+            history.losses, history.epochs
+        """
+        sums = self._runs.reduction == "sum"
+        moves = None if self._schedulers is None else self._schedulers.step
+        return Fit(self, sums, loader, epochs, progress, on_step, clip, moves, lr_step, validate, metrics).run()
+
+    @property
+    def lr(self) -> float:
+        """The learning rate as it is now, asked of the workers."""
+        return rate(self.crew)
+
+    @property
+    def lr_scheduler(self) -> Schedulers:
+        """The schedulers of all stages, with `step()`. PipelineError where the pipeline has none."""
+        if self._schedulers is None:
+            raise PipelineError("give Pipeline lr_scheduler=(torch.optim.lr_scheduler.StepLR, {'step_size': 30})")
+        return self._schedulers
+
+    # -- evaluation
+    def evaluate(self, x: Any, y: Any = None, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
+        """The loss over a batch `x` with targets `y`, or over all pairs that a loader `x` gives, in evaluation mode.
+
+            pipe.evaluate(x, y)
+            pipe.evaluate(loader, metrics={"accuracy": lambda output, y: (output.argmax(1) == y).double().mean()})
+
+        Returns {"loss": …} and, for each of `metrics`, its mean over samples. Metrics are functions as loss_fn, and run
+        where the last stage is; each gets micro-batches, so it must be a mean over samples.
+        """
+        return evaluated(self._runs, x, y, metrics or {})
+
+    def predict(self, x: Any) -> Any:
+        """Outputs of the last stage in evaluation mode, in the order of the samples.
+
+        x: a batch, or a loader of batches or of pairs, whose targets are left out.
+        """
+        return predicted(self._runs, x)
+
+    # -- what it holds
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All parameters and buffers, under the names of the un-split model."""
         return self.crew.state()
 
-    # -- inside
-    def _run(
-        self,
-        ops: Ops,
-        inputs: list[Any],
-        targets: list[Any] | None,
-        weights: list[float],
-        train: bool,
-        ideal: float | None,
-    ) -> tuple[int, list[Report]]:
-        step, seed = next(_STEPS), self._seeds.getrandbits(62)
-        last = self.crew.homes[len(self.stages) - 1]
-        batches = [model_inputs(part, self._inputs) for part in inputs]
-        tasks = {
-            id_: Task(
-                step,
-                tuple(own),
-                self.crew.inputs(id_, batches),
-                targets if id_ == last else None,
-                weights,
-                train,
-                self._ids,
-                ideal,
-                seed,
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Those that the latest step has applied, under the names of the un-split model; as clipped, if they were.
+
+        They stay on the workers and are brought here when asked for. PipelineError without keep_gradients=True, and
+        before the first step. `batch.gradients()` needs neither.
+        """
+        if not self._keeps:
+            raise PipelineError(
+                "the gradients of a step go with it: give Pipeline keep_gradients=True, or look at them in "
+                "`with pipe.batch(x, y) as batch: batch.gradients()`"
             )
-            for id_, own in zip(self._ids, ops, strict=True)
-        }
-        return step, self.crew.run(step, tasks)
+        if not (found := self.crew.kept()):
+            raise PipelineError("there are no gradients: no step has been applied yet, or nothing is to be trained")
+        return found
 
     def __repr__(self) -> str:
         where = ", ".join(f"{stage.index} on {stage.worker}" for stage in self.stages)
         return f"<Pipeline of {len(self.stages)} stages ({where}), {self.microbatches} micro-batches>"
-
-
-class Batch:
-    """A batch whose gradients are in its context, on the workers."""
-
-    def __init__(self, pipe: Pipeline, context: int, result: StepResult) -> None:
-        self._pipe = pipe
-        self.context = context
-        self.result = result
-
-    def gradients(self) -> dict[str, torch.Tensor]:
-        """Gradients of all parameters that have one, under the names of the un-split model."""
-        return self._pipe.crew.gradients(self.context)
-
-    def apply(self) -> None:
-        """One step of every stage's optimizer. PipelineError where the pipeline has none."""
-        if not self._pipe.crew.optimizers:
-            raise PipelineError("this pipeline has no optimizer; give Pipeline one, as (torch.optim.SGD, {'lr': 0.1})")
-        self._pipe.crew.apply(self.context)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.chance import seed, seeded
 from rpcbench.pipeline.exchange import Exchange, Gradients, Inputs, Messages, cut_off, nbytes, requires_grad
 from rpcbench.pipeline.halves import Halves
+from rpcbench.pipeline.numerics import Computing, Numerics
 from rpcbench.pipeline.oplog import DONE, FAILED, OpLog
 from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.ports import Ports, Segment, sendable
@@ -35,6 +36,7 @@ from rpcbench.words.events import Row
 from rpcbench.words.futures import Future
 
 LossFn = Callable[[Any, Any], torch.Tensor]
+Metric = Callable[[Any, Any], torch.Tensor | float]
 _Values = tuple[Any, ...]
 
 
@@ -42,8 +44,9 @@ _Values = tuple[Any, ...]
 class Task:
     """What one worker does in one step. `inputs`: for stages that take some of the model's; `targets`: for the last.
 
-    `weights` scale the micro-batches' losses; without a loss the last stage's outputs are sent back. For those who look
-    on: all `workers` that take part, and the `ideal` idle share. `seed` is the step's, for random numbers.
+    `weights` scale the micro-batches' losses. Where it is not to `train`, the last stage's outputs are sent back, or
+    with targets what the loss and `metrics` say of them. For those who look on: all `workers` that take part, and the
+    `ideal` idle share. `seed` is the step's, for random numbers.
     """
 
     step: int
@@ -55,11 +58,12 @@ class Task:
     workers: Sequence[int]
     ideal: float | None
     seed: int
+    metrics: Mapping[str, Metric] | None = None
 
 
 @dataclass(slots=True)
 class Report:
-    """What came of it: operations with their times, and on the last stage's worker the loss, or outputs."""
+    """What came of it: operations with their times, and on the last stage's worker losses, outputs or scores."""
 
     rows: list[Row] = field(default_factory=list)
     losses: dict[int, float] = field(default_factory=dict)
@@ -91,6 +95,7 @@ class StageWorker:
         loss_fn: LossFn | None,
         ports: dict[int, Ports],
         ties: Sequence[Tie],
+        numerics: Numerics,
     ) -> None:
         self.key = key
         self.modules: dict[int, nn.Module] = {stage: rref.local_value() for stage, rref in modules.items()}
@@ -98,9 +103,11 @@ class StageWorker:
         self.loss_fn = loss_fn
         self.ports = ports
         self.copies = Copies(ties, self.modules)
+        self.computing = Computing(numerics, self.modules.values())
         self.slots = Slots()
         self.optimizers: dict[int, LocalOptimizer | None] = {}
         self._params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
+        self._gradients: dict[torch.Tensor, torch.Tensor] = {}
         self._turn = threading.Lock()
         current.current().part(_Directory).workers[key] = self
 
@@ -119,6 +126,17 @@ class StageWorker:
 
     def abort(self, step: int, reason: str) -> None:
         self.slots.abort(step, reason)
+
+    def keep(self, context: int) -> None:
+        """Keep the gradients of a context when that is over, until those of the next one are kept."""
+        self._gradients = recorder().gradients(context)
+
+    def kept(self) -> dict[int, dict[str, torch.Tensor]]:
+        """What was kept: stage → its own names → gradients."""
+        return {
+            stage: {name: self._gradients[p] for name, p in module.named_parameters() if p in self._gradients}
+            for stage, module in self.modules.items()
+        }
 
     def parameters(self, stage: int) -> list[nn.Parameter]:
         return self._params[stage]
@@ -174,7 +192,7 @@ class _Step:
     def _run(self) -> Report:
         for module in self._worker.modules.values():
             module.train(self._task.train)
-        with torch.set_grad_enabled(self._task.train):
+        with torch.set_grad_enabled(self._task.train), self._worker.computing.step():
             for index, op in enumerate(self._task.ops):
                 self._operate(index, op)
         if self._task.train:
@@ -202,9 +220,9 @@ class _Step:
     def _forward(self, op: Op, values: _Values) -> Messages:
         last = op.stage == self._worker.last_stage
         if not self._task.train:
-            made = self._worker.modules[op.stage](*values)
+            made = self._module(op, values)
             if last:
-                self._report.outputs[op.microbatch] = made
+                self._report.outputs[op.microbatch] = self._shown(op, made)
             return [] if last else self._exchange.given(op, self._worker.values(op.stage, made))
         given = self._once(op, values) if (op.stage, op.microbatch) in self._later else self._compute(op, values)
         if last:
@@ -212,14 +230,29 @@ class _Step:
         self._keep(op, values, given)
         return self._exchange.given(op, given)
 
+    def _shown(self, op: Op, output: Any) -> Any:
+        """What the driver gets of an output in evaluation: itself, or its scores where there are targets."""
+        if self._task.targets is None:
+            return output
+        loss = {} if self._worker.loss_fn is None else {"loss": self._worker.loss_fn}
+        judges: dict[str, Metric] = {**loss, **(self._task.metrics or {})}
+        output = self._worker.computing.judged(output)
+        return {name: float(judge(output, self._task.targets[op.microbatch])) for name, judge in judges.items()}
+
+    def _module(self, op: Op, values: _Values) -> Any:
+        """The stage's own forward."""
+        module = self._worker.modules[op.stage]
+        with self._worker.computing.forward(module, first=op.kind is Kind.FORWARD):
+            return self._stash.forward(op, values)
+
     def _compute(self, op: Op, values: _Values) -> _Values:
         """What the stage gives; at the last stage the loss."""
         with seeded(seed(self._task.seed, op)):
-            made = self._stash.forward(op, values)
+            made = self._module(op, values)
             if op.stage < self._worker.last_stage:
                 return self._worker.values(op.stage, made)
             assert self._worker.loss_fn is not None and self._task.targets is not None
-            loss = self._worker.loss_fn(made, self._task.targets[op.microbatch])
+            loss = self._worker.loss_fn(self._worker.computing.judged(made), self._task.targets[op.microbatch])
             return (loss * self._task.weights[op.microbatch],)
 
     def _once(self, op: Op, values: _Values) -> _Values:

@@ -45,6 +45,11 @@ class Copies:
         }
         self.places: dict[torch.Tensor, tuple[int, int]] = {param: place for place, param in self.params.items()}
 
+    def repeats(self, param: torch.Tensor) -> bool:
+        """Whether an earlier stage has this parameter, too."""
+        place = self.places.get(param)
+        return place is not None and place[1] > min(self.ties[place[0]])
+
 
 class TiedGradients:
     """Gradients of this worker's copies in one step, kept apart until those of all others are known."""

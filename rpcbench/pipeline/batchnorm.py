@@ -1,0 +1,116 @@
+"""Batch normalization in micro-batches: a warning of what it does, and running statistics of whole batches.
+
+In training a batch norm sees one micro-batch at a time. It normalizes by the mean and variance of that, whatever is
+done here, so gradients are not those of the whole batch. Its running statistics, for evaluation, would also move once
+for each micro-batch; deferred, they move once a step, by the mean and variance of all samples, as torchgpipe has it.
+
+Guarantees of deferred ones: a forward that is recomputed counts once; a step that fails here moves nothing; names and
+values of buffers are those of torch's own layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rpcbench.pipeline.split import Stage
+from rpcbench.words.errors import PipelineError
+
+WARN, MICROBATCH, DEFERRED = "warn", "microbatch", "deferred"
+_TOLD = (
+    "batch norms in a pipeline that trains see one micro-batch at a time ({names}): they normalize by its mean and "
+    "variance, so gradients are not those of the whole batch, and running statistics move once for each of the {count} "
+    'micro-batches. Pipeline(batch_norm="deferred") moves these once a step, by the whole batch; "microbatch" is what '
+    "you have now, without this warning; a GroupNorm or LayerNorm knows no batch"
+)
+
+
+def check(batch_norm: str) -> None:
+    """PipelineError for a word that is none of the three."""
+    if batch_norm not in (WARN, MICROBATCH, DEFERRED):
+        raise PipelineError(f"unknown batch_norm {batch_norm!r}; there are '{WARN}', '{MICROBATCH}' and '{DEFERRED}'")
+
+
+def warn_of_microbatches(stages: Sequence[Stage], microbatches: int) -> None:
+    """UserWarning, at the line that makes the pipeline, that names the batch norms of all stages."""
+    found = [stage.key(own).rstrip(".") for stage in stages for own, _ in _batch_norms(stage.module)]
+    if found and microbatches > 1:
+        warnings.warn(_TOLD.format(names=", ".join(found), count=microbatches), UserWarning, stacklevel=3)
+
+
+def _batch_norms(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    return ((name, layer) for name, layer in module.named_modules() if isinstance(layer, _BatchNorm))
+
+
+@dataclass(slots=True)
+class _Moments:
+    """Of all samples so far, for each channel: mean, and the sum of squared distances from it."""
+
+    count: int = 0
+    mean: torch.Tensor | float = 0.0
+    squares: torch.Tensor | float = 0.0
+
+    def add(self, samples: torch.Tensor) -> None:
+        """Samples with channels along dimension 1. Sums of squares are joined by distance, so no digits are lost."""
+        dims = [dim for dim in range(samples.dim()) if dim != 1]
+        count = samples.numel() // samples.shape[1]
+        variance, mean = torch.var_mean(samples.detach().double(), dims, correction=0)
+        total = self.count + count
+        apart = mean - self.mean
+        self.mean = self.mean + apart * (count / total)
+        self.squares = self.squares + variance * count + apart**2 * (self.count * count / total)
+        self.count = total
+
+
+class Deferred:
+    """The batch norms of these modules that have running statistics; these move only by `step`."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._moments: dict[Any, _Moments] = {}
+        self._counting = False
+        for layer in (layer for module in modules for _, layer in _batch_norms(module)):
+            if layer.track_running_stats and layer.running_mean is not None:
+                layer.track_running_stats = False  # in training it leaves its buffers alone; in evaluation it uses them
+                layer.register_forward_pre_hook(self._see)
+                self._moments[layer] = _Moments()
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Around a step on this worker: at its end the statistics move, unless it fails."""
+        self._moments = {layer: _Moments() for layer in self._moments}
+        yield
+        for layer, moments in self._moments.items():
+            if moments.count:
+                _move(layer, moments)
+
+    @contextlib.contextmanager
+    def counting(self, first: bool) -> Iterator[None]:
+        """Around a stage's forward; `first`: it is no recomputed one."""
+        self._counting = first
+        try:
+            yield
+        finally:
+            self._counting = False
+
+    def _see(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._counting and layer.training:
+            self._moments[layer].add(args[0])
+
+
+def _move(layer: Any, moments: _Moments) -> None:
+    """As torch's own forward does, with these mean and variance; the latter is the unbiased one there, too."""
+    with torch.no_grad():
+        layer.num_batches_tracked.add_(1)
+        share = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+        for running, new in (
+            (layer.running_mean, moments.mean),
+            (layer.running_var, moments.squares / max(moments.count - 1, 1)),
+        ):
+            running.copy_((1 - share) * running.double() + share * new)

@@ -1,0 +1,114 @@
+"""Training over the batches of a loader: the loop that is otherwise written around `step`.
+
+Guarantees
+- Every batch is one step, the same as `step` makes; losses of epochs are those of all samples, whatever their batches.
+- Ctrl-C ends the loop, and what has been done until then is returned; a step that it finds halfway
+  changes nothing, and one whose gradients are being applied is done whole and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rpcbench.pipeline.batch import Batch
+from rpcbench.pipeline.loaders import pairs
+from rpcbench.pipeline.progress import Progress
+from rpcbench.pipeline.runs import StepResult
+from rpcbench.pipeline.stage import Metric
+from rpcbench.words.errors import PipelineError
+
+
+@dataclass(slots=True)
+class History:
+    """What a `fit` has done. `losses`: of each step; `epochs`: of each epoch that was ended, over all its samples.
+
+    `validation`: scores after each epoch, where there was something to validate on. `interrupted`: Ctrl-C has ended it.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    epochs: list[float] = field(default_factory=list)
+    validation: list[dict[str, float]] = field(default_factory=list)
+    interrupted: bool = False
+
+    def __repr__(self) -> str:
+        """Short enough for the end of a cell, however many steps there were."""
+        last = f", loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}" if self.losses else ""
+        scores = "".join(f", {name} {score:.4g}" for name, score in (self.validation or [{}])[-1].items())
+        validated = f"; validation{scores.replace(',', '', 1)}" if scores else ""
+        interrupted = ", interrupted" if self.interrupted else ""
+        return f"<History of {len(self.losses)} steps, {len(self.epochs)} epochs{last}{validated}{interrupted}>"
+
+
+class Trained(Protocol):
+    """What a loop needs of a pipeline."""
+
+    def batch(self, x: Any, y: Any) -> AbstractContextManager[Batch]: ...
+
+    def evaluate(self, x: Any, y: Any = None, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One call of `Pipeline.fit`, which says what its arguments are. `sums`: losses are sums, not means, of samples."""
+
+    pipe: Trained
+    sums: bool
+    loader: Iterable[Any]
+    epochs: int
+    progress: bool
+    on_step: Callable[[StepResult], object] | None
+    clip: float | None
+    lr_moves: Callable[[], None] | None
+    lr_step: str
+    validate: Iterable[Any] | None
+    metrics: Mapping[str, Metric] | None
+    history: History = field(default_factory=History)
+
+    def run(self) -> History:
+        if not isinstance(self.epochs, int) or self.epochs < 1:
+            raise PipelineError(f"epochs must be a whole number of at least 1, not {self.epochs!r}")
+        if self.epochs > 1 and iter(self.loader) is self.loader:
+            raise PipelineError(f"the loader can be gone through once only, not {self.epochs} times: give a DataLoader")
+        if self.lr_step not in ("epoch", "step"):
+            raise PipelineError(f"lr_step must be 'epoch' or 'step', not {self.lr_step!r}")
+        with Progress(self.loader, self.epochs, self.progress) as progress:
+            try:
+                for epoch in range(self.epochs):
+                    self._epoch(epoch, progress)
+            except KeyboardInterrupt:
+                self.history.interrupted = True
+        return self.history
+
+    def _epoch(self, epoch: int, progress: Progress) -> None:
+        progress.epoch(epoch)
+        total, samples = 0.0, 0
+        for x, y in pairs(self.loader):
+            result = self._step(x, y)
+            total += result.loss * (1 if self.sums else result.samples)
+            samples += result.samples
+            self._move("step")
+            progress.step(result)
+            if self.on_step is not None:
+                self.on_step(result)
+        self.history.epochs.append(total if self.sums else total / samples)
+        self._move("epoch")
+        if self.validate is not None:
+            self.history.validation.append(self.pipe.evaluate(self.validate, metrics=self.metrics))
+
+    def _move(self, ended: str) -> None:
+        if self.lr_moves is not None and self.lr_step == ended:
+            self.lr_moves()
+
+    def _step(self, x: Any, y: Any) -> StepResult:
+        with self.pipe.batch(x, y) as batch:
+            if self.clip is not None:
+                batch.clip(self.clip)
+            try:
+                batch.apply()
+            finally:
+                if batch.applied:  # Ctrl-C may have come meanwhile
+                    self.history.losses.append(batch.result.loss)
+        return batch.result

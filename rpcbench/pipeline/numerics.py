@@ -1,0 +1,71 @@
+"""How stages compute, where it is not as torch does by itself: mixed precision, and batch norms.
+
+Guarantees
+- A stage's forward runs under autocast as the whole model would in one process; the loss gets outputs of single
+  precision at least, and no autocast.
+- What is recomputed is computed the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rpcbench.pipeline import batchnorm
+from rpcbench.words.errors import PipelineError
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """What `Pipeline` was told of it. autocast: the low precision, or None; batch_norm: see `batchnorm`."""
+
+    autocast: torch.dtype | None = None
+    batch_norm: str = batchnorm.WARN
+
+    def check(self) -> None:
+        """PipelineError for what is unknown."""
+        batchnorm.check(self.batch_norm)
+        if self.autocast not in (None, torch.bfloat16):
+            raise PipelineError(
+                f"autocast must be torch.bfloat16, not {self.autocast!r}: in torch.float16 small gradients vanish, "
+                "unless the loss is scaled up, which a pipeline does not do"
+            )
+
+
+class Computing:
+    """A worker's side: around its steps, its forwards, and before its losses."""
+
+    def __init__(self, numerics: Numerics, modules: Iterable[nn.Module]) -> None:
+        modules = list(modules)
+        self._autocast = numerics.autocast
+        self._norms = batchnorm.Deferred(modules if numerics.batch_norm == batchnorm.DEFERRED else [])
+        self._devices = {module: _device(module) for module in modules}
+
+    def step(self) -> contextlib.AbstractContextManager[None]:
+        return self._norms.step()
+
+    @contextlib.contextmanager
+    def forward(self, module: nn.Module, first: bool = True) -> Iterator[None]:
+        """Around the forward of a stage; `first`: it is no recomputed one."""
+        with self._norms.counting(first), self._casting(module):
+            yield
+
+    def _casting(self, module: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        if self._autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._devices[module], self._autocast)
+
+    def judged(self, output: Any) -> Any:
+        """What loss and metrics get for an output of the last stage."""
+        low = self._autocast is not None and isinstance(output, torch.Tensor) and output.dtype == self._autocast
+        return output.float() if low else output
+
+
+def _device(module: nn.Module) -> str:
+    """The kind of device that the module is on."""
+    return next((tensor.device.type for tensor in module.parameters()), "cpu")

@@ -1,0 +1,19 @@
+"""What tests of pipelines share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from worlds import nothing_left, world
+
+from rpcbench.agent.core import Agent
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    """A notebook and two workers in this process, with nothing left in them afterwards."""
+    with world(tmp_path, 3) as made:
+        yield made
+        nothing_left(made)

@@ -1,0 +1,87 @@
+"""Stages under autocast, against a loop over the same micro-batches in one process: equal to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small import SGD, data, grads, model, pipeline
+from torch import nn
+from torch.nn import functional
+
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline import PipelineError
+from rpcbench.pipeline.microbatch import cut
+
+LOW = torch.bfloat16
+
+
+def net() -> nn.Sequential:
+    return model(nn.LayerNorm(16)).float()
+
+
+def batch(seed: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = data(29, seed)
+    return x.float(), y
+
+
+def single(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A loss that wants single precision, and no autocast, which would make bfloat16 of a product."""
+    assert output.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return functional.cross_entropy(output, target)
+
+
+def forward(whole: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", LOW):
+        output: torch.Tensor = whole(x)
+    assert output.dtype == LOW, "the reference is what it is meant to be"
+    return output
+
+
+def backward(whole: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    losses = []
+    for inputs, targets in zip(cut(x, 4), cut(y, 4), strict=True):
+        loss = single(forward(whole, inputs).float(), targets) * (len(inputs) / len(x))
+        loss.backward()
+        losses.append(loss.item())
+    return sum(losses)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb1p", "zbv"])
+@pytest.mark.parametrize("recompute", ["none", "all"])
+def test_gradients_are_those_of_one_process(agents: list[Agent], schedule: str, recompute: str) -> None:
+    whole, (x, y) = net(), batch()
+    loss = backward(whole, x, y)
+    pipe = pipeline(net(), schedule=schedule, recompute=recompute, loss_fn=single, autocast=LOW)
+    with pipe.batch(x, y) as step:
+        found = step.gradients()
+    assert step.loss == loss
+    for name, gradient in grads(whole).items():
+        assert gradient is not None and found[name].dtype == torch.float32
+        assert torch.equal(found[name], gradient), name
+
+
+def test_training_and_evaluation_are_those_of_one_process(agents: list[Agent]) -> None:
+    whole, pipe = net(), pipeline(net(), loss_fn=single, optimizer=SGD, autocast=LOW)
+    optimizer = torch.optim.SGD(whole.parameters(), **SGD[1])
+    for seed in range(4):
+        optimizer.zero_grad()
+        loss = backward(whole, *batch(seed))
+        optimizer.step()
+        assert pipe.step(*batch(seed)).loss == loss
+    x, y = batch()
+    with torch.no_grad():
+        assert torch.equal(pipe.predict(x), torch.cat([forward(whole, part) for part in cut(x, 4)]))
+        wanted = sum(
+            single(forward(whole, a).float(), b).item() * len(a) for a, b in zip(cut(x, 4), cut(y, 4), strict=True)
+        )
+    assert pipe.evaluate(x, y)["loss"] == pytest.approx(wanted / 29, rel=1e-12)
+    state: dict[str, Any] = pipe.state_dict()
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}, "weights stay in single precision"
+
+
+def test_a_dtype_that_is_none_for_autocast_is_told(agents: list[Agent]) -> None:
+    for dtype in (torch.float16, torch.float32):
+        with pytest.raises(PipelineError, match=f"must be torch.bfloat16, not {dtype}: "):
+            pipeline(autocast=dtype)

@@ -1,0 +1,148 @@
+"""The loop over a loader: the steps of a plain loop, what it says of them, and its end by Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from small import SGD, data, model, pipeline, same
+from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader, TensorDataset
+
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline import Pipeline, PipelineError, StepResult
+
+X, Y = data(29)
+LOADER = DataLoader(TensorDataset(X, Y), batch_size=13)  # 13, 13, 3: fewer than the micro-batches
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_it_trains_as_a_plain_loop_does(agents: list[Agent], reduction: str) -> None:
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(output, target, reduction=reduction)
+
+    net, losses, epochs, validation = model(), [], [], []
+    optimizer = torch.optim.SGD(net.parameters(), **SGD[1])
+    for _ in range(2):
+        for x, y in LOADER:
+            optimizer.zero_grad()
+            loss = loss_fn(net(x), y)
+            loss.backward()
+            clip_grad_norm_(net.parameters(), 0.5)
+            optimizer.step()
+            losses.append(loss.item())
+        last = losses[-3:]
+        epochs.append(sum(last) if reduction == "sum" else (13 * last[0] + 13 * last[1] + 3 * last[2]) / 29)
+        validation.append({"loss": loss_fn(net(X), Y).item()})
+    seen: list[StepResult] = []
+    pipe = pipeline(optimizer=SGD, loss_fn=loss_fn, loss_reduction=reduction)
+    history = pipe.fit(LOADER, 2, clip=0.5, validate=LOADER, on_step=seen.append, progress=False)
+    assert history.losses == pytest.approx(losses, rel=1e-12) == [result.loss for result in seen]
+    assert history.epochs == pytest.approx(epochs, rel=1e-12)
+    assert [score["loss"] for score in history.validation] == pytest.approx([v["loss"] for v in validation], rel=1e-12)
+    assert not history.interrupted
+    same(pipe.state_dict(), net.state_dict())
+
+
+def test_the_bar_says_how_it_goes(agents: list[Agent], capsys: pytest.CaptureFixture[str]) -> None:
+    history = pipeline(optimizer=SGD).fit(LOADER, 2)
+    told = capsys.readouterr().err
+    assert "epoch 2/2: 100%|" in told and "6/6" in told and f"loss={history.losses[-1]:.4g}, idle=" in told
+    assert "samples/s=" in told
+    assert repr(history).startswith("<History of 6 steps, 2 epochs, loss ") and "interrupted" not in repr(history)
+    pipeline(optimizer=SGD).fit(pair for pair in LOADER)
+    assert "3step" in capsys.readouterr().err, "the length of a generator is not known"
+    pipeline(optimizer=SGD).fit(LOADER, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_between_steps_ends_it(agents: list[Agent], capsys: pytest.CaptureFixture[str]) -> None:
+    def on_step(result: StepResult) -> None:
+        if len(seen := steps) == 3:
+            signal.raise_signal(signal.SIGINT)
+        seen.append(result)
+
+    steps: list[StepResult] = []
+    history = pipeline(optimizer=SGD).fit(LOADER, 5, on_step=on_step)
+    assert history.interrupted and len(history.losses) == 4 and len(history.epochs) == 1
+    assert "4/15" in capsys.readouterr().err
+    assert repr(history).endswith(", interrupted>")
+
+
+_halfway = threading.Event()
+_calls: list[int] = []
+
+
+def interrupts_the_third_step(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A loss for 4 micro-batches a step."""
+    _calls.append(len(output))
+    if len(_calls) == 10:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        assert _halfway.wait(30)
+    return functional.cross_entropy(output, target)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_step_that_ctrl_c_finds_halfway_changes_nothing(agents: list[Agent]) -> None:
+    _halfway.clear()
+    _calls.clear()
+    pipe = pipeline(optimizer=SGD, loss_fn=interrupts_the_third_step)
+    states: list[Any] = []
+    loader = DataLoader(TensorDataset(X, Y), batch_size=8, drop_last=True)
+    try:
+        history = pipe.fit(loader, 2, on_step=lambda _: states.append(pipe.state_dict()), progress=False)
+    finally:
+        _halfway.set()
+    assert history.interrupted and len(history.losses) == len(states) == 2 and history.epochs == []
+    same(pipe.state_dict(), states[-1])
+    assert len(pipe.fit(loader, progress=False).losses) == 3, "and it can go on"
+
+
+class InterruptsTheThirdStep(torch.optim.SGD):
+    """On one stage of two, while the other has yet to step."""
+
+    def step(self, closure: Any = None) -> None:
+        _calls.append(1)
+        if len(_calls) == 5:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        super().step(closure)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_step_that_ctrl_c_finds_in_its_last_phase_is_done_whole(agents: list[Agent]) -> None:
+    _calls.clear()
+    pipe = pipeline(optimizer=(InterruptsTheThirdStep, SGD[1]))
+    history = pipe.fit(LOADER, 2, progress=False)
+    assert history.interrupted and len(history.losses) == 3
+    plain = pipeline(optimizer=SGD)
+    assert plain.fit(LOADER, progress=False).losses == history.losses
+    same(pipe.state_dict(), plain.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("use", "reason"),
+    [
+        (lambda pipe: pipe.fit(LOADER, 0), "at least 1, not 0"),
+        (lambda pipe: pipe.fit(iter(LOADER), 2), "once only, not 2 times"),
+        (lambda pipe: pipe.fit(iter([])), "gives no batch"),
+        (lambda pipe: pipe.fit([X]), "batch 0 of the loader is a Tensor"),
+        (lambda pipe: pipe.fit(LOADER, clip=-1.0), "positive number, not -1"),
+        (lambda pipe: pipeline().fit(LOADER), "no optimizer"),
+    ],
+)
+def test_what_cannot_be_fitted_is_told(agents: list[Agent], use: Callable[[Pipeline], Any], reason: str) -> None:
+    with pytest.raises(PipelineError, match=reason):
+        use(pipeline(optimizer=SGD))
