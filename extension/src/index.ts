@@ -11,6 +11,7 @@ import { addCommands } from './commands';
 import { Deeds } from './deeds';
 import { acceptWorkers } from './drag';
 import { TargetPicker } from './picker';
+import { revealCells } from './reveal';
 import { Sidebar } from './sidebar';
 import { StatusItem } from './status';
 
@@ -40,6 +41,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     toolbars?.addFactory<Cell>('Cell', 'rpcbench-target', cell => new TargetPicker(cell, benches));
     tracker.widgetAdded.connect((_, panel) => acceptWorkers(panel));
     tracker.forEach(acceptWorkers);
+    revealCells(tracker, id => app.shell.activateById(id));
     if (statusBar) {
       const item = new StatusItem(benches, () => app.shell.activateById(sidebar.id));
       const isActive = () => item.isShown;

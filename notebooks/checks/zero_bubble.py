@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from checks import require, returned, right, shown, trying
+from rpcbench.pipeline import PipelineError, schedule
 from rpcbench.pipeline.ops import parse
 from rpcbench.pipeline.schedules import one_f_one_b
-from rpcbench.pipeline.simulate import simulate
 from rpcbench.pipeline.validate import validate
-from rpcbench.words.errors import PipelineError
 
 MOST_IDLE, MOST_KEPT = 0.08, 3
 
@@ -33,10 +32,9 @@ def mine(answer: str) -> None:
         ops = parse(answer)
     require(len(ops) == 2, f"Two workers need two lines; here are {len(ops)}.")
     try:
-        validate(ops, stages=2, microbatches=4)
         validate(ops, stages=2, microbatches=4, most_live=MOST_KEPT)
     except PipelineError as error:
         require(False, f"It was refused: {error}.")
-    idle = simulate(ops).idle
+    idle = schedule(ops).simulate().idle
     require(idle < MOST_IDLE, f"It runs, and leaves {idle:.1%} idle. Look at the drawing: which gap could a W fill?")
     right(f"{idle:.1%} idle. A schedule of your own!")

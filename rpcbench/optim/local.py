@@ -7,7 +7,7 @@ one process are serialised, as torch does, so two trainers never mix their gradi
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,7 +52,10 @@ class LocalOptimizer:
 
         RuntimeError for an unknown context.
         """
-        gradients = recorder().gradients(context_id)
+        self.step_with(recorder().gradients(context_id))
+
+    def step_with(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """One step with these gradients; parameters without one are left alone."""
         with current.current().part(_StepLock).lock:
             try:
                 for param in self.params:

@@ -5,7 +5,7 @@
 
 const [START, END, AXIS, TALL] = [150, 84, 30, 424];
 const [MOST_STEPS, MEMORY] = [64, 11];
-const NAMES = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient", R: "recompute" };
+const NAMES = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient", R: "recompute", U: "update" };
 const kindOf = (op) => (op in NAMES ? op : "other");
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
 const stateOf = (op) => (op.failed ? "failed" : op.end === null ? "runs" : "ended");

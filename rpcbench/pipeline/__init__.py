@@ -11,6 +11,7 @@ from rpcbench.pipeline.planned import Plan, schedule
 from rpcbench.pipeline.runs import StepResult
 from rpcbench.pipeline.simulate import Costs, Simulation, simulate
 from rpcbench.pipeline.split import Stages, split
+from rpcbench.pipeline.tracing import traced
 from rpcbench.words.errors import PipelineError
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "schedule",
     "simulate",
     "split",
+    "traced",
 ]

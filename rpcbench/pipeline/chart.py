@@ -13,13 +13,14 @@ from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.spans import Span
 from rpcbench.words.picture import Picture, as_html, short
 
-FILL = {Kind.FORWARD: "░", Kind.BACKWARD: "▓", Kind.INPUT: "▒", Kind.WEIGHT: "▚", Kind.RECOMPUTE: "▞"}
+FILL = {Kind.FORWARD: "░", Kind.BACKWARD: "▓", Kind.INPUT: "▒", Kind.WEIGHT: "▚", Kind.RECOMPUTE: "▞", Kind.UPDATE: "▪"}
 COLOURS = {
     Kind.FORWARD: ("blue", "on-blue"),
     Kind.BACKWARD: ("amber", "on-amber"),
     Kind.INPUT: ("amber", "on-amber"),
     Kind.WEIGHT: ("purple", "paper"),
     Kind.RECOMPUTE: ("green", "paper"),
+    Kind.UPDATE: ("red", "paper"),
 }
 NAMES = {
     Kind.FORWARD: "forward",
@@ -27,6 +28,7 @@ NAMES = {
     Kind.INPUT: "input gradient",
     Kind.WEIGHT: "weight gradients",
     Kind.RECOMPUTE: "recomputed forward",
+    Kind.UPDATE: "update of the weights",
 }
 RUNNING = "…"
 TICK = 10

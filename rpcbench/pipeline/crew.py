@@ -24,7 +24,7 @@ from rpcbench.pipeline.split import Stage
 from rpcbench.pipeline.stage import LossFn, Report, StageWorker, Task
 from rpcbench.pipeline.ties import ties
 from rpcbench.rpc import RRef
-from rpcbench.words.errors import WorkerLostError
+from rpcbench.words.errors import PipelineError, WorkerLostError
 from rpcbench.words.futures import Future, settle_all, wait_all
 
 OptimizerSpec = tuple[type[torch.optim.Optimizer], dict[str, Any]]
@@ -63,6 +63,15 @@ class Crew:
 
     def _create(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
         return self._agent.create(self.homes[stage], function, args, timeout=0)
+
+    def update_within_steps(self) -> None:
+        """The workers are to step the optimizers by themselves, as operations of a schedule."""
+        if self.ties or not self.optimizers:
+            why = "takes no tied weights" if self.ties else "needs an optimizer"
+            raise PipelineError(f"a schedule that updates within a step {why}")
+        for id_, worker in self.workers.items():
+            own = {stage: rref for stage, rref in self.optimizers.items() if self.homes[stage] == id_}
+            worker.rpc_sync(timeout=0).learn(own)
 
     def inputs(self, id_: int, batches: Sequence[tuple[Any, ...]]) -> Inputs:
         """Of the model's inputs, a micro-batch each, those that this worker's stages take."""

@@ -27,12 +27,21 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One module of the row. `takes` None: what the one before gives; `gives` None: one value without a name."""
+    """One module of the row. `takes` None: what the one before gives; `gives` None: one value without a name.
+
+    `prefix`: what the un-split model puts before the names of its parameters; None: the name and a dot.
+    """
 
     name: str
     module: nn.Module
     takes: Names | None = None
     gives: Names | None = None
+    prefix: str | None = None
+
+    @property
+    def keys(self) -> str:
+        """What the un-split model puts before the names of the module's parameters and buffers."""
+        return f"{self.name}." if self.prefix is None else self.prefix
 
 
 Model = nn.Module | Sequence[nn.Module | Part] | Mapping[str, nn.Module | Part]

@@ -8,7 +8,8 @@ kind micro-batch`; 1F1B for two workers and three micro-batches is
 
 A backward is one op, B, or two: I makes the gradient of the stage's input, which the stage before waits for, and W
 those of its weights, which nobody waits for before the end of the step. Where an R comes before the backward, the
-forward keeps its input only, and R computes it once more.
+forward keeps its input only, and R computes it once more. A U, after a backward, is a step of the stage's optimizer
+with the gradients of this micro-batch alone.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Kind(StrEnum):
     INPUT = "I"
     WEIGHT = "W"
     RECOMPUTE = "R"
+    UPDATE = "U"
 
 
 _OP = re.compile(rf"(\d+)([{''.join(Kind)}])(\d+)", re.ASCII)

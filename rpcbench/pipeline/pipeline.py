@@ -42,7 +42,9 @@ class Pipeline:
     """A model cut into stages, each on its worker, trained in micro-batches.
 
     schedule: "sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev" or a function (workers,
-    microbatches, chunks) -> ops. chunks: stages for each worker; by default as many as the schedule is made for.
+    microbatches, chunks) -> ops. "async" is an experiment, which trains to other weights: each stage steps its
+    optimizer after each micro-batch, as if that were a batch of its own, and a step that fails has changed some.
+    chunks: stages for each worker; by default as many as the schedule is made for.
     A batch with fewer samples than `microbatches` is cut into as many as it has samples.
     loss_fn(output, target) where the last stage is gives a scalar; loss_reduction says whether it is the "mean" or the
     "sum" over samples, so that micro-batches add up to the gradient of the whole batch.
@@ -95,6 +97,8 @@ class Pipeline:
         if batch_norm == batchnorm.WARN and loss_fn is not None:
             batchnorm.warn_of_microbatches(self.stages, microbatches)
         self.crew = Crew(self._agent, self.stages, loss_fn, optimizer, numerics)
+        if book.whole.updates:
+            self.crew.update_within_steps()
         self._schedulers = None if lr_scheduler is None else Schedulers(self.crew, lr_scheduler)
         self._keeps = keep_gradients
         self._runs = Runs(self.crew, book, names, stages.inputs, loss_reduction, loss_fn is not None)

@@ -12,7 +12,7 @@ from rpcbench.pipeline.validate import validate
 from rpcbench.words.errors import PipelineError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """What each worker does, in `ops`; it can run to its end. Printed it is text that `schedule` reads again.
 
@@ -25,6 +25,8 @@ class Plan:
 
     def __str__(self) -> str:
         return _ops.text(self.ops)
+
+    __repr__ = __str__
 
     def __call__(self, workers: int, microbatches: int, chunks: int = 0) -> Ops:
         """The ops; PipelineError for other numbers than those it was made for. `chunks`: 0 for what it has."""

@@ -75,7 +75,7 @@ def _find(name: str, known: dict[str, Value], link: Link) -> Value:
     return known[name]
 
 
-class Plan:
+class Wiring:
     """Stages cut from a row of links: stage `s` has links `bounds[s]` to `bounds[s + 1]`."""
 
     def __init__(self, links: Sequence[Link], taken: Sequence[tuple[Value, ...]], bounds: Sequence[int]) -> None:

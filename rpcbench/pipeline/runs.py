@@ -70,6 +70,7 @@ class Runs:
     ) -> None:
         self.crew = crew
         self.reduction, self.has_loss = reduction, has_loss
+        self.updates = book.whole.updates
         self._book, self._names, self._inputs = book, names, inputs
         self._seeds = random.Random(int(torch.randint(2**62, ())))
 

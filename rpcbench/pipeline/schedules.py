@@ -59,6 +59,23 @@ def _alternate(stage: int, ahead: int, microbatches: int) -> list[Op]:
     return forwards[:ahead] + [op for pair in pairs for op in pair] + backwards[microbatches - ahead :]
 
 
+def asynchronous(workers: int, microbatches: int, chunks: int = 1) -> Ops:
+    """An experiment: 1F1B in which a stage's weights change after each of its backwards, not at the end of the step.
+
+    Each micro-batch is a batch of its own to the optimizers, and stages go on from weights that are not of one time: so
+    it trains, but to other weights than the other schedules, which agree.
+
+    Source: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, 2019.
+    """
+    check(workers, microbatches)
+    check_chunks("async", chunks, 1)
+    return [[each for op in own for each in _updated(op)] for own in one_f_one_b(workers, microbatches)]
+
+
+def _updated(op: Op) -> list[Op]:
+    return [op, Op(op.stage, Kind.UPDATE, op.microbatch)] if op.kind is Kind.BACKWARD else [op]
+
+
 _NAMED: dict[str, Schedule] = {
     "sequential": sequential,
     "gpipe": gpipe,
@@ -68,6 +85,7 @@ _NAMED: dict[str, Schedule] = {
     "zb1p": zb1p,
     "zbv": zbv,
     "dualpipev": dualpipev,
+    "async": asynchronous,
 }
 
 

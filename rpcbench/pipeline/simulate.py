@@ -25,7 +25,7 @@ class Costs:
     """A cost by kind of op: how long each takes, the same in all stages or a number for each stage, in any unit.
 
     A backward takes twice as long as a forward if not told, each of its halves as long as half a backward, and a
-    recomputed forward as long as the forward.
+    recomputed forward as long as the forward. Updates of weights take no time, as at the end of a step.
 
     >>> from rpcbench.pipeline import Costs, schedule
     >>> schedule("1f1b", workers=2, microbatches=2).simulate(Costs(forward=[1, 3])).makespan
@@ -43,6 +43,8 @@ class Costs:
             return _of(self.forward, op.stage)
         if op.kind is Kind.BACKWARD:
             return 2 * _of(self.forward, op.stage) if self.backward is None else _of(self.backward, op.stage)
+        if op.kind is Kind.UPDATE:
+            return 0.0
         if op.kind is Kind.RECOMPUTE:
             return _of(self.forward if self.recompute is None else self.recompute, op.stage)
         half = self.input if op.kind is Kind.INPUT else self.weight
@@ -57,7 +59,7 @@ equal_stages = Costs()
 """The usual cost on paper: every forward takes 1, every backward 2, each half of one 1."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Simulation:
     """A schedule played through. Times are in the unit of the cost; the step begins at 0. In a notebook: its picture.
 
@@ -83,6 +85,9 @@ class Simulation:
     def text(self, width: int = 100) -> str:
         """Drawn at most `width` columns wide (20 columns of time at least), a line for each worker."""
         return self.chart.text(width)
+
+    def __repr__(self) -> str:
+        return self.text()
 
     def _repr_html_(self) -> str:
         return self.chart.html()

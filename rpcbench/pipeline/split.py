@@ -13,7 +13,7 @@ inside; a buffer belongs to one stage, a parameter may be in several.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
@@ -21,9 +21,11 @@ import torch
 from torch import nn
 
 from rpcbench.pipeline.balance import balanced
+from rpcbench.pipeline.check import Check, check
 from rpcbench.pipeline.lazy import checked
 from rpcbench.pipeline.links import Link, Model, children, expanded
-from rpcbench.pipeline.ports import Plan, Ports, connect, model_inputs
+from rpcbench.pipeline.ports import Ports, Wiring, connect, model_inputs
+from rpcbench.pipeline.tracing import Traced, call_of
 from rpcbench.pipeline.weigh import weigh
 from rpcbench.words.errors import PipelineError
 
@@ -32,7 +34,8 @@ from rpcbench.words.errors import PipelineError
 class Stage:
     """One piece of the model and the worker it is for. `names[i]` is the un-split name of `module[i]`.
 
-    `ports`: what it takes from which stage, and gives to which.
+    `ports`: what it takes from which stage, and gives to which. `prefixes[i]`: what the un-split model puts before the
+    names of the parameters of `module[i]`.
     """
 
     index: int
@@ -40,11 +43,12 @@ class Stage:
     names: tuple[str, ...]
     module: nn.Sequential
     ports: Ports
+    prefixes: tuple[str, ...]
 
     def key(self, own: str) -> str:
         """What the un-split model calls a parameter or buffer of `module`: "0.weight" may be "layers.2.weight"."""
         position, _, rest = own.partition(".")
-        return f"{self.names[int(position)]}.{rest}"
+        return f"{self.prefixes[int(position)]}{rest}"
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All parameters and buffers under their un-split names; one used twice comes twice."""
@@ -65,6 +69,7 @@ class Stages:
     sizes: tuple[int, ...] | None
     weights: tuple[int, ...] = ()
     inputs: tuple[str, ...] = ()
+    whole: nn.Module | None = None
 
     def cut(self, homes: Sequence[int] | None = None) -> list[Stage]:
         """The stages. `homes` has the number of each stage's worker, from 0; by default each worker has one, in order.
@@ -74,14 +79,35 @@ class Stages:
         """
         homes = range(len(self.workers)) if homes is None else homes
         bounds = list(accumulate(self._sizes(len(homes)), initial=0))
-        plan = Plan(self.links, connect(self.links, self.inputs), bounds)
-        names = [tuple(link.name for link in self.links[begin:end]) for begin, end in pairwise(bounds)]
+        wiring = Wiring(self.links, connect(self.links, self.inputs), bounds)
+        own = [self.links[begin:end] for begin, end in pairwise(bounds)]
         stages = [
-            Stage(index, self.workers[home], names[index], plan.module(index), plan.ports(index))
+            Stage(
+                index,
+                self.workers[home],
+                tuple(link.name for link in own[index]),
+                wiring.module(index),
+                wiring.ports(index),
+                tuple(link.keys for link in own[index]),
+            )
             for index, home in enumerate(homes)
         ]
         _refuse_tied_buffers(stages)
         return stages
+
+    def check(self, x: Any) -> Check:
+        """Run the stages here, one after the other, on a batch, and the whole model: are they the same?
+
+        Says the largest difference of their outputs, in evaluation mode, and what crosses each cut. Models that are no
+        traced ones are run as the row of modules that they are.
+        """
+        inputs = model_inputs(x, self.inputs)
+        whole = self.whole
+        if whole is None:
+            (one,) = replace(self, workers=self.workers[:1], sizes=(len(self.links),)).cut()
+            return check(self.cut(), inputs, one.module, [inputs[number] for number in one.ports.inputs], {})
+        args, kwargs = call_of(x)
+        return check(self.cut(), inputs, whole, args, kwargs)
 
     def _sizes(self, stages: int) -> Sequence[int]:
         if self.sizes is None:
@@ -96,7 +122,7 @@ class Stages:
 
 
 def split(
-    model: Model,
+    model: Model | Traced,
     workers: Sequence[str],
     balance: str | Sequence[int] = "params",
     at: Sequence[str] | None = None,
@@ -120,14 +146,18 @@ def split(
                part(decode, takes=("h", "enc", "mask"))], workers, inputs=("tokens", "mask"))
 
     A value goes from the stage that gives it straight to those that take it, and its gradients come back the same way;
-    see `part`. The model's inputs get no gradient. A parameter that modules of several stages share has a copy in each,
-    and all copies get the sum of their gradients, so they stay equal.
+    see `part`. The model's inputs get no gradient. A model with any other forward is cut as `traced(model, x)`.
+    A parameter that modules of several stages share has a copy in each, and all copies get the sum of their gradients,
+    so they stay equal.
 
     Nothing is sent or copied. PipelineError if the model is no chain, or the numbers or names do not fit it.
     """
-    found = children(model)
     workers = _checked_workers(workers)
-    parts = [expanded(child) for child in found]
+    whole = model.model if isinstance(model, Traced) else None
+    if isinstance(model, Traced):
+        parts, inputs = [[link] for link in model.links], model.inputs
+    else:
+        parts = [expanded(child) for child in children(model)]
     links = tuple(link for part in parts for link in part)
     _enough(links, len(workers))
     checked({link.name: link.module for link in links})
@@ -148,7 +178,7 @@ def split(
             f"{len(sizes)} stages for {len(workers)} workers ({_list(workers)}): each worker needs as many stages "
             "as the others. Split into fewer or more stages, or start more workers"
         )
-    return Stages(links, workers, None if sizes is None else tuple(sizes), tuple(weights), names)
+    return Stages(links, workers, None if sizes is None else tuple(sizes), tuple(weights), names, whole)
 
 
 def _checked_inputs(inputs: Sequence[str]) -> tuple[str, ...]:

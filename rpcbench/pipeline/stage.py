@@ -20,6 +20,7 @@ from torch import nn
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.autograd import recorder
+from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.chance import seed, seeded
 from rpcbench.pipeline.exchange import Exchange, Gradients, Inputs, Messages, cut_off, nbytes, requires_grad
 from rpcbench.pipeline.halves import Halves
@@ -28,6 +29,7 @@ from rpcbench.pipeline.oplog import DONE, FAILED, OpLog
 from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.ports import Ports, Segment, sendable
 from rpcbench.pipeline.slots import Slot, Slots
+from rpcbench.pipeline.stash import Stash
 from rpcbench.pipeline.ties import Copies, Tie, TiedGradients
 from rpcbench.rpc import RRef
 from rpcbench.words.events import Row
@@ -103,6 +105,7 @@ class StageWorker:
         self.copies = Copies(ties, self.modules)
         self.computing = Computing(numerics, self.modules.values())
         self.slots = Slots()
+        self.optimizers: dict[int, LocalOptimizer | None] = {}
         self._params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}
         self._turn = threading.Lock()
@@ -116,6 +119,10 @@ class StageWorker:
                 return running.run()
             finally:
                 self.slots.finish(task.step)
+
+    def learn(self, optimizers: dict[int, RRef[Any]]) -> None:
+        """Take the stages' optimizers, for schedules that update within a step."""
+        self.optimizers = {stage: rref.local_value() for stage, rref in optimizers.items()}
 
     def abort(self, step: int, reason: str) -> None:
         self.slots.abort(step, reason)
@@ -154,6 +161,7 @@ class _Step:
         self._recorder = recorder()
         self._context = self._recorder.current()
         self._tied = TiedGradients(task.step, worker.copies)
+        self._stash = Stash(task.ops, worker.modules, worker.optimizers, task.weights)
         self._exchange = Exchange(task.step, worker.ports, worker.slots, task.inputs)
         self._kept: dict[tuple[int, int], tuple[_Values, _Values]] = {}  # (stage, micro-batch) → taken, given
         self._held: dict[int, int] = {}  # stage → bytes of what is kept
@@ -164,6 +172,7 @@ class _Step:
             Kind.INPUT: (self._gradients, self._input_half),
             Kind.WEIGHT: (lambda op: None, self._weight_half),
             Kind.RECOMPUTE: (lambda op: None, self._recompute),
+            Kind.UPDATE: (lambda op: None, self._update),
         }
         self._later = {(op.stage, op.microbatch) for op in task.ops if op.kind is Kind.RECOMPUTE}
         self._sent: list[Future[Any]] = []
@@ -234,7 +243,7 @@ class _Step:
         """The stage's own forward."""
         module = self._worker.modules[op.stage]
         with self._worker.computing.forward(module, first=op.kind is Kind.FORWARD):
-            return module(*values)
+            return self._stash.forward(op, values)
 
     def _compute(self, op: Op, values: _Values) -> _Values:
         """What the stage gives; at the last stage the loss."""
@@ -290,21 +299,21 @@ class _Step:
     def _backward(self, op: Op, gradients: Gradients) -> Messages:
         roots, given = self._roots(op, gradients)
         values, _ = self._let_go(op)
-        params = self._worker.parameters(op.stage)
+        params = self._stash.parameters(op, self._worker.parameters(op.stage))
         inputs = [*self._exchange.wanted(op, values), *params]
         found: Sequence[Any] = [None] * len(inputs)
         if roots and inputs:
             found = torch.autograd.grad(roots, inputs, given, allow_unused=True)
         pairs = list(zip(inputs, found, strict=True))
         first = len(inputs) - len(params)
-        self._add_up([(param, grad) for param, grad in pairs[first:] if grad is not None])
+        self._add_up(op, [(param, grad) for param, grad in pairs[first:] if grad is not None])
         return self._exchange.returned(op, values, pairs[:first])
 
     def _input_half(self, op: Op, gradients: Gradients) -> Messages:
         values, _ = self._kept[op.stage, op.microbatch]
         roots, given = self._roots(op, gradients)
         wanted = self._exchange.wanted(op, values)
-        params = self._worker.parameters(op.stage)
+        params = self._stash.parameters(op, self._worker.parameters(op.stage))
         found: list[torch.Tensor | None] = [None] * len(wanted)
         if roots and (wanted or params):
             halves = self._halves[op.stage, op.microbatch] = Halves(roots, given, wanted, params)
@@ -315,13 +324,18 @@ class _Step:
         self._let_go(op)
         halves = self._halves.pop((op.stage, op.microbatch), None)
         if halves is not None:
-            self._add_up(halves.weights())
+            self._add_up(op, halves.weights())
         return []
 
-    def _add_up(self, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _add_up(self, op: Op, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Gradients of parameters add up in the step's context; those of tied ones are kept until the end."""
-        if self._context is not None:
-            self._recorder.accumulate_leaves(self._context, self._tied.keep(leaves))
+        left = self._stash.keep(op, leaves)
+        if self._context is not None and left:
+            self._recorder.accumulate_leaves(self._context, self._tied.keep(left))
+
+    def _update(self, op: Op, _: None) -> Messages:
+        self._stash.update(op)
+        return []
 
     def _add_up_tied(self) -> None:
         for slot, message in self._tied.messages():

@@ -4,6 +4,7 @@
                  0B0 ── after 0F0 and 1B0    its own activation, and the gradient from the stage after (or 1I0)
                  0W0 ── after 0I0            the gradients within its own stage
                  0R0 ── after 0F0            the input that was kept
+                 0U0 ── after 0B0            the gradients of the stage's weights (or 0W0)
 
 Each worker runs its list in order and waits where a need is not met. Errors point at `ops[w][i]`: operation i of worker
 number w, both counted from 0.
@@ -43,6 +44,7 @@ def validate(ops: Ops, stages: int, microbatches: int, most_live: int | None = N
     _complete(seen, stages, microbatches)
     placement(ops)
     _recomputed_in_time(ops)
+    _updated_in_time(ops)
     for _ in playable(ops, stages):
         pass
     if most_live is not None:
@@ -72,6 +74,19 @@ def _recomputed_in_time(ops: Ops) -> None:
         begun.add(gives(op))
 
 
+def _updated_in_time(ops: Ops) -> None:
+    """A stage is updated after all of its backwards, or never: else gradients would be left for nobody."""
+    updated = {op.stage for _, _, op in walk(ops) if op.kind is Kind.UPDATE}
+    open_: dict[tuple[int, int], str] = {}
+    for worker, index, op in walk(ops):
+        if op.kind in (Kind.BACKWARD, Kind.WEIGHT) and op.stage in updated:
+            open_[op.stage, op.microbatch] = f"ops[{worker}][{index}] = {op}"
+        elif op.kind is Kind.UPDATE and open_.pop((op.stage, op.microbatch), None) is None:
+            raise _fault(worker, index, op, "the gradients of its micro-batch do not come before")
+    for first in open_.values():
+        raise PipelineError(f"after {first} comes no update: a stage is updated after all of its backwards, or never")
+
+
 def _within(ops: Ops, most: int) -> None:
     for worker, own in enumerate(ops):
         for index, kept in enumerate(live(own)):
@@ -89,7 +104,7 @@ def live(own: list[Op], activation: Callable[[int], float] = lambda stage: 1) ->
     """How much is kept after each op: a forward keeps an activation, its backward, or its weights, let it go; one that
     is to be recomputed counts from then on."""
     later = {(op.stage, op.microbatch) for op in own if op.kind is Kind.RECOMPUTE}
-    changes = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUT: 0, Kind.WEIGHT: -1, Kind.RECOMPUTE: 1}
+    changes = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUT: 0, Kind.WEIGHT: -1, Kind.RECOMPUTE: 1, Kind.UPDATE: 0}
     skipped = [op.kind is Kind.FORWARD and (op.stage, op.microbatch) in later for op in own]
     kept = (0 if skip else changes[op.kind] * activation(op.stage) for op, skip in zip(own, skipped, strict=True))
     return itertools.accumulate(kept)
@@ -99,7 +114,7 @@ def needs(op: Op, stages: int) -> list[Op]:
     """What must have been given (`gives`), by whatever worker, before `op` may begin."""
     if op.kind is Kind.FORWARD:
         return [Op(op.stage - 1, Kind.FORWARD, op.microbatch)] if op.stage else []
-    if op.kind is Kind.WEIGHT:
+    if op.kind in (Kind.WEIGHT, Kind.UPDATE):
         return [Op(op.stage, Kind.INPUT, op.microbatch)]
     if op.kind is Kind.RECOMPUTE:
         return [Op(op.stage, Kind.FORWARD, op.microbatch)]

@@ -203,6 +203,7 @@ def _server(folder: Path, token: str, dark: bool, front: str) -> Iterator[str]:
         "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
         "IPYTHONDIR": str(home / "ipython"),
         "JUPYTER_PATH": "",
+        "JUPYTER_PREFER_ENV_PATH": "0",  # else a virtual environment's own come first
         "JUPYTER_TOKEN": token,
     }
     with socket.socket() as free:

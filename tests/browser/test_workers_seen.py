@@ -32,6 +32,7 @@ IN_SIGHT = """index => {
   const { top, bottom } = document.querySelectorAll('.jp-Notebook .jp-Cell')[index].getBoundingClientRect();
   return top >= 0 && bottom <= window.innerHeight;
 }"""
+ACTIVE = "index => jupyterapp.shell.currentWidget.content.activeCellIndex === index"
 ROWS = "all => Object.fromEntries(all.map(one => [one.dataset.worker, {...one.dataset}]))"
 TABLES = "{i: {**tables['health'][str(i)], 'incarnation': life} for i, (life, tables) in everywhere().items()}"
 ASK = """from rpcbench.agent.current import current
@@ -96,6 +97,7 @@ def test_workers_are_as_shown_and_buttons_work_while_a_cell_runs(lab, show):
     page.set_viewport_size({"width": 1400, "height": 600})
     page.get_by_role("link", name="show cell 3,").first.click()
     page.wait_for_function(IN_SIGHT, arg=notebook.index(MAKES))
+    page.wait_for_function(ACTIVE, arg=notebook.index(MAKES))  # the extension's doing: a panel alone only scrolls
     page.set_viewport_size({"width": 1400, "height": 2400})
 
     notebook.run(WAITS)

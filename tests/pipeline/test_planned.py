@@ -19,7 +19,7 @@ def test_a_name_gives_what_the_schedule_of_that_name_does(name: str) -> None:
     plan = schedule(name, workers=4, microbatches=8)
     assert plan.ops == named(name)(4, 8)
     assert plan.microbatches == 8 and plan.stages in (4, 8)
-    assert schedule(str(plan)) == plan
+    assert schedule(str(plan)) == plan and repr(plan) == str(plan)
 
 
 def test_functions_texts_and_lists_give_plans_too() -> None:

@@ -205,6 +205,7 @@ def test_what_is_kept_counts_as_much_as_its_stage_says() -> None:
 
 def test_a_simulation_is_drawn() -> None:
     played = simulate(parse("0F0 0B0\n1F0 1I0 1W0"))
+    assert repr(played) == played.text()
     assert played.text(50).splitlines() == [
         "5 long, idle 40.0%, kept at most 1, 1",
         "worker 0 │F0░░░░░░                B0▓▓▓▓▓▓▓▓▓▓▓▓▓▓",

@@ -1,0 +1,188 @@
+"""Traced models: cut anywhere, with skips and tied weights, they train as the model itself; traps are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from worlds import nothing_left, world
+
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline import Pipeline, PipelineError, split, traced
+from rpcbench.pipeline.split import Stages
+
+WORKERS = ["worker1", "worker2"]
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+        nothing_left(made)
+
+
+class Block(nn.Module):
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.norm, self.linear, self.drop = nn.LayerNorm(8), nn.Linear(8, 8), nn.Dropout(rate)
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.register_buffer("shift", torch.tensor(0.5), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop(torch.tanh(self.linear(self.norm(x)))) * self.scale + self.shift
+
+
+class Language(nn.Module):
+    """Embedding tied to the head, a skip from the embedding to the end, shapes that depend on the batch, two inputs."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.layers = nn.ModuleList([Block(rate) for _ in range(3)])
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        h = embedded = self.embed(tokens)
+        samples, length = tokens.shape
+        for layer in self.layers:
+            h = layer(h).view(samples, length * 8).view(samples, length, 8)
+        return {"hidden": h, "logits": self.head((h + embedded) * mask[..., None])}
+
+
+def language(rate: float = 0.0) -> Language:
+    torch.manual_seed(8)
+    return Language(rate).double()
+
+
+def data(samples: int) -> tuple[dict[str, Tensor], Tensor]:
+    made = torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, 11, (samples, 5), generator=made)
+    mask = torch.rand(samples, 5, generator=made) < 0.7
+    return {"tokens": tokens, "mask": mask}, torch.randint(0, 11, (samples, 5), generator=made)
+
+
+def loss_fn(output: dict[str, Tensor], target: Tensor) -> Tensor:
+    return functional.cross_entropy(output["logits"].flatten(0, 1), target.flatten()) + output["hidden"].square().mean()
+
+
+def stages(model: Language, at: list[str]) -> Stages:
+    x, _ = data(4)
+    return split(traced(model, (x["tokens"], x["mask"])), WORKERS, at=at)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "at"),
+    [
+        ("gpipe", ["layers.1"]),
+        ("1f1b", ["head"]),
+        ("interleaved", ["layers.0", "layers.1", "layers.2"]),
+        ("zb1p", ["layers.0.linear", "layers.1", "head"]),
+        ("zbv", ["layers.0", "layers.2", "head"]),
+        ("dualpipev", ["layers.1", "layers.1.linear", "layers.2"]),
+    ],
+)
+def test_a_traced_model_trains_as_it_is(agents: list[Agent], schedule: str, at: list[str]) -> None:
+    model, (x, y) = language(), data(13)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cut = stages(language(), at)
+    pipe = Pipeline(cut, schedule, 5, loss_fn, (torch.optim.SGD, {"lr": 0.1}))
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = loss_fn(model(**x), y)
+        loss.backward()
+        with pipe.batch(x, y) as batch:
+            found = batch.gradients()
+            batch.apply()
+        assert batch.result.loss == pytest.approx(loss.item(), rel=1e-12)
+        assert found.keys() == {name for name, _ in model.named_parameters()}
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-12, atol=1e-12)
+        optimizer.step()
+    state = pipe.state_dict()
+    assert state.keys() == model.state_dict().keys()
+    model.load_state_dict(state)
+    found = pipe.predict((x["tokens"], x["mask"]))
+    torch.testing.assert_close(found, model(**x), rtol=1e-12, atol=1e-12)
+
+
+def test_dropout_follows_train_and_eval(agents: list[Agent]) -> None:
+    model, (x, y) = language(0.5).eval(), data(12)
+    pipe = Pipeline(stages(model, ["layers.1"]), "gpipe", 3, loss_fn)
+    assert not any(module.training for module in model.modules()), "tracing leaves the mode as it was"
+    torch.testing.assert_close(pipe.predict(x)["logits"], model(**x)["logits"])
+    losses = set()
+    for _ in range(2):
+        with pipe.batch(x, y) as batch:
+            losses.add(batch.result.loss)
+    assert len(losses) == 2, "other samples dropped in each step"
+
+
+def test_the_parts_are_the_models_own() -> None:
+    model = language()
+    told = [tensor for stage in stages(model, ["layers.1"]).cut() for tensor in dict(stage.tensors()).items()]
+    own = model.state_dict(keep_vars=True)
+    assert all(tensor is own[name] for name, tensor in told if name in own)
+    assert {name for name, _ in told} - set(own) == {f"layers.{n}.shift" for n in range(3)}
+
+
+def test_check_says_the_difference_and_what_crosses() -> None:
+    model, (x, _) = language(0.5), data(7)
+    cut = stages(model, ["layers.1"])
+    told = cut.check(x)
+    assert told.difference == 0
+    assert [(c.source, c.stage) for c in told.crossings] == [(0, 1)]
+    assert told.crossings[0].values.count("float64[7, 5, 8]") == 2, "what comes out of layer 0, and the embedding"
+    assert "stage 0 → 1: " in str(told) and "largest difference from the whole model: 0" in str(told)
+    assert all(module.training for module in model.modules())
+    with torch.no_grad():
+        model.layers[1].linear.weight = nn.Parameter(-model.layers[1].linear.weight)
+    assert cut.check(x).difference > 0.01, "the stages still have the weight from before"
+
+
+def test_check_of_a_row() -> None:
+    row = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Dropout())
+    told = split(row, WORKERS, balance=[1, 2]).check(torch.ones(2, 3))
+    assert told.difference == 0 and told.crossings[0].values == ("float32[2, 3]",) and told.crossings[0].nbytes == 24
+
+
+class Branches(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.linear = norm, nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x))
+
+
+class Decides(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Fixed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(4, 3) + x
+
+
+@pytest.mark.parametrize(
+    ("model", "sample", "told"),
+    [
+        (Branches(nn.BatchNorm1d(3)), torch.ones(4, 3), "norm"),
+        (Branches(nn.AlphaDropout()), torch.ones(4, 3), "dropout"),
+        (Branches(nn.TransformerEncoderLayer(3, 1, 4, dropout=0.1)), torch.ones(4, 3, 3), "dot_product_attention"),
+        (Branches(Decides()), torch.ones(4, 3), "cannot be traced"),
+        (Branches(Fixed()), torch.ones(4, 3), "cannot be traced for batches of any size"),
+        (Branches(nn.Tanh()), torch.ones(1, 3), "two samples or more"),
+        (Branches(nn.Tanh()), [torch.ones(4, 3)], "two samples or more"),
+        (Decides(), torch.ones(3), "cannot be traced"),
+    ],
+)
+def test_what_cannot_be_traced(model: nn.Module, sample: Any, told: str) -> None:
+    with pytest.raises(PipelineError, match=told):
+        traced(model, sample)
