@@ -8,7 +8,7 @@ from rpcbench.pipeline.pipeline import Batch, Pipeline, StepResult
 from rpcbench.pipeline.planned import Plan, schedule
 from rpcbench.pipeline.simulate import Costs, Simulation, simulate
 from rpcbench.pipeline.split import Stages, split
-from rpcbench.words.errors import PipelineError
+from rpcbench.words.errors import PipelineError, StageLostError
 
 __all__ = [
     "Batch",
@@ -17,6 +17,7 @@ __all__ = [
     "PipelineError",
     "Plan",
     "Simulation",
+    "StageLostError",
     "Stages",
     "StepResult",
     "lazy",

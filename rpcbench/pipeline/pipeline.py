@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from rpcbench import autograd
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import microbatch
+from rpcbench.pipeline.chance import StepSeeds
+from rpcbench.pipeline.checkpoint import Checkpoints, load_state
 from rpcbench.pipeline.crew import Crew, OptimizerSpec
 from rpcbench.pipeline.ops import Kind, Ops, Schedule
 from rpcbench.pipeline.ports import model_inputs
@@ -79,6 +81,8 @@ class Pipeline:
     None to only compute gradients. recompute: "none", "all", "except_last" (micro-batch), or a function (stage,
     microbatch) -> bool: which activations are computed anew for the backward, not kept. Random numbers of a forward, as
     for dropout, depend on step, stage, micro-batch and `torch.manual_seed` here, before the pipeline is made.
+    checkpoint: a folder that all workers reach; checkpoint_every: after so many optimizer steps a checkpoint is written
+    there, which `resume` goes on from; 0 for never.
     PipelineError where split, schedule and workers do not fit; UnknownWorkerError for a worker that is not there.
 
     >>> from rpcbench.pipeline import Pipeline, split
@@ -101,6 +105,8 @@ class Pipeline:
         loss_reduction: str = "mean",
         chunks: int | None = None,
         recompute: Recompute = "none",
+        checkpoint: str | Path | None = None,
+        checkpoint_every: int = 0,
     ) -> None:
         self._agent: Agent = current.current()
         make_ops = named(schedule) if isinstance(schedule, str) else schedule
@@ -108,7 +114,7 @@ class Pipeline:
         self._ids = list(self._names)
         ops = make_ops(len(self._ids), microbatches, **({} if chunks is None else {"chunks": chunks}))
         self.ops: Ops = with_recompute(ops, recompute, microbatches)
-        self._seeds = random.Random(int(torch.randint(2**62, ())))
+        self._seeds = StepSeeds(int(torch.randint(2**62, ())))
         stage_count = 1 + max((op.stage for own in self.ops for op in own), default=-1)
         validate(self.ops, stage_count, microbatches)
         self._ideal = simulate(self.ops).idle
@@ -122,13 +128,17 @@ class Pipeline:
         self.crew = Crew(self._agent, self.stages, loss_fn, optimizer)
         if any(op.kind is Kind.UPDATE for own in self.ops for op in own):
             self.crew.update_within_steps()
+        name = f"{optimizer[0].__module__}.{optimizer[0].__qualname__}" if optimizer else ""
+        self._checkpoints = Checkpoints(self._seeds, name, checkpoint, checkpoint_every)
+        self.crew.on_applied = self._checkpoints.applied
 
     # -- training
     def step(self, x: Any, y: Any) -> StepResult:
         """Forward, backward and one optimizer step on a batch.
 
         x, y: tensors (or tuples, dicts of them) with samples along dimension 0. The error of a worker's operation is
-        raised as it was; WorkerLostError where a worker died; either way no parameter has changed.
+        raised as it was, or StageLostError where a worker died, which says what it was at and which optimizer step each
+        stage holds. No parameter has changed, unless that was in the last phase, where all have their gradients.
         """
         with self.batch(x, y) as batch:
             batch.apply()
@@ -168,6 +178,36 @@ class Pipeline:
         """All parameters and buffers, under the names of the un-split model."""
         return self.crew.state()
 
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Let the stages hold these parameters and buffers, named as in the un-split model. Optimizers go on as before.
+
+        PipelineError where names or shapes do not fit; then nothing has changed.
+        """
+        load_state(self.crew, state)
+
+    # -- checkpoints
+    @property
+    def optimizer_step(self) -> int | None:
+        """Optimizer steps that all stages have had, also before a checkpoint; None where some have had more."""
+        return self.crew.standing.number
+
+    def save(self, folder: str | Path) -> None:
+        """Write a checkpoint: each worker its own stages, parameters and optimizers. It replaces the one in `folder`,
+        which all workers must reach under this path, as soon as it is whole. StageLostError, PipelineError, OSError.
+        """
+        self._checkpoints.save(self.crew, folder)
+
+    def load(self, folder: str | Path) -> int:
+        """Go on from a checkpoint, of whatever split and schedule of the model; its optimizer step.
+
+        PipelineError where there is none that is whole, or where it does not fit; then nothing has changed.
+        """
+        return self._checkpoints.load(self.crew, folder)
+
+    def resume(self) -> int:
+        """As `load`, from the folder that this pipeline's checkpoints go to."""
+        return self._checkpoints.resume(self.crew)
+
     # -- inside
     def _run(
         self,
@@ -178,7 +218,7 @@ class Pipeline:
         train: bool,
         ideal: float | None,
     ) -> tuple[int, list[Report]]:
-        step, seed = next(_STEPS), self._seeds.getrandbits(62)
+        step, seed = next(_STEPS), self._seeds.draw()
         last = self.crew.homes[len(self.stages) - 1]
         batches = [model_inputs(part, self._inputs) for part in inputs]
         tasks = {

@@ -21,7 +21,7 @@ from rpcbench.telemetry.collect import Collector
 from rpcbench.telemetry.contexts import autograd_view
 from rpcbench.telemetry.steps import pipeline_view
 from rpcbench.telemetry.views import rref_view
-from rpcbench.words.errors import SerializationError, UnknownWorkerError, WorkerLostError
+from rpcbench.words.errors import SerializationError, StageLostError, UnknownWorkerError, WorkerLostError
 
 WORKERS = ["worker1", "worker2"]
 SCHEDULES = ["sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev"]
@@ -239,8 +239,8 @@ def test_a_worker_lost_in_mid_step_is_told_and_nothing_hangs(agents: list[Agent]
     agents[1]._peers.close()
     stepping.join(20)
     _gate.set()
-    assert [type(error) for error in errors] == [WorkerLostError]
-    assert "worker1" in str(errors[0])
+    assert [type(error) for error in errors] == [StageLostError]
+    assert "worker1 was lost in step" in str(errors[0])
     agents.pop(1)
 
 
