@@ -73,7 +73,7 @@ class Standing:
         self.reached(number)
 
     def words(self, stages: Collection[int]) -> str:
-        """ "stages 0 and 2 hold optimizer step 7, stage 1 holds 6 or 7"."""
+        """As "stages 0 and 2 hold optimizer step 7, stage 1 holds optimizer step 6 or 7"."""
         groups: dict[Held, list[int]] = {}
         for stage in sorted(stages):
             groups.setdefault(self.held[stage], []).append(stage)
@@ -88,7 +88,8 @@ def lost_error(lost: Sequence[Lost], when: str, standing: Standing, changed: boo
     left = [stage for stage in standing.held if stage not in gone]
     them = "it" if len(lost) == 1 else "them"
     told = [f"{each.worker} was lost {when}, {each.at}" for each in lost]
-    told.append(f"{named(gone)}, at {_amount(standing.held[gone[0]])}, went with {them}")
+    amounts = " and ".join(dict.fromkeys(_amount(standing.held[stage]) for stage in gone))
+    told.append(f"{named(gone)}, at {amounts}, went with {them}")
     if left:
         told.append(("" if changed else "no parameter has changed: ") + standing.words(left))
     restarts = ", ".join(f"cluster.restart({each.worker!r})" for each in lost)
@@ -99,7 +100,7 @@ def lost_error(lost: Sequence[Lost], when: str, standing: Standing, changed: boo
 
 
 def named(stages: Sequence[int]) -> str:
-    """ "stage 1", "stages 0, 1 and 2"."""
+    """As "stage 1", or "stages 0, 1 and 2"."""
     if len(stages) == 1:
         return f"stage {stages[0]}"
     *most, last = sorted(stages)

@@ -53,7 +53,7 @@ class Watch:
     def at(self, id_: int, step: int, ops: Sequence[Op]) -> str:
         """What a worker was at in its last step, in which it had these operations."""
         record = self._records.get(id_)
-        return "at what, is not known here" if record is None else words(record.place, step, ops)
+        return "on another host, so it is not known at what" if record is None else words(record.place, step, ops)
 
     def reason(self, id_: int) -> str:
         gone = self._agent.machine.ask(lambda node: node.gone.find(id_))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from worlds import until
+from worlds import far_world, until
 
 from rpcbench import Cluster
 from rpcbench.agent import current
@@ -355,3 +355,15 @@ def test_a_worker_started_again_between_two_steps_has_lost_its_stage(cluster: Cl
     with pytest.raises(StageLostError, match=r"worker2 was lost between two steps.*started again since"):
         pipe.step(*data())
     assert pipeline(cluster).step(*data()).loss > 0
+
+
+def test_of_a_worker_on_another_host_it_is_not_known_what_it_was_at(tmp_path: Path) -> None:
+    with far_world(tmp_path, 3) as agents:
+        layers = [nn.Linear(6, 6), nn.Linear(6, 6)]
+        pipe = Pipeline(split(layers, ["worker1", "worker2"]), "1f1b", 2, functional.mse_loss, SGD)
+        assert pipe.step(*data()).loss > 0
+        agents.pop().stop()
+        until(lambda: len(agents[0].members()) == 2)
+        with pytest.raises(StageLostError, match=r"worker2 was lost between two steps, on another host") as caught:
+            pipe.step(*data())
+        assert caught.value.stages == (1,)

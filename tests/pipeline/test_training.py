@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import threading
 from collections.abc import Iterator
@@ -149,6 +150,37 @@ def test_panels_show_the_tables_in_mid_step(agents: list[Agent]) -> None:
     until(lambda: not any(a.tables()["contexts"] for a in agents), "the step's context to be released")
     until(lambda: not any(m["tables"]["contexts"] for m in collector.world().values()), "the panel to see it go")
     stop()
+
+
+class Gated(torch.optim.SGD):
+    """Holds its step until the test lets it go."""
+
+    def step(self, closure: Any = None) -> Any:
+        _reached.set()
+        assert _gate.wait(30)
+        return super().step(closure)
+
+
+def _interrupt() -> None:
+    assert _reached.wait(20)
+    _thread.interrupt_main()
+
+
+def test_ctrl_c_while_optimizers_step_leaves_nothing_undecided(agents: list[Agent]) -> None:
+    _gate.clear()
+    _reached.clear()
+    pipe = pipeline(optimizer=(Gated, {"lr": 0.1}))
+    interrupting = threading.Thread(target=_interrupt)
+    interrupting.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pipe.step(*data(24))
+        assert pipe.optimizer_step is None
+    finally:
+        _gate.set()
+        interrupting.join(20)
+    assert pipe.step(*data(24)).loss > 0
+    assert pipe.optimizer_step == 2
 
 
 def _step(pipe: Pipeline, x: torch.Tensor, y: torch.Tensor) -> None:
