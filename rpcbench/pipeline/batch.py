@@ -74,7 +74,8 @@ class Batch:
         return self._runs.crew.gradients(self.context)
 
     def grad_norm(self, norm_type: float = 2.0) -> float:
-        """The norm of all gradients, over all stages."""
+        """The norm of all gradients, over all stages. PipelineError where the schedule has applied them already."""
+        self._check_there()
         self._settle()
         return norms.grad_norm(self._runs.crew, self.context, norm_type)
 
@@ -84,6 +85,7 @@ class Batch:
         As torch.nn.utils.clip_grad_norm_ over the whole model. It comes after the last `add`.
         """
         self._check_added()
+        self._check_there()
         self._settle()
         self._clipped = True
         return norms.clip(self._runs.crew, self.context, max_norm, norm_type)
@@ -117,6 +119,13 @@ class Batch:
     def _check_open(self) -> None:
         if self._closed:
             raise PipelineError(f"{self._closed}; leave the block and begin another one")
+
+    def _check_there(self) -> None:
+        if self._runs.updates:
+            raise PipelineError(
+                "this schedule applies gradients within the step, micro-batch by micro-batch: none are left for a norm "
+                "or to clip; choose another schedule"
+            )
 
     def _check_added(self) -> None:
         if not self.results:

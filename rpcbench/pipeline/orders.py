@@ -30,6 +30,11 @@ class Orders:
     homes: tuple[int, ...]
     ideal: float | None
 
+    @property
+    def updates(self) -> bool:
+        """Whether optimizers step within a step of the pipeline, as its operations."""
+        return any(op.kind is Kind.UPDATE for own in self.ops for op in own)
+
     def forwards(self) -> Orders:
         """Only the forwards, for a run that does not train."""
         ops = [[op for op in own if op.kind is Kind.FORWARD] for own in self.ops]

@@ -81,6 +81,10 @@ def test_a_frozen_stage_counts_nothing(agents: list[Agent]) -> None:
 
 
 def test_what_cannot_be_clipped_is_told(agents: list[Agent]) -> None:
+    with pipeline(schedule="async", optimizer=SGD).batch(X, Y) as stepped:
+        for use in (stepped.grad_norm, lambda: stepped.clip(1.0)):
+            with pytest.raises(PipelineError, match="applies gradients within the step"):
+                use()
     pipe = pipeline()
     with pipe.accumulate() as empty, pytest.raises(PipelineError, match=r"call add\(x, y\) first"):
         empty.clip(1.0)
