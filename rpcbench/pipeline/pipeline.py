@@ -44,8 +44,8 @@ class Pipeline:
     schedule: "sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev" or a function (workers,
     microbatches, chunks) -> ops. "async" is an experiment, which trains to other weights: each stage steps its
     optimizer after each micro-batch, as if that were a batch of its own, and a step that fails has changed some.
-    chunks: stages for each worker; by default as many as the schedule is made for.
-    A batch with fewer samples than `microbatches` is cut into as many as it has samples.
+    chunks: stages for each worker; by default as many as the schedule is made for. A batch with fewer samples than
+    `microbatches` is cut into as many as it has samples.
     loss_fn(output, target) where the last stage is gives a scalar; loss_reduction says whether it is the "mean" or the
     "sum" over samples, so that micro-batches add up to the gradient of the whole batch.
     optimizer: class and arguments; None to only compute gradients. lr_scheduler: class and arguments, as
