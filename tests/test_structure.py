@@ -44,7 +44,9 @@ PURE = {  # prefix of module name -> what it must not import
 NOT_PURE = {"rpcbench.words.futures"}  # is torch's Future
 LOADED_BY_OTHERS = _CLOCKS | {"selectors", "subprocess"}  # what the standard library loads says nothing of us
 
-UNPICKLERS = {"rpcbench.wire.pickling", "rpcbench.optim.checkpoint"}  # the second: files of the user's own
+UNPICKLERS = {  # all but the first: files of the user's own
+    "rpcbench.wire.pickling", "rpcbench.optim.checkpoint", "rpcbench.pipeline.shards",
+}  # fmt: skip
 UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "torch", "joblib"}
 
 LONGEST_FILE, MEDIAN_FILE, LONGEST_FUNCTION = 500, 250, 60

@@ -103,6 +103,10 @@ class Roster:
         if len(self.all()) < count:
             raise RpcError(f"{self._me} waited {timeout:g} s for {count} members, but {self.census()}")
 
+    def wait_until(self, reached: Callable[[], bool], timeout: float) -> bool:
+        """Wait until members have come or gone so that `reached()`, `timeout` seconds at most; whether it is so."""
+        return self._changes.wait_for(reached, timeout)
+
     def _is_over(self) -> bool:
         return self._machine.ask(lambda node: node.members.ended or node.members.closing)
 

@@ -12,7 +12,7 @@ from rpcbench.pipeline.runs import StepResult
 from rpcbench.pipeline.simulate import Costs, Simulation, simulate
 from rpcbench.pipeline.split import Stages, split
 from rpcbench.pipeline.tracing import traced
-from rpcbench.words.errors import PipelineError
+from rpcbench.words.errors import PipelineError, StageLostError
 
 __all__ = [
     "Batch",
@@ -22,6 +22,7 @@ __all__ = [
     "PipelineError",
     "Plan",
     "Simulation",
+    "StageLostError",
     "Stages",
     "StepResult",
     "lazy",

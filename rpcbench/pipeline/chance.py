@@ -17,13 +17,30 @@ _ODD = 0x9E3779B97F4A7C15
 """Spreads small numbers over 64 bits: 2**64 over the golden ratio."""
 
 
+class StepSeeds:
+    """Seeds of steps, in a row: each depends on `base`, 0 to 2**62 - 1, and on how many were `drawn` before it."""
+
+    def __init__(self, base: int, drawn: int = 0) -> None:
+        self.base, self.drawn = base, drawn
+
+    def draw(self) -> int:
+        """The next one, 0 to 2**62 - 1."""
+        self.drawn += 1
+        return _mixed(self.base, self.drawn) >> 2
+
+
 def seed(step_seed: int, op: Op) -> int:
     """The seed of a stage's forward of a micro-batch, 0 to 2**63 - 1."""
-    mixed = step_seed
-    for number in (op.stage, op.microbatch):
+    return _mixed(step_seed, op.stage, op.microbatch) >> 1
+
+
+def _mixed(start: int, *numbers: int) -> int:
+    """64 bits that look random, of numbers that look alike."""
+    mixed = start
+    for number in numbers:
         mixed = (mixed ^ (number + 1)) * _ODD % 2**64
         mixed ^= mixed >> 29
-    return mixed >> 1
+    return mixed
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 Guarantees
 - A step is one call to each worker; the first failure of any is raised at once, and the others are woken.
+- Optimizers step only when all workers have all gradients, and all are there as far as is known. Where one is lost all
+  the same, the error says which optimizer step each stage holds; nothing runs on stages that do not agree on it.
 - What a stage holds comes back under the names of the un-split model.
 """
 
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -20,20 +22,30 @@ from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.exchange import Inputs
 from rpcbench.pipeline.lazy import built
 from rpcbench.pipeline.numerics import Numerics
+from rpcbench.pipeline.ops import Kind
+from rpcbench.pipeline.phases import ANEW, Lost, Standing, lost_error
+from rpcbench.pipeline.record import Doing
 from rpcbench.pipeline.split import Stage
 from rpcbench.pipeline.stage import LossFn, Report, StageWorker, Task
 from rpcbench.pipeline.ties import ties
+from rpcbench.pipeline.watch import Watch
 from rpcbench.rpc import RRef
-from rpcbench.words.errors import PipelineError, WorkerLostError
+from rpcbench.words.changes import Changes
+from rpcbench.words.errors import ConnectionLostError, PipelineError, StageLostError, WorkerLostError
 from rpcbench.words.futures import Future, settle_all, wait_all
 
 OptimizerSpec = tuple[type[torch.optim.Optimizer], dict[str, Any]]
 _NUMBERS = itertools.count()
 T = TypeVar("T")
+_LAST_WORDS = 0.5
+"""Seconds that optimizers are waited for, after one of them has failed."""
 
 
 class Crew:
-    """`homes`: stage → id of its worker; `modules` and `optimizers`: stage → RRef; `workers`: id → RRef of its loop."""
+    """`homes`: stage → id of its worker; `modules` and `optimizers`: stage → RRef; `workers`: id → RRef of its loop.
+
+    `standing`: which optimizer step each stage holds. `on_applied` is called, with this and the number, after each.
+    """
 
     def __init__(
         self,
@@ -46,23 +58,33 @@ class Crew:
         self._agent = agent
         self.stages = stages
         self.homes = {stage.index: agent.member(stage.worker).id for stage in stages}
+        self.standing = Standing(self.homes)
+        self.on_applied: Callable[[Crew, int], object] = lambda crew, number: None
+        self._tasks: Mapping[int, Task] = {}  # of the last step
+        self._applying: tuple[int, dict[int, Future[Any]]] = (0, {})  # to which step, and who; until all have answered
+        self._told: StageLostError | None = None
         key = f"{agent.id}.{next(_NUMBERS)}"
         self.modules = {stage.index: self._create(stage.index, built, stage.module) for stage in stages}
         self.workers: dict[int, Any] = {}
         self.ties = ties(stages)
-        for id_ in dict.fromkeys(self.homes.values()):
-            modules = {stage: rref for stage, rref in self.modules.items() if self.homes[stage] == id_}
-            ports = {stage.index: stage.ports for stage in stages if stage.index in modules}
-            made = (key, modules, self.homes, loss_fn, ports, self.ties, numerics)
-            self.workers[id_] = agent.create(id_, StageWorker, made, timeout=0)
+        self._watch = Watch(agent, list(dict.fromkeys(self.homes.values())))
+        with self._watch.opening() as records:
+            for id_ in dict.fromkeys(self.homes.values()):
+                modules = {stage: rref for stage, rref in self.modules.items() if self.homes[stage] == id_}
+                ports = {stage.index: stage.ports for stage in stages if stage.index in modules}
+                made = (key, modules, self.homes, loss_fn, ports, self.ties, records.get(id_, ""), numerics)
+                self.workers[id_] = agent.create(id_, StageWorker, made, timeout=0)
+            self._await_made(self.workers.values())
         self.optimizers: dict[int, Any] = {}
         if optimizer is not None:
             self.optimizers = {s: self._create(s, _make_optimizer, m, *optimizer) for s, m in self.modules.items()}
-        rrefs = [*self.workers.values(), *self.optimizers.values()]
-        wait_all([agent.call(rref._owner, _made, (rref,), timeout=0) for rref in rrefs])
+            self._await_made(self.optimizers.values())
 
     def _create(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
         return self._agent.create(self.homes[stage], function, args, timeout=0)
+
+    def _await_made(self, rrefs: Any) -> None:
+        wait_all([self._agent.call(rref._owner, _made, (rref,), timeout=0) for rref in rrefs])
 
     def update_within_steps(self) -> None:
         """The workers are to step the optimizers by themselves, as operations of a schedule."""
@@ -78,13 +100,22 @@ class Crew:
         own = [stage for stage in self.stages if self.homes[stage.index] == id_ and stage.ports.inputs]
         return {s.index: [tuple(batch[place] for place in s.ports.inputs) for batch in batches] for s in own}
 
+    # -- the first phase
     def run(self, step: int, tasks: dict[int, Task]) -> list[Report]:
-        """One step: worker id → what it does. The error of a worker's operation as it was; WorkerLostError."""
-        running = {id_: self.workers[id_].rpc_async(timeout=0).run(task) for id_, task in tasks.items()}
+        """One step: worker id → what it does. The error of a worker's operation as it was; StageLostError."""
+        self.check()
+        self._tasks = tasks
+        running: dict[int, Future[Report]] = {}
         try:
+            for id_, task in tasks.items():
+                running[id_] = self.workers[id_].rpc_async(timeout=0).run(task)
             return wait_all(running.values())  # the first failure at once, whichever worker it comes from
         except BaseException as error:
             self._abort(step, f"{type(error).__name__}: {error}", running)
+            changed = any(op.kind is Kind.UPDATE for task in tasks.values() for op in task.ops)
+            if changed:
+                self.standing.unknown()
+            self._tell_of_the_lost(error, f"in step {step}", changed)
             raise
 
     def _abort(self, step: int, reason: str, running: dict[int, Future[Any]]) -> None:
@@ -94,26 +125,85 @@ class Crew:
                 with contextlib.suppress(WorkerLostError):
                     self.workers[id_].rpc_async().abort(step, reason)
 
+    # -- the second phase
     def apply(self, context: int) -> None:
-        """One step of every stage's optimizer, with the gradients in this context."""
-        self.on_each(self.optimizers, _apply, context)
+        """One step of every stage's optimizer, with the gradients in this context.
 
-    def on_workers(self, function: Callable[..., T], *args: Any) -> list[T]:
-        """`function(loop, *args)` on each worker, with its RRef of the worker's loop."""
-        calls = [self._agent.call(id_, function, (rref, *args), timeout=0) for id_, rref in self.workers.items()]
-        return settle_all(calls)
+        Where one fails, its error as it was, or StageLostError; either says what the stages hold.
+        """
+        autograd.recorder(self._agent).recorded(context)  # raises where it is over, before anything is sent
+        self.check()
+        number = self.standing.begin()
+        _, applying = self._applying = (number, {})
+        try:
+            for id_, own in self._optimizers_by_worker().items():
+                step = self._tasks[id_].step
+                applying[id_] = self._agent.call(id_, _apply, (self.workers[id_], own, context, step), timeout=0)
+            wait_all(applying.values())
+        except BaseException as error:
+            self._settle(_LAST_WORDS)
+            self._tell_of_the_lost(error, f"while optimizer step {number} was applied", changed=True)
+            error.add_note(self._apart() if self.standing.number is None else self.standing.words(self.homes))
+            raise
+        self._applying = (0, {})
+        self.standing.reached(number)
+        self.on_applied(self, number)
 
-    def on_each(self, rrefs: dict[int, Any], function: Callable[..., T], *args: Any) -> list[T]:
-        """On each worker `function(what it has of rrefs, *args)`; `rrefs`: by stage, as `modules` or `optimizers`."""
-        grouped: dict[int, list[Any]] = {}
-        for stage, rref in rrefs.items():
-            grouped.setdefault(self.homes[stage], []).append(rref)
-        return settle_all([self._agent.call(id_, function, (own, *args), timeout=0) for id_, own in grouped.items()])
+    def _optimizers_by_worker(self) -> dict[int, dict[int, Any]]:
+        grouped: dict[int, dict[int, Any]] = {}
+        for stage, rref in self.optimizers.items():
+            grouped.setdefault(self.homes[stage], {})[stage] = rref
+        return grouped
 
-    def scale(self, context: int, factor: float) -> None:
-        """Multiply all gradients in this context."""
-        self.on_workers(_scale, context, factor)
+    def _settle(self, seconds: float | None) -> None:
+        """Take in who has applied, of those that were told to, once all have answered, or after so many seconds."""
+        changes, (number, applying) = Changes(), self._applying
+        if not applying:
+            return
+        for future in applying.values():
+            future.add_done_callback(lambda _: changes.tell())
+        answered = changes.wait_for(lambda: all(future.done() for future in applying.values()), seconds)
+        for stage, id_ in self.homes.items():
+            if id_ not in applying or _succeeded(applying[id_]):
+                self.standing.reached(number - (id_ not in applying), [stage])
+        if answered:
+            self._applying = (0, {})
 
+    # -- who is there
+    def check(self) -> None:
+        """StageLostError where a stage is gone; PipelineError where the stages hold different optimizer steps."""
+        self._check_there(changed=False)
+        if self.standing.number is None:
+            raise PipelineError(self._apart())
+
+    def _check_there(self, *, changed: bool) -> None:
+        if self._told is not None:
+            raise StageLostError(*self._told.args)
+        self._settle(None)
+        if gone := self._watch.gone():
+            raise self._lost(gone, "between two steps", changed)
+
+    def _apart(self) -> str:
+        return f"{self.standing.words(self.homes)}. Before the pipeline can go on, {ANEW}"
+
+    def _tell_of_the_lost(self, error: BaseException, when: str, changed: bool) -> None:
+        """Raise StageLostError where an error comes of a death; else return."""
+        if isinstance(error, WorkerLostError | ConnectionLostError) and (gone := self._watch.await_gone()):
+            raise self._lost(gone, when, changed) from error
+
+    def _lost(self, gone: Sequence[int], when: str, changed: bool) -> StageLostError:
+        """What to raise now; from then on, `check` says it again."""
+        lost = []
+        for id_ in gone:
+            task = self._tasks.get(id_)
+            at = self._watch.at(id_, task.step if task else 0, task.ops if task else ())
+            stages = tuple(stage for stage, home in self.homes.items() if home == id_)
+            lost.append(Lost(self._watch.name(id_), at, self._watch.reason(id_), stages))
+        error = lost_error(lost, when, self.standing, changed)
+        self._told = StageLostError(*error.args)  # one that no traceback keeps anything alive through
+        return error
+
+    # -- what stages hold
     def state(self) -> dict[str, torch.Tensor]:
         """All parameters and buffers."""
         return self._gather(_state)
@@ -137,11 +227,39 @@ class Crew:
         return {name: tensor for name, tensor in named.items() if name not in copies}
 
     def _gather(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:
-        calls = {
-            stage.index: self._agent.call(stage.worker, function, (self.modules[stage.index], *args), timeout=0)
-            for stage in self.stages
-        }
-        return {stage.key(own): t for stage in self.stages for own, t in calls[stage.index].wait().items()}
+        found = self.on_stages(function, {stage.index: (self.modules[stage.index], *args) for stage in self.stages})
+        return {stage.key(own): t for stage in self.stages for own, t in found[stage.index].items()}
+
+    def stage(self, stage: int) -> tuple[Any, Any, Any]:
+        """What a stage is there: RRefs of its worker's loop, of its module and of its optimizer, if it has one."""
+        return self.workers[self.homes[stage]], self.modules[stage], self.optimizers.get(stage)
+
+    def on_stages(self, function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """`function(*args[stage])` on each stage's worker, all at once: stage → what came of it. StageLostError."""
+        found = self._all((self.homes[stage], function, own) for stage, own in args.items())
+        return dict(zip(args, found, strict=True))
+
+    def on_workers(self, function: Callable[..., T], *args: Any) -> list[T]:
+        """`function(loop, *args)` on each worker, with its RRef of the worker's loop. StageLostError."""
+        return self._all((id_, function, (rref, *args)) for id_, rref in self.workers.items())
+
+    def on_optimizers(self, function: Callable[..., T], *args: Any) -> list[T]:
+        """`function(optimizers, *args)` on each worker, with the RRefs of those that it has. StageLostError."""
+        own = self._optimizers_by_worker()
+        return self._all((id_, function, (list(rrefs.values()), *args)) for id_, rrefs in own.items())
+
+    def scale(self, context: int, factor: float) -> None:
+        """Multiply all gradients in this context."""
+        self.on_workers(_scale, context, factor)
+
+    def _all(self, calls: Iterable[tuple[int, Callable[..., T], tuple[Any, ...]]]) -> list[T]:
+        """Calls of workers, by id, all at once; what came of each."""
+        self._check_there(changed=True)
+        try:
+            return settle_all([self._agent.call(id_, function, args, timeout=0) for id_, function, args in calls])
+        except WorkerLostError as error:
+            self._tell_of_the_lost(error, "between two steps", changed=True)
+            raise
 
 
 # -- what runs on the workers
@@ -156,11 +274,14 @@ def _made(rref: RRef[Any]) -> None:
     rref.local_value()
 
 
-def _apply(optimizers: list[RRef[Any]], context: int) -> None:
-    for rref in optimizers:
+def _apply(worker: RRef[Any], optimizers: dict[int, RRef[Any]], context: int, step: int) -> None:
+    record = worker.local_value().record
+    for stage, rref in optimizers.items():
         optimizer = rref.local_value()
         if optimizer is not None:
+            record.note(step, Doing.APPLIES, stage)
             optimizer.step(context)
+    record.note(step, Doing.APPLIED)
 
 
 def _scale(_worker: RRef[Any], context: int, factor: float) -> None:
@@ -184,3 +305,8 @@ def _state(module: RRef[Any]) -> dict[str, torch.Tensor]:
 def _gradients(module: RRef[Any], context: int) -> dict[str, torch.Tensor]:
     held = autograd.recorder().gradients(context)
     return {name: held[param] for name, param in module.local_value().named_parameters() if param in held}
+
+
+def _succeeded(future: Future[Any]) -> bool:
+    found = future.outcome()
+    return found is not None and found[1] is None

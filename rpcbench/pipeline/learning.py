@@ -24,16 +24,16 @@ class Schedulers:
             raise PipelineError("lr_scheduler needs an optimizer; give Pipeline one, as (torch.optim.SGD, {'lr': 0.1})")
         self._crew = crew
         scheduler, kwargs = spec
-        crew.on_each(crew.optimizers, _schedule, scheduler, kwargs)
+        crew.on_optimizers(_schedule, scheduler, kwargs)
 
     def step(self, *args: Any) -> None:
         """After the optimizer's step, once an epoch or a batch, as the scheduler is meant; `args` as its own `step`."""
-        self._crew.on_each(self._crew.optimizers, _advance, args)
+        self._crew.on_optimizers(_advance, args)
 
 
 def rate(crew: Crew) -> float:
     """The learning rate, asked of the workers. PipelineError where nothing is optimized."""
-    rates = [each for found in crew.on_each(crew.optimizers, _rates) for each in found]
+    rates = [each for found in crew.on_optimizers(_rates) for each in found]
     if not rates:
         raise PipelineError("this pipeline has no learning rate: it has no optimizer, or all its stages are frozen")
     return rates[0]

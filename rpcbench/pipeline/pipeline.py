@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +25,14 @@ from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import batchnorm, microbatch
 from rpcbench.pipeline.batch import Batch
+from rpcbench.pipeline.chance import StepSeeds
+from rpcbench.pipeline.checkpoint import Checkpoints, load_state
 from rpcbench.pipeline.crew import Crew, OptimizerSpec
 from rpcbench.pipeline.fitting import Fit, History
 from rpcbench.pipeline.learning import Schedulers, SchedulerSpec, rate
 from rpcbench.pipeline.loaders import evaluated, predicted
 from rpcbench.pipeline.numerics import Numerics
-from rpcbench.pipeline.ops import Ops, Schedule
+from rpcbench.pipeline.ops import Kind, Ops, Schedule
 from rpcbench.pipeline.orders import OrderBook
 from rpcbench.pipeline.recompute import Recompute
 from rpcbench.pipeline.runs import Runs, StepResult
@@ -57,6 +60,8 @@ class Pipeline:
     of these; "warn" is the same with a warning; with "deferred" they move once a step, by the whole batch.
     autocast: torch.bfloat16 runs the stages' forwards under autocast; the loss stays in single precision.
     keep_gradients: the workers keep those of a step until the next one, for `gradients`; as much memory as parameters.
+    checkpoint: a folder that all workers reach; checkpoint_every: after so many optimizer steps a checkpoint is written
+    there, which `resume` goes on from; 0 for never.
     PipelineError where split, schedule and workers do not fit; UnknownWorkerError for a worker that is not there.
 
     >>> from rpcbench.pipeline import Pipeline, split
@@ -84,6 +89,8 @@ class Pipeline:
         batch_norm: str = "warn",
         autocast: torch.dtype | None = None,
         keep_gradients: bool = False,
+        checkpoint: str | Path | None = None,
+        checkpoint_every: int = 0,
     ) -> None:
         self._agent: Agent = current.current()
         names = {self._agent.member(worker).id: worker for worker in stages.workers}
@@ -101,14 +108,19 @@ class Pipeline:
             self.crew.update_within_steps()
         self._schedulers = None if lr_scheduler is None else Schedulers(self.crew, lr_scheduler)
         self._keeps = keep_gradients
-        self._runs = Runs(self.crew, book, names, stages.inputs, loss_reduction, loss_fn is not None)
+        seeds = StepSeeds(int(torch.randint(2**62, ())))
+        self._runs = Runs(self.crew, book, names, stages.inputs, loss_reduction, loss_fn is not None, seeds)
+        name = f"{optimizer[0].__module__}.{optimizer[0].__qualname__}" if optimizer else ""
+        self._checkpoints = Checkpoints(seeds, name, checkpoint, checkpoint_every)
+        self.crew.on_applied = self._checkpoints.applied
 
     # -- training
     def step(self, x: Any, y: Any) -> StepResult:
         """Forward, backward and one optimizer step on a batch.
 
         x, y: tensors (or tuples, dicts of them) with samples along dimension 0. The error of a worker's operation is
-        raised as it was; WorkerLostError where a worker died; either way no parameter has changed.
+        raised as it was, or StageLostError where a worker died, which says what it was at and which optimizer step each
+        stage holds. No parameter has changed, unless that was in the last phase, where all have their gradients.
         """
         with self.batch(x, y) as batch:
             batch.apply()
@@ -223,6 +235,36 @@ class Pipeline:
         if not (found := self.crew.kept()):
             raise PipelineError("there are no gradients: no step has been applied yet, or nothing is to be trained")
         return found
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Let the stages hold these parameters and buffers, named as in the un-split model. Optimizers go on as before.
+
+        PipelineError where names or shapes do not fit; then nothing has changed.
+        """
+        load_state(self.crew, state)
+
+    # -- checkpoints
+    @property
+    def optimizer_step(self) -> int | None:
+        """Optimizer steps that all stages have had, also before a checkpoint; None where some have had more."""
+        return self.crew.standing.number
+
+    def save(self, folder: str | Path) -> None:
+        """Write a checkpoint: each worker its own stages, parameters and optimizers. It replaces the one in `folder`,
+        which all workers must reach under this path, as soon as it is whole. StageLostError, PipelineError, OSError.
+        """
+        self._checkpoints.save(self.crew, folder)
+
+    def load(self, folder: str | Path) -> int:
+        """Go on from a checkpoint, of whatever split and schedule of the model; its optimizer step.
+
+        PipelineError where there is none that is whole, or where it does not fit; then nothing has changed.
+        """
+        return self._checkpoints.load(self.crew, folder)
+
+    def resume(self) -> int:
+        """As `load`, from the folder that this pipeline's checkpoints go to."""
+        return self._checkpoints.resume(self.crew)
 
     def __repr__(self) -> str:
         where = ", ".join(f"{stage.index} on {stage.worker}" for stage in self.stages)

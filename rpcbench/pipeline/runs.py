@@ -7,14 +7,12 @@ that it is made in.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from rpcbench.pipeline import microbatch
+from rpcbench.pipeline.chance import StepSeeds
 from rpcbench.pipeline.crew import Crew
 from rpcbench.pipeline.orders import OrderBook, Orders
 from rpcbench.pipeline.ports import model_inputs
@@ -67,12 +65,13 @@ class Runs:
         inputs: Sequence[str],
         reduction: str,
         has_loss: bool,
+        seeds: StepSeeds,
     ) -> None:
         self.crew = crew
         self.reduction, self.has_loss = reduction, has_loss
         self.updates = book.whole.updates
         self._book, self._names, self._inputs = book, names, inputs
-        self._seeds = random.Random(int(torch.randint(2**62, ())))
+        self._seeds = seeds
 
     def train(self, x: Any, y: Any, whole: int | None = None) -> StepResult:
         """Forward and backward of a batch, as its share of `whole` samples, by default all there are."""
@@ -130,7 +129,7 @@ class Runs:
         train: bool = True,
         metrics: Mapping[str, Metric] | None = None,
     ) -> tuple[int, list[Report]]:
-        step, seed, ids = next(_STEPS), self._seeds.getrandbits(62), list(self._names)
+        step, seed, ids = next(_STEPS), self._seeds.draw(), list(self._names)
         last = ids[orders.homes[-1]]
         batches = [model_inputs(part, self._inputs) for part in inputs]
         tasks = {

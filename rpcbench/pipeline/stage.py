@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from rpcbench.pipeline.numerics import Computing, Numerics
 from rpcbench.pipeline.oplog import DONE, FAILED, OpLog
 from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.ports import Ports, Segment, sendable
+from rpcbench.pipeline.record import Doing, Record
 from rpcbench.pipeline.slots import Slot, Slots
 from rpcbench.pipeline.stash import Stash
 from rpcbench.pipeline.ties import Copies, Tie, TiedGradients
@@ -85,7 +87,10 @@ def _deliver(key: str, slot: Slot, message: tuple[Any, ...]) -> None:
 
 
 class StageWorker:
-    """The stages of one pipeline, `key`, on one worker. `modules`: stage → module; `homes`: stage → worker id."""
+    """The stages of one pipeline, `key`, on one worker. `modules`: stage → module; `homes`: stage → worker id.
+
+    `record`: the file behind what the driver reads if this process dies, empty where there is none.
+    """
 
     def __init__(
         self,
@@ -95,6 +100,7 @@ class StageWorker:
         loss_fn: LossFn | None,
         ports: dict[int, Ports],
         ties: Sequence[Tie],
+        record: str,
         numerics: Numerics,
     ) -> None:
         self.key = key
@@ -103,6 +109,7 @@ class StageWorker:
         self.loss_fn = loss_fn
         self.ports = ports
         self.copies = Copies(ties, self.modules)
+        self.record = Record.at(record)
         self.computing = Computing(numerics, self.modules.values())
         self.slots = Slots()
         self.optimizers: dict[int, LocalOptimizer | None] = {}
@@ -137,6 +144,10 @@ class StageWorker:
             stage: {name: self._gradients[p] for name, p in module.named_parameters() if p in self._gradients}
             for stage, module in self.modules.items()
         }
+
+    def between_steps(self) -> AbstractContextManager[object]:
+        """No step runs here inside, not even the rest of one that was aborted."""
+        return self._turn
 
     def parameters(self, stage: int) -> list[nn.Parameter]:
         return self._params[stage]
@@ -195,6 +206,7 @@ class _Step:
         with torch.set_grad_enabled(self._task.train), self._worker.computing.step():
             for index, op in enumerate(self._task.ops):
                 self._operate(index, op)
+        self._worker.record.note(self._task.step, Doing.READY)
         if self._task.train:
             self._add_up_tied()
         for future in self._sent:
@@ -203,9 +215,12 @@ class _Step:
 
     def _operate(self, index: int, op: Op) -> None:
         """Wait for what the operation needs, run it, send what it makes."""
+        step, note = self._task.step, self._worker.record.note
         needs, runs = self._ways[op.kind]
+        note(step, Doing.WAITS, index)
         needed = needs(op)
-        key, row = self._log.begin(self._task.step, index, op)
+        note(step, Doing.RUNS, index)
+        key, row = self._log.begin(step, index, op)
         try:
             made = runs(op, needed)
         except BaseException:
@@ -213,6 +228,8 @@ class _Step:
             raise
         sent = sum(nbytes(message) for _, message in made)
         self._report.rows.append(self._log.end(key, row, sent=sent, held=self._held.get(op.stage, 0)))
+        if made:
+            note(step, Doing.SENDS, index)
         for slot, message in made:
             self._send(slot, message)
 

@@ -4,6 +4,7 @@
     └── RpcError                      something about a call; programs written for torch match on RuntimeError
         ├── RpcTimeoutError           (also TimeoutError) the deadline passed; the callee may still run
         ├── WorkerLostError           the other process is gone
+        │   └── StageLostError        ... and stages of a pipeline with it; which, and what the others hold
         ├── ConnectionLostError       the other process is there, but a message to or from it was lost on the way
         ├── UnknownWorkerError        (also ValueError) no such worker: a typing error of the caller
         ├── NoOverloadError           (also TypeError) an operator of torch that does not take these arguments
@@ -63,6 +64,23 @@ class WorkerLostError(RpcError):
     """
 
     maybe_executed = True
+
+
+class StageLostError(WorkerLostError):
+    """Workers of a pipeline are gone, and their stages with them.
+
+    `at`: worker -> what it was at, as "in B3 of stage 1"; `stages` went with them; `held`: stage -> the least and the
+    most optimizer steps that it holds, or held when it went; None where nobody knows.
+    """
+
+    def __init__(
+        self, text: str, at: dict[str, str], stages: tuple[int, ...], held: dict[int, tuple[int, int] | None]
+    ) -> None:
+        super().__init__(text, at, stages, held)
+        self.at, self.stages, self.held = at, stages, held
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class ConnectionLostError(RpcError):

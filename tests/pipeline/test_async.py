@@ -146,3 +146,26 @@ def test_it_needs_an_optimizer(agents: list[Agent]) -> None:
     layers = [layer for stage in stages() for layer in stage]
     with pytest.raises(PipelineError, match="updates within a step needs an optimizer"):
         Pipeline(split(layers, WORKERS), "async", 4, functional.cross_entropy)
+
+
+class Breaks(nn.Module):
+    """Raises for negative samples."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x < 0).any()):
+            raise ArithmeticError("negative")
+        return x
+
+
+def test_a_step_that_fails_has_changed_parameters_and_says_so(agents: list[Agent]) -> None:
+    layers = [Breaks(), *stages()]
+    pipe = Pipeline(split(layers, WORKERS, balance=[2, 1, 1]), "async", 4, functional.cross_entropy, SGD)
+    x, y = data(12)
+    before = pipe.state_dict()
+    pipe.step(x, y)
+    with pytest.raises(ArithmeticError):
+        pipe.step(torch.cat([x[:9], -x[9:]]), y)
+    with pytest.raises(PipelineError, match=r"stages 0, 1 and 2 hold an unknown mixture of optimizer steps\. Before"):
+        pipe.step(x, y)
+    pipe.load_state_dict(before)
+    assert pipe.step(x, y).loss > 0 and pipe.optimizer_step == 1

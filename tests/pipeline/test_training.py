@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from rpcbench.telemetry.collect import Collector
 from rpcbench.telemetry.contexts import autograd_view
 from rpcbench.telemetry.steps import pipeline_view
 from rpcbench.telemetry.views import rref_view
-from rpcbench.words.errors import SerializationError, UnknownWorkerError, WorkerLostError
+from rpcbench.words.errors import SerializationError, StageLostError, UnknownWorkerError, WorkerLostError
 
 WORKERS = ["worker1", "worker2"]
 SCHEDULES = ["sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev"]
@@ -151,6 +152,37 @@ def test_panels_show_the_tables_in_mid_step(agents: list[Agent]) -> None:
     stop()
 
 
+class Gated(torch.optim.SGD):
+    """Holds its step until the test lets it go."""
+
+    def step(self, closure: Any = None) -> Any:
+        _reached.set()
+        assert _gate.wait(30)
+        return super().step(closure)
+
+
+def _interrupt() -> None:
+    assert _reached.wait(20)
+    _thread.interrupt_main()
+
+
+def test_ctrl_c_while_optimizers_step_leaves_nothing_undecided(agents: list[Agent]) -> None:
+    _gate.clear()
+    _reached.clear()
+    pipe = pipeline(optimizer=(Gated, {"lr": 0.1}))
+    interrupting = threading.Thread(target=_interrupt)
+    interrupting.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pipe.step(*data(24))
+        assert pipe.optimizer_step is None
+    finally:
+        _gate.set()
+        interrupting.join(20)
+    assert pipe.step(*data(24)).loss > 0
+    assert pipe.optimizer_step == 2
+
+
 def _step(pipe: Pipeline, x: torch.Tensor, y: torch.Tensor) -> None:
     with pipe.batch(x, y):
         pass
@@ -239,8 +271,8 @@ def test_a_worker_lost_in_mid_step_is_told_and_nothing_hangs(agents: list[Agent]
     agents[1]._peers.close()
     stepping.join(20)
     _gate.set()
-    assert [type(error) for error in errors] == [WorkerLostError]
-    assert "worker1" in str(errors[0])
+    assert [type(error) for error in errors] == [StageLostError]
+    assert "worker1 was lost in step" in str(errors[0])
     agents.pop(1)
 
 

@@ -1,0 +1,194 @@
+"""Checkpoints of a pipeline: each worker writes the stages it has, and a manifest says what belongs together.
+
+    folder/checkpoint.json                 the manifest: optimizer step, seeds, and each file's size, SHA-256 and names
+    folder/step7.stage0.1f0c2a9b.pt        a stage's file, written by its worker
+
+Guarantees
+- A folder has the latest checkpoint that is whole, and nothing else once it is written: new files have new names, the
+  manifest takes its name when all of them are on disk, and what it no longer names is removed after that.
+- Names are the un-split model's, so a checkpoint fits every split and schedule of the model.
+- What is loaded is looked at first: if a name, a shape or a byte is wrong, no stage has changed.
+
+Rules: one pipeline writes to a folder, and all workers reach it under the same path.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rpcbench.pipeline import shards
+from rpcbench.pipeline.chance import StepSeeds
+from rpcbench.pipeline.crew import Crew
+from rpcbench.pipeline.shards import Shapes, Shard, Source
+from rpcbench.words.errors import PipelineError
+
+MANIFEST = "checkpoint.json"
+_FORMAT = 1
+_FILE = re.compile(r"step\d+\.stage\d+\.[0-9a-f]{8}\.pt")
+_SHOWN = 5
+
+
+class Checkpoints:
+    """`every`: optimizer steps from one checkpoint in `folder` to the next; 0 for none."""
+
+    def __init__(self, seeds: StepSeeds, optimizer: str, folder: str | Path | None, every: int) -> None:
+        if every < 0 or bool(every) != bool(folder):
+            raise PipelineError(
+                f"checkpoint={folder!r}, checkpoint_every={every!r}: give both, a folder and a number of optimizer "
+                "steps of at least 1, or none"
+            )
+        self._seeds, self._optimizer = seeds, optimizer
+        self._folder, self._every = folder, every
+
+    def applied(self, crew: Crew, number: int) -> None:
+        """Write a checkpoint if it is time for one."""
+        if self._folder is not None and number % self._every == 0:
+            try:
+                self.save(crew, self._folder)
+            except Exception as error:
+                error.add_note(f"optimizer step {number} is done; what failed is the checkpoint after it")
+                raise
+
+    # -- saving
+    def save(self, crew: Crew, folder: str | Path) -> None:
+        """Write a checkpoint. StageLostError; PipelineError where the stages hold different steps; OSError."""
+        target = Path(folder).absolute()
+        crew.check()
+        number = crew.standing.number
+        target.mkdir(parents=True, exist_ok=True)
+        written: dict[int, Shard] = crew.on_stages(
+            shards.write, {s: (*crew.stage(s), str(target), f"step{number}.stage{s}") for s in crew.modules}
+        )
+        files = {shard.file for shard in written.values()}
+        if unseen := [file for file in sorted(files) if not (target / file).exists()]:
+            raise PipelineError(f"{target} has no {_few(unseen)} as seen from here: all workers must reach the folder")
+        _publish(target / MANIFEST, json.dumps(self._manifest(crew, written), indent=1))
+        for path in target.iterdir():
+            if _FILE.fullmatch(path.name) and path.name not in files:
+                path.unlink()
+
+    def _manifest(self, crew: Crew, written: Mapping[int, Shard]) -> dict[str, Any]:
+        stages = [
+            {
+                "stage": stage.index,
+                "worker": stage.worker,
+                **written[stage.index]._asdict(),
+                "names": {stage.key(own): own for own in written[stage.index].shapes},
+            }
+            for stage in crew.stages
+        ]
+        return {
+            "format": _FORMAT,
+            "optimizer_step": crew.standing.number,
+            "optimizer": self._optimizer,
+            "seeds": {"base": self._seeds.base, "drawn": self._seeds.drawn},
+            "stages": stages,
+        }
+
+    # -- loading
+    def resume(self, crew: Crew) -> int:
+        """As `load`, from the pipeline's own folder."""
+        if self._folder is None:
+            raise PipelineError(
+                "checkpoint_every is 0, so this pipeline has no checkpoint to resume from: make it with "
+                "checkpoint=folder and checkpoint_every=n, or give pipe.load(folder) what pipe.save(folder) has written"
+            )
+        return self.load(crew, self._folder)
+
+    def load(self, crew: Crew, folder: str | Path) -> int:
+        """Let all stages hold what the checkpoint has; the optimizer step that it was written after."""
+        source = Path(folder).absolute()
+        manifest = _read(source, self._optimizer)
+        sources = _sources(source, manifest, _names(crew, _shapes_in(manifest), f"the checkpoint in {source}"))
+        crew.on_stages(shards.check, {stage: (own,) for stage, own in sources.items()})
+        with crew.standing.replaced(manifest["optimizer_step"]):
+            crew.on_stages(shards.read, {stage: (*crew.stage(stage), own) for stage, own in sources.items()})
+        self._seeds.base, self._seeds.drawn = manifest["seeds"]["base"], manifest["seeds"]["drawn"]
+        number: int = manifest["optimizer_step"]
+        return number
+
+
+def load_state(crew: Crew, state: Mapping[str, torch.Tensor]) -> None:
+    """Let the stages hold these parameters and buffers; optimizers, and their count, go on as they are."""
+    names = _names(crew, {name: tuple(tensor.shape) for name, tensor in state.items()}, "the state")
+    parts = {stage: {own: state[name] for name, own in owns.items()} for stage, owns in names.items()}
+    with crew.standing.replaced(crew.standing.least):
+        crew.on_stages(shards.take, {stage: (*crew.stage(stage), part) for stage, part in parts.items()})
+
+
+def _names(crew: Crew, given: Shapes, what: str) -> dict[int, dict[str, str]]:
+    """Stage → un-split name → name there. PipelineError where `given` is not just what the stages hold."""
+    found: dict[int, Shapes] = crew.on_stages(shards.shapes, {s: (module,) for s, module in crew.modules.items()})
+    names = {stage.index: {stage.key(own): own for own in found[stage.index]} for stage in crew.stages}
+    _fit(given, {name: found[stage][own] for stage, owns in names.items() for name, own in owns.items()}, what)
+    return names
+
+
+def _fit(given: Shapes, wanted: Shapes, what: str) -> None:
+    missing = [name for name in wanted if name not in given]
+    besides = [name for name in given if name not in wanted]
+    other = [f"{name} {given[name]}, not {shape}" for name, shape in wanted.items() if given.get(name, shape) != shape]
+    told = [f"{words} {_few(names)}" for words, names in
+            (("it lacks", missing), ("it has besides", besides), ("of another shape are", other)) if names]  # fmt: skip
+    if told:
+        raise PipelineError(f"{what} does not fit this model, and nothing was loaded: {'; '.join(told)}")
+
+
+def _sources(folder: Path, manifest: dict[str, Any], names: Mapping[int, dict[str, str]]) -> dict[int, list[Source]]:
+    """The files that each stage reads, and what of them."""
+    sources: dict[int, list[Source]] = {stage: [] for stage in names}
+    for written, (stage, owns) in itertools.product(manifest["stages"], names.items()):
+        wanted = {there: owns[name] for name, there in written["names"].items() if name in owns}
+        if wanted:
+            path = str(folder / written["file"])
+            sources[stage].append(Source(path, written["bytes"], written["sha256"], wanted))
+    return sources
+
+
+def _shapes_in(manifest: dict[str, Any]) -> Shapes:
+    return {
+        name: tuple(written["shapes"][own]) for written in manifest["stages"] for name, own in written["names"].items()
+    }
+
+
+def _read(folder: Path, optimizer: str) -> dict[str, Any]:
+    """The manifest; PipelineError where there is none, or it is of another format or optimizer."""
+    path = folder / MANIFEST
+    if not path.exists():
+        raise PipelineError(f"{folder} has no whole checkpoint: there is no {MANIFEST}")
+    manifest: dict[str, Any] = json.loads(path.read_text())
+    if manifest.get("format") != _FORMAT:
+        raise PipelineError(f"{path} is of format {manifest.get('format')}; this version reads {_FORMAT}")
+    if optimizer and manifest["optimizer"] != optimizer:
+        raise PipelineError(f"{folder} is of a pipeline with optimizer {manifest['optimizer']!r}, not {optimizer!r}")
+    if strange := [each["file"] for each in manifest["stages"] if not _FILE.fullmatch(each["file"])]:
+        raise PipelineError(f"{path} names files that no pipeline writes: {_few(strange)}")
+    return manifest
+
+
+def _publish(path: Path, text: str) -> None:
+    """Let a file have this content, all of it or, whatever happens, what it had before."""
+    draft = path.with_suffix(f".{secrets.token_hex(4)}.draft")
+    with draft.open("x") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

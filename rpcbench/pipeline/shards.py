@@ -1,0 +1,123 @@
+"""One stage's share of a checkpoint, as a file that its own worker writes and reads.
+
+A file is torch.save's, read with weights_only: parameters and buffers, the optimizer's state by names of parameters,
+its schedule of learning rates, and the worker's random numbers. It is on disk, whole, before its name is told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from rpcbench.optim import LocalOptimizer
+from rpcbench.rpc import RRef
+from rpcbench.words.errors import PipelineError
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Shard(NamedTuple):
+    """A file of a checkpoint: its name, bytes, their SHA-256, and what the stage called the tensors in it."""
+
+    file: str
+    bytes: int
+    sha256: str
+    shapes: Shapes
+
+
+class Source(NamedTuple):
+    """A file to read, and which of its tensors are wanted: name there, name here."""
+
+    path: str
+    bytes: int
+    sha256: str
+    names: dict[str, str]
+
+
+def shapes(module: RRef[Any]) -> Shapes:
+    """Names and shapes of all that a stage would save."""
+    return {name: tuple(tensor.shape) for name, tensor in module.local_value().state_dict().items()}
+
+
+def write(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, folder: str, stem: str) -> Shard:
+    """Write what a stage holds to a new file."""
+    path = Path(folder) / f"{stem}.{secrets.token_hex(4)}.pt"
+    with worker.local_value().between_steps(), path.open("xb") as file:
+        torch.save(_held(module.local_value(), _local(optimizer)), file)
+        file.flush()
+        os.fsync(file.fileno())
+    with path.open("rb") as written:
+        digest = hashlib.file_digest(written, "sha256").hexdigest()
+    return Shard(path.name, path.stat().st_size, digest, shapes(module))
+
+
+def check(sources: Sequence[Source]) -> None:
+    """PipelineError where a file is not as it was written; nothing is read into the stage."""
+    for source in sources:
+        path = Path(source.path)
+        if not path.exists():
+            raise PipelineError(f"{path} is gone, or not to be reached from here: all workers must see the folder")
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != source.sha256:
+            raise PipelineError(f"{path} is not what was written there: it has {path.stat().st_size} bytes and another "
+                                f"SHA-256; {source.bytes} bytes were written")  # fmt: skip
+
+
+def read(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, sources: Sequence[Source]) -> None:
+    """Let a stage hold what the files have for it. One without tensors has none."""
+    if not sources:
+        return
+    kept = [torch.load(source.path, weights_only=True) for source in sources]
+    tensors: dict[str, Any] = {}
+    states: dict[str, Any] = {}
+    for source, held in zip(sources, kept, strict=True):
+        tensors |= {here: held["tensors"][there] for there, here in source.names.items()}
+        states |= {here: held["states"][there] for there, here in source.names.items() if there in held["states"]}
+    with worker.local_value().between_steps():
+        module.local_value().load_state_dict(tensors)
+        local = _local(optimizer)
+        if local is not None:
+            _load(local, _names(module.local_value()), states, kept[0])
+        torch.set_rng_state(kept[0]["random"])
+
+
+def take(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, tensors: dict[str, torch.Tensor]) -> None:
+    """Let a stage hold these parameters and buffers."""
+    with worker.local_value().between_steps():
+        module.local_value().load_state_dict(tensors)
+
+
+# -- inside
+def _held(module: torch.nn.Module, optimizer: LocalOptimizer | None) -> dict[str, Any]:
+    held: dict[str, Any] = {"tensors": module.state_dict(), "states": {}, "group": None, "schedule": None}
+    if optimizer is not None:
+        state, names = optimizer.state(), _names(module)
+        held["states"] = {names[number]: kept for number, kept in state["state"].items()}
+        held["group"] = {key: value for key, value in state["param_groups"][0].items() if key != "params"}
+        held["schedule"] = optimizer.scheduler and optimizer.scheduler.state_dict()
+    return {**held, "random": torch.get_rng_state()}
+
+
+def _load(optimizer: LocalOptimizer, names: list[str], states: dict[str, Any], held: dict[str, Any]) -> None:
+    state = {number: states[name] for number, name in enumerate(names) if name in states}
+    group = {**(held["group"] or optimizer.optimizer.param_groups[0]), "params": list(range(len(names)))}
+    optimizer.load({"state": state, "param_groups": [group]})
+    if optimizer.scheduler is not None and held["schedule"] is not None:
+        optimizer.scheduler.load_state_dict(held["schedule"])
+
+
+def _names(module: torch.nn.Module) -> list[str]:
+    """Of the parameters that the stage's optimizer has, in its order."""
+    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def _local(optimizer: RRef[Any] | None) -> LocalOptimizer | None:
+    found: LocalOptimizer | None = None if optimizer is None else optimizer.local_value()
+    return found

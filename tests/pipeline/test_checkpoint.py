@@ -1,0 +1,249 @@
+"""Checkpoints: training goes on from them as if nothing had been, and one that is half written is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from worlds import nothing_left, world
+
+from rpcbench import Cluster
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, split
+from rpcbench.pipeline.checkpoint import MANIFEST
+
+WORKERS = ["worker1", "worker2"]
+OPTIMIZERS = [
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    (torch.optim.Adam, {"lr": 0.01}),
+]
+STEPS = 6
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+        nothing_left(made)
+
+
+def model(*more: nn.Module) -> nn.Sequential:
+    torch.manual_seed(3)
+    layers = [nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)]
+    return nn.Sequential(*layers, *more).double()
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(number)
+    return torch.rand(12, 6, dtype=torch.double, generator=made), torch.randint(0, 4, (12,), generator=made)
+
+
+def pipeline(net: nn.Sequential | None = None, seed: int = 5, **options: Any) -> Pipeline:
+    """Random numbers differ by `seed`, and the weights it begins with do not."""
+    stages = split(net or model(), WORKERS)
+    options = {"batch_norm": "microbatch", **options}
+    torch.manual_seed(seed)
+    fields: dict[str, Any] = {"microbatches": 3, "loss_fn": functional.cross_entropy, "optimizer": OPTIMIZERS[0]}
+    return Pipeline(stages, **{**fields, **options})
+
+
+def train(pipe: Pipeline, until: int = STEPS) -> list[float]:
+    """Losses of the steps from where it stands."""
+    assert pipe.optimizer_step is not None
+    return [pipe.step(*batch(number)).loss for number in range(pipe.optimizer_step, until)]
+
+
+def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("schedule", ["1f1b", "zb1p"])
+def test_training_goes_on_from_a_checkpoint_to_the_last_bit(
+    agents: list[Agent], tmp_path: Path, schedule: str, optimizer: Any
+) -> None:
+    whole = pipeline(schedule=schedule, optimizer=optimizer)
+    losses = train(whole)
+    first = pipeline(schedule=schedule, optimizer=optimizer)
+    train(first, 3)
+    first.save(tmp_path / "kept")
+    train(first, 5)
+    second = pipeline(schedule=schedule, optimizer=optimizer, seed=99)
+    assert second.load(tmp_path / "kept") == second.optimizer_step == 3
+    assert train(second) == losses[3:]
+    assert same(second.state_dict(), whole.state_dict())
+    assert first.load(tmp_path / "kept") == 3 and train(first) == losses[3:]
+
+
+def test_a_checkpoint_fits_another_split_and_schedule(agents: list[Agent], tmp_path: Path) -> None:
+    first = pipeline(optimizer=OPTIMIZERS[1])
+    train(first, 3)
+    first.save(tmp_path)
+    second = pipeline(schedule="zbv", optimizer=OPTIMIZERS[1])
+    second.load(tmp_path)
+    assert len(second.stages) == 4 and same(second.state_dict(), first.state_dict())
+    assert train(second) == pytest.approx(train(first), rel=1e-12)
+    found, expected = second.state_dict(), first.state_dict()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-12)
+
+
+def test_a_folder_has_one_checkpoint_the_latest(agents: list[Agent], tmp_path: Path) -> None:
+    pipe = pipeline(checkpoint=tmp_path / "made" / "anew", checkpoint_every=2)
+    train(pipe, 3)
+    folder = tmp_path / "made" / "anew"
+    manifest = json.loads((folder / MANIFEST).read_text())
+    assert manifest["optimizer_step"] == 2
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        [MANIFEST, *(written["file"] for written in manifest["stages"])]
+    )
+    assert [written["worker"] for written in manifest["stages"]] == WORKERS
+    assert pipe.resume() == 2
+    train(pipe, 4)
+    assert json.loads((folder / MANIFEST).read_text())["optimizer_step"] == 4 and len(list(folder.iterdir())) == 3
+
+
+@pytest.mark.parametrize("change", ["damage", "cut", "remove"])
+def test_what_is_not_whole_is_not_loaded(agents: list[Agent], tmp_path: Path, change: str) -> None:
+    pipe = pipeline()
+    train(pipe, 2)
+    pipe.save(tmp_path)
+    (name,) = [each["file"] for each in json.loads((tmp_path / MANIFEST).read_text())["stages"] if each["stage"] == 1]
+    content = bytearray((tmp_path / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    {
+        "damage": lambda: (tmp_path / name).write_bytes(content),
+        "cut": lambda: (tmp_path / name).write_bytes(content[:-9]),
+        "remove": (tmp_path / name).unlink,
+    }[change]()
+    train(pipe, 3)
+    before = pipe.state_dict()
+    with pytest.raises(PipelineError, match=f"{name} is (not what was written|gone)"):
+        pipe.load(tmp_path)
+    assert same(pipe.state_dict(), before) and pipe.optimizer_step == 3
+    assert train(pipe, 4)
+
+
+def test_a_folder_without_manifest_has_no_checkpoint(agents: list[Agent], tmp_path: Path) -> None:
+    pipe = pipeline(checkpoint=tmp_path, checkpoint_every=1)
+    with pytest.raises(PipelineError, match=r"no whole checkpoint: there is no checkpoint\.json"):
+        pipe.resume()
+    train(pipe, 1)
+    (tmp_path / MANIFEST).unlink()
+    with pytest.raises(PipelineError, match="no whole checkpoint"):
+        pipe.resume()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda folder: pipeline(checkpoint=folder), "give both, a folder and a number"),
+        (lambda folder: pipeline(checkpoint_every=2), "give both, a folder and a number"),
+        (lambda folder: pipeline(checkpoint=folder, checkpoint_every=-1), "of at least 1"),
+        (lambda folder: pipeline().resume(), "checkpoint_every is 0, so this pipeline has no checkpoint"),
+        (lambda folder: pipeline(optimizer=OPTIMIZERS[1]).load(folder), "optimizer 'torch.optim.sgd.SGD', not 'torch"),
+        (lambda folder: pipeline(model(nn.PReLU())).load(folder), r"does not fit .* lacks 6\.weight"),
+        (lambda folder: pipeline(model()[:5]).load(folder), r"has besides 5\.weight, 5\.bias"),
+        (
+            lambda folder: pipeline(nn.Sequential(nn.Linear(5, 8), *list(model())[1:])).load(folder),
+            r"of another shape are 0\.weight \(8, 6\), not \(8, 5\)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told(agents: list[Agent], tmp_path: Path, make: Any, words: str) -> None:
+    pipe = pipeline()
+    train(pipe, 1)
+    pipe.save(tmp_path / "kept")
+    with pytest.raises(PipelineError, match=words):
+        make(tmp_path / "kept")
+
+
+def test_a_state_goes_into_the_stages_and_comes_back(agents: list[Agent]) -> None:
+    net, pipe = model(), pipeline()
+    with torch.no_grad():
+        for tensor in net.parameters():
+            tensor.add_(1)
+    pipe.load_state_dict(net.state_dict())
+    assert same(pipe.state_dict(), dict(net.state_dict()))
+    assert torch.equal(pipe.predict(batch(0)[0]), torch.cat([net.eval()(part) for part in batch(0)[0].chunk(3)]))
+    state = {**net.state_dict(), "0.weight": torch.zeros(8, 5)}
+    del state["5.bias"]
+    with pytest.raises(PipelineError, match=r"it lacks 5\.bias; of another shape are 0\.weight"):
+        pipe.load_state_dict(state)
+    assert same(pipe.state_dict(), dict(net.state_dict()))
+
+
+# -- after a death
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Cluster]:
+    with Cluster(2) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(workers: Cluster) -> Cluster:
+    for name in workers.lost:
+        workers.restart(name)
+    return workers
+
+
+class Frail(nn.Module):
+    """Ends its process where it is told to by a file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.scale = nn.Parameter(torch.ones(1, dtype=torch.double))
+
+    def die(self, sign: str) -> None:
+        if (self.folder / sign).exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.die("forward")
+        if x.requires_grad:
+            x.register_hook(lambda gradient: self.die("backward"))  # type: ignore[no-untyped-call]
+        return x * self.scale
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self.die("save")
+        super()._save_to_state_dict(*args)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("phase", "every", "goes_on_from"), [
+    ("forward", 1, 3), ("backward", 2, 2), ("between", 1, 3), ("save", 1, 3),
+])  # fmt: skip
+def test_a_resumed_run_ends_as_an_undisturbed_one(
+    cluster: Cluster, tmp_path: Path, optimizer: Any, phase: str, every: int, goes_on_from: int
+) -> None:
+    def fresh(seed: int = 5, **options: Any) -> Pipeline:
+        return pipeline(model(nn.Dropout(0.2), Frail(tmp_path)), seed, optimizer=optimizer, **options)
+
+    whole = fresh()
+    losses, ended = train(whole), whole.state_dict()
+    kept: dict[str, Any] = {"checkpoint": tmp_path / "kept", "checkpoint_every": every}
+    pipe = fresh(**kept)
+    train(pipe, 3)
+    (tmp_path / phase).touch()
+    with pytest.raises(StageLostError, match="worker2 was lost"), pipe.batch(*batch(3)) as made:
+        if phase == "between":
+            cluster.kill("worker2")
+        made.apply()
+    (tmp_path / phase).unlink()
+    cluster.restart("worker2")
+    again = fresh(99, **kept)
+    assert again.resume() == goes_on_from
+    assert train(again) == losses[goes_on_from:]
+    assert same(again.state_dict(), ended)
+    names = {each["file"] for each in json.loads((tmp_path / "kept" / MANIFEST).read_text())["stages"]}
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {MANIFEST, *names}

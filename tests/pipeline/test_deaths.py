@@ -1,0 +1,369 @@
+"""Workers that are killed in each phase of a step: the error, what the survivors hold, and that nothing stays."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from worlds import far_world, until
+
+from rpcbench import Cluster
+from rpcbench.agent import current
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline import Pipeline, PipelineError, split, stage
+from rpcbench.words.errors import StageLostError
+
+pytestmark = pytest.mark.process
+SECONDS = 5.0
+"""The goal is one second."""
+STEPS, MICROBATCHES = 2, 4
+SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Cluster]:
+    with Cluster(2) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(workers: Cluster) -> Cluster:
+    """Two workers that live."""
+    for name in workers.lost:
+        workers.restart(name)
+    return workers
+
+
+def die(sign: str) -> None:
+    Path(sign).write_text(str(time.monotonic()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Turns:
+    """Ends the process when its turn has come."""
+
+    def __init__(self, turn: int, sign: str) -> None:
+        self.left, self.sign = turn, sign
+
+    def take(self, value: Any = None) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            die(self.sign)
+        return value
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, turns: Turns) -> torch.Tensor:
+        ctx.turns = turns
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return ctx.turns.take(grads[0]), None
+
+
+class Mortal(nn.Linear):
+    """A layer that ends its process in a forward, a backward, or where the gradient of its weight is made."""
+
+    def __init__(self, what: str, turn: int, sign: str) -> None:
+        super().__init__(6, 6)
+        self.what, self.turns, self.hooked = what, Turns(turn, sign), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.what == "weight" and not self.hooked:
+            self.hooked = True
+            self.weight.register_hook(self.turns.take)
+        if self.what == "forward":
+            self.turns.take()
+        output = super().forward(x)
+        return Backward.apply(output, self.turns) if self.what == "backward" else output
+
+
+def pipeline(cluster: Cluster, mortal: dict[int, nn.Module] | None = None, **options: Any) -> Pipeline:
+    """Of four layers; `mortal` are put in the place of some."""
+    torch.manual_seed(7)
+    layers: list[nn.Module] = [nn.Linear(6, 6) for _ in range(4)]
+    for place, layer in (mortal or {}).items():
+        layers[place] = layer
+    fields: dict[str, Any] = {"schedule": "1f1b", "microbatches": MICROBATCHES, "optimizer": SGD}
+    return Pipeline(split(layers, cluster.workers), loss_fn=functional.mse_loss, **{**fields, **options})
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(3)
+    return torch.rand(13, 6, generator=made), torch.rand(13, 6, generator=made)
+
+
+def killed(pipe: Pipeline, sign: Path) -> StageLostError:
+    """The error of a step in which a worker dies; it comes soon after the death."""
+    with pytest.raises(StageLostError) as caught:
+        pipe.step(*data())
+    assert time.monotonic() - float(sign.read_text()) < SECONDS
+    return caught.value
+
+
+def parameters(cluster: Cluster, pipe: Pipeline, name: str) -> dict[str, torch.Tensor]:
+    """Of the stages on a worker that lives."""
+    found = {}
+    for each in pipe.stages:
+        if each.worker == name:
+            own = cluster.rpc_sync(name, state, (pipe.crew.modules[each.index],))
+            found.update({each.key(key): tensor for key, tensor in own.items()})
+    return found
+
+
+def state(module: Any) -> dict[str, torch.Tensor]:
+    return {key: tensor.detach() for key, tensor in module.local_value().state_dict().items()}
+
+
+def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(tensor, expected[key]) for key, tensor in found.items())
+
+
+def leftovers(workers: list[Any]) -> list[str]:
+    """What a step has left on this worker: contexts, slots, and steps that still hold activations."""
+    gc.collect()
+    contexts = [str(key) for key in current.current().tables()["contexts"]]
+    slots = [str(len(worker.local_value().slots)) for worker in workers if len(worker.local_value().slots)]
+    return contexts + slots + [type(each).__name__ for each in gc.get_objects() if type(each) is stage._Step]
+
+
+def rrefs() -> int:
+    gc.collect()
+    return sum(len(current.current().tables()[table]) for table in ("owned", "users"))
+
+
+def check_survivor(cluster: Cluster, pipe: Pipeline, name: str, expected: dict[str, torch.Tensor]) -> None:
+    """What lives holds what it should, keeps nothing of the step, and a next step says what to do."""
+    (lost,) = cluster.lost
+    worker = pipe.crew.workers[cluster.agent.member(name).id]
+    until(lambda: cluster.rpc_sync(name, leftovers, ([worker],)) == [], "nothing of the step to be left")
+    found = parameters(cluster, pipe, name)
+    assert found and same(found, expected)
+    for use in (lambda: pipe.step(*data()), lambda: pipe.predict(data()[0]), pipe.state_dict):
+        with pytest.raises(StageLostError, match=rf"cluster.restart\('{lost}'\).*make the Pipeline again.*checkpoint"):
+            use()
+
+
+OPERATIONS = [
+    ("1f1b", "forward", 2, 2, "in F1 of stage 1"),
+    ("1f1b", "forward", 0, 3, "in F2 of stage 0"),
+    ("1f1b", "backward", 1, 1, "in B0 of stage 0"),
+    ("gpipe", "backward", 3, 3, "in B2 of stage 1"),
+    ("zb1p", "weight", 3, 2, "in W1 of stage 3"),
+    ("zb1p", "weight", 2, 1, "in W0 of stage 2"),
+    ("interleaved", "backward", 1, 4, "in B3 of stage 1"),
+]
+
+
+@pytest.mark.parametrize(("schedule", "what", "place", "turn", "at"), OPERATIONS)
+def test_a_worker_killed_in_an_operation(
+    cluster: Cluster, tmp_path: Path, schedule: str, what: str, place: int, turn: int, at: str
+) -> None:
+    sign = tmp_path / "sign"
+    mortal = Mortal(what, STEPS * MICROBATCHES + turn, str(sign))
+    pipe = pipeline(cluster, {place: mortal}, schedule=schedule)
+    for _ in range(STEPS):
+        pipe.step(*data())
+    before = pipe.state_dict()
+    error = killed(pipe, sign)
+    (lost,) = cluster.lost
+    (survivor,) = cluster.workers
+    assert error.at == {lost: at}
+    assert error.stages == tuple(each.index for each in pipe.stages if each.worker == lost)
+    assert set(error.held.values()) == {(STEPS, STEPS)}
+    assert f"{lost} was lost in step" in str(error) and "SIGKILL" in str(error)
+    assert "no parameter has changed" in str(error) and f"optimizer step {STEPS}" in str(error)
+    check_survivor(cluster, pipe, survivor, before)
+    del pipe, error
+    until(lambda: rrefs() == cluster.rpc_sync(survivor, rrefs) == 0, "all RRefs to be released")
+
+
+def dies_having_sent(turn: int, sign: str) -> None:
+    """From now on, this process ends right after what it sends to a neighbour has gone out."""
+    call, turns = Agent.call, Turns(turn, sign)
+
+    def counted(self: Agent, to: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        future = call(self, to, function, *args, **kwargs)
+        return turns.take(future) if function is stage._deliver else future
+
+    Agent.call = counted  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("name", "turn", "at"), [("worker1", 3, "F2 of stage 0"), ("worker2", 2, "B1 of stage 1")])
+def test_a_worker_killed_while_it_sends(cluster: Cluster, tmp_path: Path, name: str, turn: int, at: str) -> None:
+    pipe = pipeline(cluster)
+    pipe.step(*data())
+    before = pipe.state_dict()
+    cluster.rpc_sync(name, dies_having_sent, (turn, str(tmp_path / "sign")))
+    error = killed(pipe, tmp_path / "sign")
+    assert error.at == {name: f"sending what {at} has made"} and "no parameter has changed" in str(error)
+    check_survivor(cluster, pipe, next(iter(cluster.workers)), before)
+
+
+class Holds(nn.Module):
+    """Goes on when a file is there; it looks until then."""
+
+    def __init__(self, sign: str) -> None:
+        super().__init__()
+        self.sign = sign
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        until(Path(self.sign).exists, "the sign")
+        return x
+
+
+def is_waiting() -> bool:
+    tables = current.current().tables()
+    running = [row for row in tables["steps"].values() if row["state"] == "running"]
+    return bool(running) and not any(row["step"] == running[0]["step"] for row in tables["ops"].values())
+
+
+def test_a_worker_killed_while_it_waits_for_its_neighbour(cluster: Cluster, tmp_path: Path) -> None:
+    sign, gate = tmp_path / "sign", tmp_path / "gate"
+    pipe = pipeline(cluster, {1: Holds(str(gate))})
+    gate.touch()
+    pipe.step(*data())
+    gate.unlink()
+    before = pipe.state_dict()
+
+    def kill_it() -> None:
+        until(lambda: bool(cluster.rpc_sync("worker2", is_waiting)), "worker2 to wait")
+        sign.write_text(str(time.monotonic()))
+        os.kill(cluster.pid("worker2"), signal.SIGKILL)
+
+    cluster.agent.submit(kill_it)
+    error = killed(pipe, sign)
+    assert error.at == {"worker2": "waiting to begin F0 of stage 1"}
+    gate.touch()
+    check_survivor(cluster, pipe, "worker1", before)
+
+
+@pytest.mark.parametrize("name", ["worker1", "worker2"])
+def test_a_worker_killed_between_the_phases(cluster: Cluster, name: str) -> None:
+    pipe = pipeline(cluster)
+    pipe.step(*data())
+    before = pipe.state_dict()
+    with pipe.batch(*data()) as batch:
+        cluster.kill(name)
+        with pytest.raises(StageLostError, match=r"no parameter has changed: stage . holds optimizer step 1") as caught:
+            batch.apply()
+    assert caught.value.at == {name: "after its last operation"}
+    check_survivor(cluster, pipe, next(iter(cluster.workers)), before)
+
+
+class Fatal(torch.optim.SGD):
+    """Ends its process, or raises, in a step of one worker's `number`-th optimizer, before or after it has stepped."""
+
+    made = itertools.count()
+
+    def __init__(self, params: Any, what: str, where: tuple[str, int], turn: int, sign: str) -> None:
+        super().__init__(params, lr=0.1)
+        self.mine = where == (current.current().name, next(self.made))
+        self.what, self.turn, self.sign = what, turn, sign
+
+    def step(self, closure: Any = None) -> Any:
+        self.turn -= 1
+        if self.mine and self.turn == 0:
+            if "after" in self.what:
+                super().step(closure)
+            if "raise" in self.what:
+                raise ArithmeticError("on purpose")
+            die(self.sign)
+        return super().step(closure)
+
+
+def undisturbed(cluster: Cluster, steps: int, **options: Any) -> dict[str, torch.Tensor]:
+    pipe = pipeline(cluster, optimizer=(torch.optim.SGD, {"lr": 0.1}), **options)
+    for _ in range(steps):
+        pipe.step(*data())
+    return pipe.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "what", "where", "at"),
+    [
+        ("1f1b", "before", ("worker2", 0), 1),
+        ("1f1b", "after", ("worker1", 0), 0),
+        ("interleaved", "before", ("worker2", 1), 3),
+    ],
+)
+def test_a_worker_killed_while_it_applies(
+    cluster: Cluster, tmp_path: Path, schedule: str, what: str, where: tuple[str, int], at: int
+) -> None:
+    expected, sign = undisturbed(cluster, STEPS + 1, schedule=schedule), tmp_path / "sign"
+    for name in cluster.workers:
+        cluster.rpc_sync(name, forget_made)
+    pipe = pipeline(cluster, schedule=schedule, optimizer=(Fatal, {
+        "what": what, "where": where, "turn": STEPS + 1, "sign": str(sign)}))  # fmt: skip
+    for _ in range(STEPS):
+        pipe.step(*data())
+    error = killed(pipe, sign)
+    assert error.at == {where[0]: f"in the optimizer of stage {at}"}
+    for each in pipe.stages:
+        lost = each.worker == where[0]
+        assert error.held[each.index] == ((STEPS, STEPS + 1) if lost else (STEPS + 1, STEPS + 1))
+    assert f"while optimizer step {STEPS + 1} was applied" in str(error) and "no parameter" not in str(error)
+    assert f"at optimizer step {STEPS} or {STEPS + 1}, went with it" in str(error)
+    check_survivor(cluster, pipe, next(iter(cluster.workers)), expected)
+
+
+def forget_made() -> None:
+    Fatal.made = itertools.count()
+
+
+@pytest.mark.parametrize("what", ["raise before", "raise after"])
+def test_an_optimizer_that_raises_says_what_each_stage_holds(cluster: Cluster, what: str) -> None:
+    for name in cluster.workers:
+        cluster.rpc_sync(name, forget_made)
+    fatal = (Fatal, {"what": what, "where": ("worker1", 0), "turn": 2, "sign": ""})
+    pipe = pipeline(cluster, optimizer=fatal)
+    pipe.step(*data())
+    words = "stage 0 holds optimizer step 1 or 2, stage 1 holds optimizer step 2. Before the pipeline can go on, "
+    with pytest.raises(ArithmeticError, match="on purpose") as caught:
+        pipe.step(*data())
+    assert words in "".join(caught.value.__notes__)
+    with pytest.raises(PipelineError, match=words):
+        pipe.step(*data())
+
+
+def test_a_batch_that_is_over_cannot_be_applied_and_harms_nothing(cluster: Cluster) -> None:
+    pipe = pipeline(cluster)
+    with pipe.batch(*data()) as batch:
+        pass
+    with pytest.raises(RuntimeError, match="Could not find autograd context"):
+        batch.apply()
+    pipe.step(*data())
+    assert same(pipe.state_dict(), undisturbed(cluster, 1))
+
+
+def test_a_worker_started_again_between_two_steps_has_lost_its_stage(cluster: Cluster) -> None:
+    pipe = pipeline(cluster)
+    pipe.step(*data())
+    cluster.restart("worker2")
+    with pytest.raises(StageLostError, match=r"worker2 was lost between two steps.*started again since"):
+        pipe.step(*data())
+    assert pipeline(cluster).step(*data()).loss > 0
+
+
+def test_of_a_worker_on_another_host_it_is_not_known_what_it_was_at(tmp_path: Path) -> None:
+    with far_world(tmp_path, 3) as agents:
+        layers = [nn.Linear(6, 6), nn.Linear(6, 6)]
+        pipe = Pipeline(split(layers, ["worker1", "worker2"]), "1f1b", 2, functional.mse_loss, SGD)
+        assert pipe.step(*data()).loss > 0
+        agents.pop().stop()
+        until(lambda: len(agents[0].members()) == 2)
+        with pytest.raises(StageLostError, match=r"worker2 was lost between two steps, on another host") as caught:
+            pipe.step(*data())
+        assert caught.value.stages == (1,)

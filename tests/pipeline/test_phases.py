@@ -1,0 +1,72 @@
+"""What the driver claims of the stages, in words, and where a worker was by its record."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from rpcbench.pipeline.ops import parse
+from rpcbench.pipeline.phases import Lost, Standing, lost_error
+from rpcbench.pipeline.record import Doing, Record, files, words
+
+(OPS,) = parse("1F0 1B0")
+
+
+def test_stages_that_hold_the_same_are_told_together() -> None:
+    standing = Standing(range(4))
+    assert standing.number == 0 and standing.begin() == 1
+    standing.reached(1, [0, 2])
+    assert standing.number is None and standing.least == 0
+    words = "stages 0 and 2 hold optimizer step 1, stages 1 and 3 hold optimizer step 0 or 1"
+    assert standing.words([0, 1, 2, 3]) == words
+    standing.reached(1)
+    assert standing.number == 1
+
+
+def test_what_fails_while_it_is_loaded_is_known_to_nobody() -> None:
+    standing = Standing(range(2))
+    with pytest.raises(OSError), standing.replaced(7):
+        raise OSError
+    assert standing.number is None and "unknown mixture" in standing.words([0])
+    with standing.replaced(7):
+        pass
+    assert standing.number == 7
+
+
+def test_an_error_tells_of_all_who_are_lost_and_can_be_sent() -> None:
+    standing = Standing(range(3))
+    standing.reached(4)
+    lost = [Lost("worker1", "in F0 of stage 0", "it was killed", (0,)), Lost("worker3", "at rest", "so was it", (2,))]
+    error = lost_error(lost, "in step 9", standing, changed=False)
+    assert str(error) == (
+        "worker1 was lost in step 9, in F0 of stage 0; worker3 was lost in step 9, at rest; stages 0 and 2, at "
+        "optimizer step 4, went with them; no parameter has changed: stage 1 holds optimizer step 4; start them again "
+        "(cluster.restart('worker1'), cluster.restart('worker3')), make the Pipeline again and load a checkpoint into "
+        "all its stages: pipe.resume(), or pipe.load(folder) with what pipe.save(folder) has written. "
+        "The reason: it was killed; so was it"
+    )
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.at, copy.stages, copy.held) == (str(error), error.at, (0, 2), error.held)
+
+
+@pytest.mark.parametrize(
+    ("doing", "where", "told"),
+    [
+        (Doing.NOTHING, 0, "before its first operation"),
+        (Doing.WAITS, 1, "waiting to begin B0 of stage 1"),
+        (Doing.RUNS, 0, "in F0 of stage 1"),
+        (Doing.SENDS, 1, "sending what B0 of stage 1 has made"),
+        (Doing.READY, 0, "after its last operation"),
+        (Doing.APPLIES, 1, "in the optimizer of stage 1"),
+        (Doing.APPLIED, 0, "after its optimizers"),
+    ],
+)
+def test_a_record_is_read_through_other_memory(tmp_path: Path, doing: Doing, where: int, told: str) -> None:
+    with files(str(tmp_path), [1, 2]) as paths:
+        mine, theirs = Record.at(paths[1]), Record.at(paths[1])
+    assert list(tmp_path.iterdir()) == []
+    theirs.note(2**40, doing, where)
+    assert words(mine.place, 2**40, OPS) == told
+    assert words(mine.place, 2**40 + 1, OPS) == "before its first operation"
