@@ -8,7 +8,8 @@ from typing import Any
 
 from pictures import gpipe, send, world
 
-from rpcbench.telemetry.chrome import IN, OUT, PIPELINE, chrome, save
+from rpcbench.pipeline.slices import TRACK
+from rpcbench.telemetry.chrome import IN, OUT, chrome, save
 from rpcbench.telemetry.clocks import Clock
 
 Event = dict[str, Any]
@@ -54,7 +55,7 @@ def test_operations_of_a_pipeline_stand_at_their_worker() -> None:
     at = world(2)
     gpipe(at, 0, 2, 3, 100.0)
     rows = [row for member in at.values() for row in member["tables"]["ops"].values()]
-    slices = events(at, "X", cat="pipeline", tid=PIPELINE)
+    slices = events(at, "X", cat="pipeline", tid=TRACK)
     assert sorted((e["pid"], e["name"], e["dur"]) for e in slices) == sorted(
         (row["worker"], f"{row['op']}{row['microbatch']}", round((row["end"] - row["begin"]) * 1e6, 3)) for row in rows
     )
