@@ -32,7 +32,7 @@ from rpcbench.pipeline.fitting import Fit, History
 from rpcbench.pipeline.learning import Schedulers, SchedulerSpec, rate
 from rpcbench.pipeline.loaders import evaluated, predicted
 from rpcbench.pipeline.numerics import Numerics
-from rpcbench.pipeline.ops import Kind, Ops, Schedule
+from rpcbench.pipeline.ops import Ops, Schedule
 from rpcbench.pipeline.orders import OrderBook
 from rpcbench.pipeline.recompute import Recompute
 from rpcbench.pipeline.runs import Runs, StepResult
