@@ -15,6 +15,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.autograd import told
 from rpcbench.protocol import records
 from rpcbench.rpc import rpc_sync
+from rpcbench.words.events import Made
 
 RECORDED_HERE = ["ContextCreated", "SendRecorded", "RecvRecorded"]
 RECORDED_THERE = ["ContextCreated", "RecvRecorded", "SendRecorded"]
@@ -99,15 +100,23 @@ def row(agent: Agent) -> dict[str, Any]:
     return found
 
 
-def listened(agent: Agent) -> list[tuple[str, Any]]:
-    """(kind, row) of each event of the table "graphs" until now."""
-    events, _ = agent.bus.drain(1000)
-    return [(event.kind, event.row) for event in events if event.table == "graphs"]
+def graphs(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """(kind, row as it is then) of each change of the table "graphs" from now on."""
+    heard: list[tuple[str, Any]] = []
+
+    def note(kind: str, table: str, key: str, row: Made) -> None:
+        if table == "graphs":
+            heard.append((kind, row()))
+
+    monkeypatch.setattr(agent.bus, "note", note)
+    agent.listen(True)
+    return heard
 
 
-def test_who_holds_which_gradient_is_told_by_shape_and_region_by_region(agents: list[Agent]) -> None:
-    for agent in agents:
-        agent.listen(True)
+def test_who_holds_which_gradient_is_told_by_shape_and_region_by_region(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = (graphs(agent, monkeypatch) for agent in agents)
     x = torch.ones(2, 3, requires_grad=True)
     with autograd.context() as context:
         first, second = rpc_sync("worker1", work, (x,)), rpc_sync("worker1", work, (x,))
@@ -115,8 +124,7 @@ def test_who_holds_which_gradient_is_told_by_shape_and_region_by_region(agents: 
         autograd.backward(context, [(first + second).sum()])
         assert row(agents[0])["leaves"] == [{"name": "", "shape": "[2, 3]", "bytes": 24}]
         assert (row(agents[0])["more"], row(agents[0])["context"]) == (0, context)
-    until(lambda: not any(agent.tables()["graphs"] for agent in agents))
-    here, there = listened(agents[0]), listened(agents[1])
+    until(lambda: bool(there) and (here[-1][1], there[-1][1]) == (None, None))
     ran = [one["passes"][0]["ran"] for _, one in here if one and one["passes"]]
     assert ran == sorted(ran) and ran[0] == 0 and ran[-1] == here[-3][1]["passes"][0]["regions"]
     assert [kind for kind, _ in here if kind != "RegionsRan"][-2:] == ["PassEnded", "GraphDropped"]

@@ -19,7 +19,6 @@ from rpcbench.cli.main import main
 from rpcbench.launch.cluster import Cluster
 from rpcbench.pipeline import simulate
 from rpcbench.pipeline.ops import Op, parse
-from rpcbench.pipeline.schedules import names
 
 TRIES = 8
 
@@ -45,7 +44,7 @@ def test_idle_shares_are_those_of_the_simulator(no_leaks: None) -> None:
     """With the lag that this machine has just now: how small it is on one that does nothing else, the bench says."""
     plan = idle.Plan(steps=1)
     with Cluster(plan.workers) as cluster:
-        for name in names():
+        for name in idle.SCHEDULES:
             found: list[idle.Idle] = []
             while not any(each.is_explained for each in found):
                 assert len(found) < TRIES, found
@@ -77,7 +76,7 @@ def test_the_command_measures_all_lines(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["bench", "--pipeline", "--quick", "--seed", "3", "--json", str(tmp_path / "found.json")]) == 0
     found = json.loads((tmp_path / "found.json").read_text())
     lines = {line["title"]: line for line in found["lines"]}
-    assert found["seed"] == 3 and len(lines) == 4 + 3 + len(names())
+    assert found["seed"] == 3 and len(lines) == 4 + 3 + len(idle.SCHEDULES)
     calls = lines["driver's calls to a worker in a step"]
     assert calls["value"] == calls["bound"] == 2 and calls["ok"]
     ratios = [line["value"] for title, line in lines.items() if title.endswith(SCHEDULES) and line["bound"] == 1]

@@ -26,6 +26,21 @@ CELL = "%%remote worker1 --async\nimport time\ntime.sleep(60)"
 LOG = "_ = cluster.rpc_sync('worker3', print, ('loader: shard 7 of 12 is read',))"
 LOSE = "import os, signal\nos.kill(cluster.pid('worker4'), signal.SIGKILL)"
 PANELS = ("workers", "rrefs")
+TALK = [
+    "%load_ext rpcbench\n%cluster start 3",
+    """import torch, rpcbench.rpc as rpc, rpcbench.autograd as dist_autograd
+
+def there_and_on(x, to):
+    return rpc.rpc_sync(to, torch.mul, (x, 2.0)) * x""",
+    "%panel messages",
+    """x = torch.ones(1000, requires_grad=True)
+rref = rpc.remote("worker1", torch.ones, (1000,))
+with dist_autograd.context() as context_id:
+    y = rpc.rpc_sync("worker2", there_and_on, (x, "worker3"))
+    dist_autograd.backward(context_id, [(y * rpc.rpc_sync("worker1", torch.neg, (x,))).sum()])
+rpc.rpc_sync("worker3", rpc.RRef.to_here, (rref,)).sum()
+del rref""",
+]
 
 
 def shoot(folder: Path, dark: bool) -> None:
@@ -50,6 +65,23 @@ def shoot(folder: Path, dark: bool) -> None:
         _take(page, folder, "workers", dark)
 
 
+def shoot_messages(folder: Path, dark: bool) -> None:
+    """What two lines of a program say, between all workers."""
+    with tempfile.TemporaryDirectory() as home, running(Path(home), dark) as lab:
+        cells = [nbformat.v4.new_code_cell(source) for source in TALK]
+        notebook = lab.open(nbformat.v4.new_notebook(cells=cells), "messages.ipynb", width=1300, height=1400)
+        page = notebook.page
+        page.evaluate("jupyterapp.commands.execute('application:toggle-left-area')")
+        for source in TALK:
+            notebook.run(source)
+            notebook.ended(source)
+        page.locator("[data-message]", has_text="ReleaseContext").first.wait_for()
+        page.locator(".rb-messages .rb-body").evaluate("body => { body.scrollTop = 0; }")
+        page.locator("[data-message]", has_text="Call there_and_on").first.dispatch_event("click")
+        page.locator(".rb-chosen").wait_for()
+        _take(page, folder, "messages", dark)
+
+
 def _take(page, folder: Path, name: str, dark: bool) -> None:
     page.evaluate("document.activeElement?.blur()")
     path = folder / f"{name}-{'dark' if dark else 'light'}.png"
@@ -59,3 +91,4 @@ def _take(page, folder: Path, name: str, dark: bool) -> None:
 if __name__ == "__main__":
     for dark in (False, True):
         shoot(Path(sys.argv[1]), dark)
+        shoot_messages(Path(sys.argv[1]), dark)
