@@ -173,8 +173,8 @@ def test_ctrl_c_while_optimizers_step_leaves_nothing_undecided(agents: list[Agen
     interrupting = threading.Thread(target=_interrupt)
     interrupting.start()
     try:
-        with pytest.raises(KeyboardInterrupt):
-            pipe.step(*data(24))
+        with pipe.batch(*data(24)) as batch, pytest.raises(KeyboardInterrupt):
+            pipe.crew.apply(batch.context)  # as a second Ctrl-C ends it
         assert pipe.optimizer_step is None
     finally:
         _gate.set()
