@@ -24,6 +24,7 @@ def test_a_lesson_is_recorded_and_plays_without_a_cluster(kernel, tmp_path):
         reply = alone.run(code)
         assert reply.status == "ok", reply.traceback
         assert "notebook → worker1: Call this cell" in reply.text and reply.text.startswith("3 members")
-        assert "application/vnd.jupyter.widget-view+json" in reply.results[-1]
+        widget, page = reply.results[-2:]
+        assert "application/vnd.jupyter.widget-view+json" in widget and "without a kernel" in page["text/html"]
     finally:
         alone.close()

@@ -103,19 +103,25 @@ def test_a_worker_with_another_secret_is_refused(hosts: tuple[Host, Host], env: 
 
 
 OPEN = """
-import sys, time
+import builtins, sys, time
 import rpcbench.rpc as rpc
+
+builtins.callers = []  # of this process, and no value that a function takes along
 
 def there():
     return [info.name[-1] for info in rpc._get_current_rpc_agent().members()]
 
+def call(caller, called):
+    builtins.callers.append(caller)
+    return called
+
 rank = sys.argv[1]
 rpc.init_rpc("worker" + rank, rank=int(rank))
-for sign, other in sys.argv[2:]:  # +2: until 2 has come, who is called then; -2: until it has gone
-    while (other in there()) != (sign == "+"):
+for sign, other in sys.argv[2:]:  # +2: until 2 has come, who is called then; -2: until it has gone; ?2: has called
+    while other not in builtins.callers if sign == "?" else (other in there()) != (sign == "+"):
         time.sleep(0.02)
     if sign == "+":
-        print(rpc.rpc_sync("worker" + other, int, (other,)), flush=True)
+        print(rpc.rpc_sync("worker" + other, call, (rank, other)), flush=True)
 rpc.shutdown()
 """
 
@@ -127,7 +133,7 @@ def test_the_lead_passes_on_between_hosts(hosts: tuple[Host, Host], env: dict[st
     path = script(tmp_path, "open", OPEN)
     first = here.start(path, "0", "+1", "+2", env=env)
     second = here.start(path, "1", "+0", "-0", "+3", env=env)
-    third = there.start(path, "2", "+0", "-1", "+4", env=env)
+    third = there.start(path, "2", "+0", "-1", "+4", "?4", env=env)
     assert finish([first]) == [("1\n2\n", "")]
     late = there.start(path, "3", "+1", "-1", env=env)
     assert finish([second]) == [("0\n3\n", "")]
