@@ -20,7 +20,7 @@ from rpcbench.launch.cluster import Cluster
 from rpcbench.pipeline import simulate
 from rpcbench.pipeline.ops import Op, parse
 
-TRIES = 8
+TRIES = 40  # of a second or so; one is enough where nothing else runs
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,7 @@ def test_losses_are_those_of_torch_distributed_pipelining(sides: tuple[Side, Sid
 
 
 @pytest.mark.process
+@pytest.mark.timeout(600)
 def test_idle_shares_are_those_of_the_simulator(no_leaks: None) -> None:
     """With the lag that this machine has just now: how small it is on one that does nothing else, the bench says."""
     plan = idle.Plan(steps=1)
