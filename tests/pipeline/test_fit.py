@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import tqdm
 from small import SGD, data, model, pipeline, same
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
@@ -47,6 +48,12 @@ def test_it_trains_as_a_plain_loop_does(agents: list[Agent], reduction: str) -> 
     assert [score["loss"] for score in history.validation] == pytest.approx([v["loss"] for v in validation], rel=1e-12)
     assert not history.interrupted
     same(pipe.state_dict(), net.state_dict())
+
+
+@pytest.fixture(autouse=True)
+def in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever tqdm took this process for when it was first loaded."""
+    monkeypatch.setattr("tqdm.auto.tqdm", tqdm.tqdm)
 
 
 def test_the_bar_says_how_it_goes(agents: list[Agent], capsys: pytest.CaptureFixture[str]) -> None:

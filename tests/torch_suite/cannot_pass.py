@@ -75,3 +75,6 @@ REASONS: dict[str, str] = {
         DistAutogradTest.test_post_hooks
     """,
 }
+
+MAY_PASS = {"RpcTest.test_wait_all_workers_timeout"}
+"""It wants a shutdown to take more than 10 ms, as it does on a busy machine."""

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cannot_pass import REASONS
+from cannot_pass import MAY_PASS, REASONS
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1500)]
 SECONDS = 40
@@ -85,4 +85,5 @@ def test_all_tests_pass_but_those_that_are_listed(outcomes: dict[str, tuple[str,
 
 
 def test_the_list_is_true(outcomes: dict[str, tuple[str, str]]) -> None:
-    assert sorted(name for name in LISTED if outcomes.get(name, ("pass", ""))[0] == "pass") == []
+    passed = {name for name in LISTED if outcomes.get(name, ("pass", ""))[0] == "pass"}
+    assert sorted(passed - MAY_PASS) == []
