@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Kernel
 
 pytestmark = pytest.mark.process
 
@@ -18,7 +17,7 @@ def test_a_lesson_is_recorded_and_plays_without_a_cluster(kernel, tmp_path):
     assert said.startswith(f"{file}: record of ") and "3 members" in said and f'rpcbench.replay("{file}")' in said
     assert "nothing is recorded" in kernel.run("%record stop").evalue
     assert "say where to" in kernel.run("%record --nonsense").evalue
-    alone = Kernel()
+    alone = type(kernel)()
     try:
         code = f"import rpcbench\np = rpcbench.replay('{file}', 'messages')\np.go(10_000)\nprint(p)\np"
         reply = alone.run(code)
