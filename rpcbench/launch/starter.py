@@ -25,12 +25,13 @@ from typing import Any, NamedTuple
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle, tail
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.words.changes import Changes
+from rpcbench.words.changes import Changes, Flag
 from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import RpcError, ShutdownError
 
 _START_SECONDS = 60.0
 _CLOSE_SECONDS = 5.0
+_GLANCE_SECONDS = 0.1
 _ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
@@ -56,7 +57,7 @@ class Starter:
         self._loaded: dict[str, int] = {}
         self._lost = ""
         self._stopping = False
-        self._requests: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self._requests: SimpleQueue[dict[str, Any] | Flag | None] = SimpleQueue()
         self._channel, theirs = socket.socketpair()
         with theirs:
             self._process = self._open(theirs)
@@ -99,8 +100,13 @@ class Starter:
         self._send(enter=str(directory))
 
     def guard(self, pid: int) -> None:
-        """End this process, too, if the notebook ends; and what it has started, when it ends itself (Linux)."""
+        """End this process, too, if the notebook ends, from when this returns; and what it has started, when it ends
+        itself (Linux)."""
         self._send(guard=pid)
+        sent = Flag()
+        self._requests.put(sent)
+        while not sent.wait(_GLANCE_SECONDS) and self._writer.is_alive():  # it ends with the starter
+            pass
 
     def start(self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None) -> ProcessHandle:
         """Start a worker; returns when its process is there. Errors: RpcError, ShutdownError."""
@@ -155,10 +161,16 @@ class Starter:
         self._requests.put(request)
 
     def _write(self) -> None:
-        # When the starter is gone it is the reader who tells.
+        gone = False  # then it is the reader who tells
+        while (request := self._requests.get()) is not None:
+            if isinstance(request, Flag):
+                request.set()
+            elif not gone:
+                try:
+                    self._channel.sendall(json.dumps(request).encode() + b"\n")
+                except OSError:
+                    gone = True
         with contextlib.suppress(OSError):
-            while (request := self._requests.get()) is not None:
-                self._channel.sendall(json.dumps(request).encode() + b"\n")
             self._channel.shutdown(socket.SHUT_WR)
 
     def _read(self) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import psutil
@@ -221,6 +222,30 @@ def test_a_guarded_process_takes_what_it_has_started_along_and_ends_with_the_not
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="guarding needs Linux")
+def test_a_process_is_guarded_as_soon_as_that_returns(monkeypatch):
+    guardian, sent, gate = starters.take_any(), [], threading.Event()
+
+    class Slow:
+        def sendall(self, data, channel=guardian._channel):
+            assert gate.wait(SECONDS)
+            sent.append(data)
+            channel.sendall(data)
+
+    with monkeypatch.context() as patch, subprocess.Popen(["sleep", "600"], start_new_session=True) as guarded:
+        patch.setattr(guardian, "_channel", Slow())
+        asking = threading.Thread(target=guardian.guard, args=(guarded.pid,))
+        asking.start()
+        asking.join(0.2)
+        assert asking.is_alive() and sent == []
+        gate.set()
+        asking.join(SECONDS)
+        assert not asking.is_alive() and f'"guard": {guarded.pid}'.encode() in sent[-1]
+        guarded.kill()
+    starters.give_back(guardian)
+    starters.cool()
+    guardian.guard(guarded.pid)  # to no effect: the starter is gone, and nobody waits
+
+
 def test_what_the_notebook_said_last_is_heard_when_it_has_gone_meanwhile(tmp_path):
     """The first request fills what is read at once, and tells of a notebook that is gone by then."""
     notebook = subprocess.Popen([sys.executable, "-c", ""])
