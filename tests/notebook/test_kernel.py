@@ -97,6 +97,16 @@ def test_an_error_keeps_its_type_and_shows_the_remote_line(kernel):
     assert "site-packages" not in reply.traceback
 
 
+def test_errors_that_say_what_is_wrong_end_at_the_users_line_and_so_do_their_causes(kernel):
+    kernel.run("import threading, torch\nfrom rpcbench.pipeline import split\nfrom rpcbench.rpc import rpc_sync")
+    reply = kernel.run("split(torch.nn.Sequential(torch.nn.Linear(1, 1)), cluster.workers)")
+    assert reply.ename == "PipelineError" and "----> 1 split(" in reply.traceback
+    assert "rpcbench" not in reply.traceback, "frames of the machinery"
+    reply = kernel.run("rpc_sync('worker1', print, (threading.Lock(),))")
+    assert reply.ename == "SerializationError" and "TypeError: cannot pickle" in reply.traceback
+    assert "rpcbench" not in reply.traceback, "frames of the machinery"
+
+
 def test_a_syntax_error_shows_only_the_remote_cell(kernel):
     reply = kernel.run("%%remote worker1\nx = = 1")
     assert (reply.status, reply.ename) == ("error", "SyntaxError")
