@@ -1,6 +1,7 @@
 """torch's own tests of its RPC, from the installed wheel, on our runtime: all pass but those that are listed.
 
-A test that is listed and passes is an error, too, so the list stays true. `zygote.py` runs them.
+A test that is listed and passes is an error, too, so the list stays true. One that fails is run once more: some of them
+end without a shutdown, and a process that is slow to join may find the first one gone. `zygote.py` runs them.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ def outcomes(zygotes: list[Zygote]) -> dict[str, tuple[str, str]]:
     def work(zygote: Zygote) -> None:
         for name in names:  # each takes the next one
             found[name] = zygote.run(name)
+            if found[name][0] == "fail" and name not in LISTED:
+                found[name] = zygote.run(name)
 
     with ThreadPoolExecutor(AT_ONCE) as runners:
         list(runners.map(work, zygotes))
