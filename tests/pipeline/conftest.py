@@ -9,6 +9,7 @@ import pytest
 from worlds import nothing_left, world
 
 from rpcbench.agent.core import Agent
+from rpcbench.launch.cluster import Cluster
 
 
 @pytest.fixture
@@ -17,3 +18,17 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
     with world(tmp_path, 3) as made:
         yield made
         nothing_left(made)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Cluster]:
+    with Cluster(2) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(workers: Cluster) -> Cluster:
+    """Two workers that live, though a test before may have killed them."""
+    for name in workers.lost:
+        workers.restart(name)
+    return workers

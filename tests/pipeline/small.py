@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -38,6 +39,15 @@ def same(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor | 
     assert found.keys() == wanted.keys()
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, wanted[name], rtol=1e-12, atol=1e-12)
+
+
+def step_alike(pipe: Pipeline, net: nn.Module, loss: torch.Tensor, x: Any, y: Any) -> None:
+    """A step of the pipeline, with the loss and the gradients of one process: `loss` is what `net` has made of them."""
+    loss.backward()
+    with pipe.batch(x, y) as batch:
+        same(batch.gradients(), grads(net))
+        batch.apply()
+    assert batch.result.loss == pytest.approx(loss.item(), rel=1e-12)
 
 
 def grads(net: nn.Module) -> dict[str, torch.Tensor | None]:

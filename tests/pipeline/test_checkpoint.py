@@ -182,19 +182,6 @@ def test_a_state_goes_into_the_stages_and_comes_back(agents: list[Agent]) -> Non
 
 
 # -- after a death
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Cluster]:
-    with Cluster(2) as made:
-        yield made
-
-
-@pytest.fixture
-def cluster(workers: Cluster) -> Cluster:
-    for name in workers.lost:
-        workers.restart(name)
-    return workers
-
-
 class Frail(nn.Module):
     """Ends its process where it is told to by a file."""
 

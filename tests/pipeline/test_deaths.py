@@ -7,7 +7,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +28,6 @@ SECONDS = 5.0
 """The goal is one second."""
 STEPS, MICROBATCHES = 2, 4
 SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Cluster]:
-    with Cluster(2) as made:
-        yield made
-
-
-@pytest.fixture
-def cluster(workers: Cluster) -> Cluster:
-    """Two workers that live."""
-    for name in workers.lost:
-        workers.restart(name)
-    return workers
 
 
 def die(sign: str) -> None:

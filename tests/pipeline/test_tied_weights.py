@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small import step_alike
 from torch import nn
 from torch.nn import functional
 from worlds import nothing_left, world
@@ -58,14 +59,7 @@ def test_training_with_tied_weights_is_that_of_one_process(agents: list[Agent], 
     for _ in range(3):
         optimizer.zero_grad()
         loss = functional.cross_entropy(whole(x), y)
-        loss.backward()
-        with pipe.batch(x, y) as batch:
-            found = batch.gradients()
-            batch.apply()
-        assert batch.result.loss == pytest.approx(loss.item(), rel=1e-12)
-        assert found.keys() == {name for name, _ in whole.named_parameters()}
-        for name, parameter in whole.named_parameters():
-            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-12, atol=1e-12)
+        step_alike(pipe, whole, loss, x, y)
         optimizer.step()
         state = pipe.state_dict()
         assert state.keys() == whole.state_dict().keys()

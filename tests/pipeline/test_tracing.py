@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small import step_alike
 from torch import Tensor, nn
 from torch.nn import functional
 from worlds import nothing_left, world
@@ -95,14 +96,7 @@ def test_a_traced_model_trains_as_it_is(agents: list[Agent], schedule: str, at: 
     for _ in range(2):
         optimizer.zero_grad()
         loss = loss_fn(model(**x), y)
-        loss.backward()
-        with pipe.batch(x, y) as batch:
-            found = batch.gradients()
-            batch.apply()
-        assert batch.result.loss == pytest.approx(loss.item(), rel=1e-12)
-        assert found.keys() == {name for name, _ in model.named_parameters()}
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-12, atol=1e-12)
+        step_alike(pipe, model, loss, x, y)
         optimizer.step()
     state = pipe.state_dict()
     assert state.keys() == model.state_dict().keys()
