@@ -30,6 +30,7 @@ from rpcbench.agent.leaks import Leak, leaks
 from rpcbench.agent.links import Links
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.pairs import Pairs
+from rpcbench.agent.parcels import Parcels, Place
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.placement import stated
 from rpcbench.agent.pool import Job, Pool, Worker
@@ -96,6 +97,7 @@ class Agent:
         self.waiting = Waiting(first, self._pool.spawn, self._cancel, lambda long: self.on_long_wait(long))
         self._pool.due = self.waiting.due
         self._channels = Channels(self._pool.spawn)
+        self.parcels = Parcels(self.values)
         self._sources = Sources(self.id, self.roster, self._channels, self.notify)
         self._effects = self._effect_table()
         self._keeper = Keeper(self.name, self.machine, self.waiting.deadlines, self.clock, self._peers)
@@ -259,6 +261,10 @@ class Agent:
         if not isinstance(threading.current_thread(), Worker):
             self._peers.read_while(to, waiting)
 
+    def read_until(self, reached: Waits, to: int) -> None:
+        """As `read_while`, of a thread that has left its other work to others (see `blocked`), until `reached()`."""
+        self._peers.read_while(to, lambda: not reached())
+
     def _whole(self, to: int) -> AbstractContextManager[None]:
         """Around a call that Ctrl-C may not cut in two; so on the main thread all waiting comes before."""
         if on_main_thread():
@@ -352,6 +358,14 @@ class Agent:
         notice = m.Notice(channel, msgpack.packb(data))
         self.machine.feed(lambda node: node.send(to, notice), may_wait)
 
+    def post(self, to: int, channel: str, place: Place, label: str, values: Any) -> None:
+        """Values, one way, to whoever listens on `channel` there (see `parcels`); recorded as those of a call are.
+
+        Where they do not arrive, who listens on that channel here is told, unless `to` is gone: that the world is told.
+        """
+        parcel = self.parcels.pack(to, channel, place, label, values)
+        self.machine.feed(lambda node: node.send(to, parcel), may_wait=True)
+
     def on_notice(self, channel: str, handler: NoticeHandler) -> None:
         """Listen on a channel; one handler call at a time, in order of arrival, on a pool thread."""
         self._channels.listen(channel, handler)
@@ -440,6 +454,8 @@ class Agent:
             fx.Free: lambda e: self.released.put(self.values.forget(e.rref)),  # the keeper frees the value
             fx.Unmade: lambda e: self.values.made(e.rref, None, e.error),
             fx.OwnerLost: lambda e: None,
+            fx.Came: self.parcels.came,
+            fx.Undelivered: self.parcels.undelivered,
             fx.Heard: lambda e: self._channels.heard(e.source, e.notice.channel, e.notice.data),
             fx.Joined: lambda e: self.roster.came(e.member),
             fx.Gone: self._gone,

@@ -14,7 +14,7 @@ import contextlib
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -93,9 +93,9 @@ class AutogradRecorder:
         finally:
             self._current.reset(token)
 
-    def release(self, context: int) -> None:
-        """The context is over, on all workers."""
-        self._machine.feed(lambda node: node.outcome(node.contexts.release(context)))
+    def release(self, context: int, told: Iterable[int] = ()) -> None:
+        """The context is over, on all workers. `told`: those who hear of it otherwise."""
+        self._machine.feed(lambda node: node.outcome(node.contexts.release(context, told)))
 
     def recorded(self, context: int) -> Recorded:
         """What is kept for a context. RuntimeError where it is not there."""

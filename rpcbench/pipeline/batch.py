@@ -7,6 +7,7 @@ Guarantees
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class Batch:
         self._whole = 0
         self._closed = ""
         self._clipped = False
+        self._told: Sequence[int] = ()
 
     @property
     def result(self) -> StepResult:
@@ -95,19 +97,29 @@ class Batch:
 
         Ctrl-C waits until all have stepped.
         """
+        self._apply(last=False)
+
+    def apply_last(self) -> None:
+        """As `apply`, where nothing is asked of the batch afterwards: the workers let go of it at once."""
+        self._apply(last=True)
+
+    def release(self) -> None:
+        """The gradients are wanted no more."""
+        self._recorder.release(self.context, self._told)
+
+    # -- inside
+    def _apply(self, last: bool) -> None:
         self._check_open()
         self._check_added()
         if not self._runs.crew.optimizers:
             raise PipelineError(_NO_OPTIMIZER)
         self._settle()
         self._closed = _APPLIED
-        if self._keeps:
-            self._runs.crew.keep(self.context)
         with uninterrupted:  # all stages or none; if one hangs, a second Ctrl-C ends it all the same
-            self._runs.crew.apply(self.context)
+            self._runs.crew.apply(self.context, self._keeps, last)
+            self._told = list(self._runs.crew.workers) if last else []
             self.applied = True
 
-    # -- inside
     def _settle(self) -> None:
         """Divide by the number of all samples: so far the gradients were divided by that of the first `add`."""
         if self._closed == _BROKEN:

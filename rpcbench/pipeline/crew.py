@@ -11,25 +11,26 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
-from rpcbench.optim import LocalOptimizer
+from rpcbench.agent.waiting import label_of
+from rpcbench.pipeline import requests
 from rpcbench.pipeline.exchange import Inputs
 from rpcbench.pipeline.lazy import built
 from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.ops import Kind
 from rpcbench.pipeline.phases import ANEW, Lost, Standing, lost_error
-from rpcbench.pipeline.record import Doing
 from rpcbench.pipeline.split import Stage
-from rpcbench.pipeline.stage import LossFn, Report, StageWorker, Task
+from rpcbench.pipeline.stage import StageWorker, abort
+from rpcbench.pipeline.tasks import Apply, LossFn, Report, Task
 from rpcbench.pipeline.ties import ties
 from rpcbench.pipeline.watch import Watch
-from rpcbench.rpc import RRef
 from rpcbench.words.changes import Changes
 from rpcbench.words.errors import ConnectionLostError, PipelineError, StageLostError, WorkerLostError
 from rpcbench.words.futures import Future, settle_all, wait_all
@@ -63,7 +64,7 @@ class Crew:
         self._tasks: Mapping[int, Task] = {}  # of the last step
         self._applying: tuple[int, dict[int, Future[Any]]] = (0, {})  # to which step, and who; until all have answered
         self._told: StageLostError | None = None
-        key = f"{agent.id}.{next(_NUMBERS)}"
+        self._key = f"pipeline {agent.id}.{next(_NUMBERS)}"
         self.modules = {stage.index: self._create(stage.index, built, stage.module) for stage in stages}
         self.workers: dict[int, Any] = {}
         self.ties = ties(stages)
@@ -72,28 +73,34 @@ class Crew:
             for id_ in dict.fromkeys(self.homes.values()):
                 modules = {stage: rref for stage, rref in self.modules.items() if self.homes[stage] == id_}
                 ports = {stage.index: stage.ports for stage in stages if stage.index in modules}
-                made = (key, modules, self.homes, loss_fn, ports, self.ties, records.get(id_, ""), numerics)
+                made = (self._key, modules, self.homes, loss_fn, ports, self.ties, records.get(id_, ""), numerics)
                 self.workers[id_] = agent.create(id_, StageWorker, made, timeout=0)
             self._await_made(self.workers.values())
         self.optimizers: dict[int, Any] = {}
         if optimizer is not None:
-            self.optimizers = {s: self._create(s, _make_optimizer, m, *optimizer) for s, m in self.modules.items()}
+            make = requests.make_optimizer
+            self.optimizers = {s: self._create(s, make, m, *optimizer) for s, m in self.modules.items()}
             self._await_made(self.optimizers.values())
+            wait_all([self._ask(id_, requests.learn, self._own_optimizers(id_)) for id_ in self.workers])
 
     def _create(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
         return self._agent.create(self.homes[stage], function, args, timeout=0)
 
     def _await_made(self, rrefs: Any) -> None:
-        wait_all([self._agent.call(rref._owner, _made, (rref,), timeout=0) for rref in rrefs])
+        wait_all([self._agent.call(rref._owner, requests.made, (rref,), timeout=0) for rref in rrefs])
 
-    def update_within_steps(self) -> None:
-        """The workers are to step the optimizers by themselves, as operations of a schedule."""
+    def _own_optimizers(self, id_: int) -> dict[int, Any]:
+        return {stage: rref for stage, rref in self.optimizers.items() if self.homes[stage] == id_}
+
+    def _ask(self, id_: int, function: Callable[..., T], *args: Any) -> Future[T]:
+        """`function(key, *args)` on a worker, which finds its part of this pipeline by the key."""
+        return self._agent.call(id_, function, (self._key, *args), timeout=0)
+
+    def check_may_update(self) -> None:
+        """PipelineError where no schedule may step the optimizers within a step."""
         if self.ties or not self.optimizers:
             why = "takes no tied weights" if self.ties else "needs an optimizer"
             raise PipelineError(f"a schedule that updates within a step {why}")
-        for id_, worker in self.workers.items():
-            own = {stage: rref for stage, rref in self.optimizers.items() if self.homes[stage] == id_}
-            worker.rpc_sync(timeout=0).learn(own)
 
     def inputs(self, id_: int, batches: Sequence[tuple[Any, ...]]) -> Inputs:
         """Of the model's inputs, a micro-batch each, those that this worker's stages take."""
@@ -108,7 +115,7 @@ class Crew:
         running: dict[int, Future[Report]] = {}
         try:
             for id_, task in tasks.items():
-                running[id_] = self.workers[id_].rpc_async(timeout=0).run(task)
+                running[id_] = self._ask(id_, requests.run, task)
             return wait_all(running.values())  # the first failure at once, whichever worker it comes from
         except BaseException as error:
             self._abort(step, f"{type(error).__name__}: {error}", running)
@@ -123,12 +130,13 @@ class Crew:
         for id_, future in running.items():
             if not future.done():
                 with contextlib.suppress(WorkerLostError):
-                    self.workers[id_].rpc_async().abort(step, reason)
+                    self._ask(id_, abort, step, reason)
 
     # -- the second phase
-    def apply(self, context: int) -> None:
+    def apply(self, context: int, keep: bool = False, last: bool = False) -> None:
         """One step of every stage's optimizer, with the gradients in this context.
 
+        `keep`: the workers keep these in place of those kept before. `last`: the context is over on the workers then.
         Where one fails, its error as it was, or StageLostError; either says what the stages hold.
         """
         autograd.recorder(self._agent).recorded(context)  # raises where it is over, before anything is sent
@@ -136,9 +144,9 @@ class Crew:
         number = self.standing.begin()
         _, applying = self._applying = (number, {})
         try:
-            for id_, own in self._optimizers_by_worker().items():
-                step = self._tasks[id_].step
-                applying[id_] = self._agent.call(id_, _apply, (self.workers[id_], own, context, step), timeout=0)
+            for id_ in self.workers:
+                what = Apply(self._tasks[id_].step, context, keep, last, [self._agent.id, *self.workers])
+                applying[id_] = self._ask(id_, requests.apply, what)
             wait_all(applying.values())
         except BaseException as error:
             self._settle(_LAST_WORDS)
@@ -148,12 +156,6 @@ class Crew:
         self._applying = (0, {})
         self.standing.reached(number)
         self.on_applied(self, number)
-
-    def _optimizers_by_worker(self) -> dict[int, dict[int, Any]]:
-        grouped: dict[int, dict[int, Any]] = {}
-        for stage, rref in self.optimizers.items():
-            grouped.setdefault(self.homes[stage], {})[stage] = rref
-        return grouped
 
     def _settle(self, seconds: float | None) -> None:
         """Take in who has applied, of those that were told to, once all have answered, or after so many seconds."""
@@ -206,19 +208,15 @@ class Crew:
     # -- what stages hold
     def state(self) -> dict[str, torch.Tensor]:
         """All parameters and buffers."""
-        return self._gather(_state)
+        return self._gather(requests.state)
 
     def gradients(self, context: int) -> dict[str, torch.Tensor]:
         """Those of all parameters that have one in this context; of a tied one under its first name."""
-        return self._without_copies(self._gather(_gradients, context))
-
-    def keep(self, context: int) -> None:
-        """Let the workers keep the gradients of this context when it is over, in place of those kept before."""
-        self.on_workers(_keep, context)
+        return self._without_copies(self._gather(requests.gradients, context))
 
     def kept(self) -> dict[str, torch.Tensor]:
         """The gradients that were kept last; of a tied one under its first name."""
-        own = {stage: gradients for each in self.on_workers(_kept) for stage, gradients in each.items()}
+        own = {stage: gradients for each in self.on_workers(requests.kept) for stage, gradients in each.items()}
         named = {stage.key(name): gradient for stage in self.stages for name, gradient in own[stage.index].items()}
         return self._without_copies(named)
 
@@ -236,75 +234,27 @@ class Crew:
 
     def on_stages(self, function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """`function(*args[stage])` on each stage's worker, all at once: stage → what came of it. StageLostError."""
-        found = self._all((self.homes[stage], function, own) for stage, own in args.items())
+        there = partial(self._agent.call, function=function, timeout=0)
+        found = self._all(lambda: [there(self.homes[stage], args=own) for stage, own in args.items()])
         return dict(zip(args, found, strict=True))
 
     def on_workers(self, function: Callable[..., T], *args: Any) -> list[T]:
-        """`function(loop, *args)` on each worker, with its RRef of the worker's loop. StageLostError."""
-        return self._all((id_, function, (rref, *args)) for id_, rref in self.workers.items())
-
-    def on_optimizers(self, function: Callable[..., T], *args: Any) -> list[T]:
-        """`function(optimizers, *args)` on each worker, with the RRefs of those that it has. StageLostError."""
-        own = self._optimizers_by_worker()
-        return self._all((id_, function, (list(rrefs.values()), *args)) for id_, rrefs in own.items())
+        """`function(its StageWorker, *args)` on each worker. StageLostError."""
+        served = partial(self._agent.call, function=requests.served, timeout=0, label=label_of(function))
+        return self._all(lambda: [served(id_, args=(self._key, function, args)) for id_ in self.workers])
 
     def scale(self, context: int, factor: float) -> None:
         """Multiply all gradients in this context."""
-        self.on_workers(_scale, context, factor)
+        self.on_workers(requests.scale, context, factor)
 
-    def _all(self, calls: Iterable[tuple[int, Callable[..., T], tuple[Any, ...]]]) -> list[T]:
-        """Calls of workers, by id, all at once; what came of each."""
+    def _all(self, calls: Callable[[], list[Future[T]]]) -> list[T]:
+        """Calls of workers, all at once; what came of each."""
         self._check_there(changed=True)
         try:
-            return settle_all([self._agent.call(id_, function, args, timeout=0) for id_, function, args in calls])
+            return settle_all(calls())
         except WorkerLostError as error:
             self._tell_of_the_lost(error, "between two steps", changed=True)
             raise
-
-
-# -- what runs on the workers
-def _make_optimizer(
-    module: RRef[Any], optimizer_class: type[torch.optim.Optimizer], kwargs: dict[str, Any]
-) -> LocalOptimizer | None:
-    params = [p for p in module.local_value().parameters() if p.requires_grad]
-    return LocalOptimizer(optimizer_class, params, **kwargs) if params else None
-
-
-def _made(rref: RRef[Any]) -> None:
-    rref.local_value()
-
-
-def _apply(worker: RRef[Any], optimizers: dict[int, RRef[Any]], context: int, step: int) -> None:
-    record = worker.local_value().record
-    for stage, rref in optimizers.items():
-        optimizer = rref.local_value()
-        if optimizer is not None:
-            record.note(step, Doing.APPLIES, stage)
-            optimizer.step(context)
-    record.note(step, Doing.APPLIED)
-
-
-def _scale(_worker: RRef[Any], context: int, factor: float) -> None:
-    held = autograd.recorder().gradients(context)
-    autograd.recorder().scale(context, list(held), factor)
-
-
-def _keep(worker: RRef[Any], context: int) -> None:
-    worker.local_value().keep(context)
-
-
-def _kept(worker: RRef[Any]) -> dict[int, dict[str, torch.Tensor]]:
-    kept: dict[int, dict[str, torch.Tensor]] = worker.local_value().kept()
-    return kept
-
-
-def _state(module: RRef[Any]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach() for name, tensor in module.local_value().state_dict().items()}
-
-
-def _gradients(module: RRef[Any], context: int) -> dict[str, torch.Tensor]:
-    held = autograd.recorder().gradients(context)
-    return {name: held[param] for name, param in module.local_value().named_parameters() if param in held}
 
 
 def _succeeded(future: Future[Any]) -> bool:

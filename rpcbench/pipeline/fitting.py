@@ -17,7 +17,7 @@ from rpcbench.pipeline.batch import Batch
 from rpcbench.pipeline.loaders import pairs
 from rpcbench.pipeline.progress import Progress
 from rpcbench.pipeline.runs import StepResult
-from rpcbench.pipeline.stage import Metric
+from rpcbench.pipeline.tasks import Metric
 from rpcbench.words.errors import PipelineError
 
 
@@ -107,7 +107,7 @@ class Fit:
             if self.clip is not None:
                 batch.clip(self.clip)
             try:
-                batch.apply()
+                batch.apply_last()
             finally:
                 if batch.applied:  # Ctrl-C may have come meanwhile
                     self.history.losses.append(batch.result.loss)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.crew import Crew
-from rpcbench.rpc import RRef
+from rpcbench.pipeline.stage import StageWorker
 from rpcbench.words.errors import PipelineError
 
 SchedulerSpec = tuple[Any, dict[str, Any]]
@@ -24,35 +25,35 @@ class Schedulers:
             raise PipelineError("lr_scheduler needs an optimizer; give Pipeline one, as (torch.optim.SGD, {'lr': 0.1})")
         self._crew = crew
         scheduler, kwargs = spec
-        crew.on_optimizers(_schedule, scheduler, kwargs)
+        crew.on_workers(_schedule, scheduler, kwargs)
 
     def step(self, *args: Any) -> None:
         """After the optimizer's step, once an epoch or a batch, as the scheduler is meant; `args` as its own `step`."""
-        self._crew.on_optimizers(_advance, args)
+        self._crew.on_workers(_advance, args)
 
 
 def rate(crew: Crew) -> float:
     """The learning rate, asked of the workers. PipelineError where nothing is optimized."""
-    rates = [each for found in crew.on_optimizers(_rates) for each in found]
+    rates = [each for found in crew.on_workers(_rates) for each in found]
     if not rates:
         raise PipelineError("this pipeline has no learning rate: it has no optimizer, or all its stages are frozen")
     return rates[0]
 
 
 # -- on the workers; a stage without parameters to train has no optimizer
-def _optimizers(rrefs: list[RRef[Any]]) -> list[Any]:
-    return [optimizer for rref in rrefs if (optimizer := rref.local_value()) is not None]
+def _optimizers(worker: StageWorker) -> list[LocalOptimizer]:
+    return [optimizer for optimizer in worker.optimizers.values() if optimizer is not None]
 
 
-def _schedule(rrefs: list[RRef[Any]], scheduler: Any, kwargs: dict[str, Any]) -> None:
-    for optimizer in _optimizers(rrefs):
+def _schedule(worker: StageWorker, scheduler: Any, kwargs: dict[str, Any]) -> None:
+    for optimizer in _optimizers(worker):
         optimizer.schedule(scheduler, (), kwargs)
 
 
-def _advance(rrefs: list[RRef[Any]], args: tuple[Any, ...]) -> None:
-    for optimizer in _optimizers(rrefs):
+def _advance(worker: StageWorker, args: tuple[Any, ...]) -> None:
+    for optimizer in _optimizers(worker):
         optimizer.advance(args)
 
 
-def _rates(rrefs: list[RRef[Any]]) -> list[float]:
-    return [optimizer.rates()[0] for optimizer in _optimizers(rrefs)]
+def _rates(worker: StageWorker) -> list[float]:
+    return [optimizer.rates()[0] for optimizer in _optimizers(worker)]

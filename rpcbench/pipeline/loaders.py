@@ -13,7 +13,7 @@ import torch
 
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.runs import Runs
-from rpcbench.pipeline.stage import Metric
+from rpcbench.pipeline.tasks import Metric
 from rpcbench.words.errors import PipelineError
 
 _EMPTY = "the loader gives no batch; one that is used up, as a generator, must be made anew"

@@ -5,13 +5,10 @@ Workers send their norms, never gradients. A parameter counts once, however many
 
 from __future__ import annotations
 
-from typing import Any
-
 from rpcbench.autograd import recorder
 from rpcbench.optim.clip import clip_factor, local_norm, total_norm
 from rpcbench.pipeline.crew import Crew
 from rpcbench.pipeline.stage import StageWorker
-from rpcbench.rpc import RRef
 from rpcbench.words.errors import PipelineError
 
 
@@ -31,8 +28,7 @@ def clip(crew: Crew, context: int, max_norm: float, norm_type: float) -> float:
     return norm
 
 
-def _norm(worker: RRef[Any], context: int, norm_type: float) -> float:
-    own: StageWorker = worker.local_value()
+def _norm(own: StageWorker, context: int, norm_type: float) -> float:
     held = recorder().gradients(context)
     params = dict.fromkeys(param for module in own.modules.values() for param in module.parameters())
     return local_norm([held[p] for p in params if p in held and not own.copies.repeats(p)], norm_type)

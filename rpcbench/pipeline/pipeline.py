@@ -37,7 +37,7 @@ from rpcbench.pipeline.orders import OrderBook
 from rpcbench.pipeline.recompute import Recompute
 from rpcbench.pipeline.runs import Runs, StepResult
 from rpcbench.pipeline.split import Stage, Stages
-from rpcbench.pipeline.stage import LossFn, Metric
+from rpcbench.pipeline.tasks import LossFn, Metric
 from rpcbench.words.errors import PipelineError
 
 
@@ -105,7 +105,7 @@ class Pipeline:
             batchnorm.warn_of_microbatches(self.stages, microbatches)
         self.crew = Crew(self._agent, self.stages, loss_fn, optimizer, numerics)
         if book.whole.updates:
-            self.crew.update_within_steps()
+            self.crew.check_may_update()
         self._schedulers = None if lr_scheduler is None else Schedulers(self.crew, lr_scheduler)
         self._keeps = keep_gradients
         seeds = StepSeeds(int(torch.randint(2**62, ())))
@@ -123,7 +123,7 @@ class Pipeline:
         stage holds. No parameter has changed, unless that was in the last phase, where all have their gradients.
         """
         with self.batch(x, y) as batch:
-            batch.apply()
+            batch.apply_last()
         return batch.result
 
     @contextlib.contextmanager
@@ -153,11 +153,11 @@ class Pipeline:
                 batch.apply()
         """
         recorder = autograd.recorder(self._agent)
-        context = recorder.new_context()
+        batch = Batch(self._runs, recorder, recorder.new_context(), self._keeps)
         try:
-            yield Batch(self._runs, recorder, context, self._keeps)
+            yield batch
         finally:
-            recorder.release(context)
+            batch.release()
 
     def fit(
         self,

@@ -16,7 +16,7 @@ from rpcbench.pipeline.chance import StepSeeds
 from rpcbench.pipeline.crew import Crew
 from rpcbench.pipeline.orders import OrderBook, Orders
 from rpcbench.pipeline.ports import model_inputs
-from rpcbench.pipeline.stage import Metric, Report, Task
+from rpcbench.pipeline.tasks import Metric, Report, Task
 from rpcbench.pipeline.timeline import Timeline
 from rpcbench.words.errors import PipelineError
 from rpcbench.words.events import Row

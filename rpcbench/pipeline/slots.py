@@ -4,16 +4,24 @@ A slot is named by step, kind ("F": for a forward, "B": gradients for a backward
 stage, micro-batch and the stage that it comes from; it is filled once, by that stage, and emptied once. A step that was
 aborted wakes all who wait; what still comes for it, or for a step that is over, is dropped. So nothing is left after a
 step, however it ends.
+
+What comes from another worker is opened by who takes it: until then it takes no time of whatever runs here.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rpcbench.words.changes import Changes
 from rpcbench.words.errors import PipelineError
-from rpcbench.words.futures import blocked
+from rpcbench.words.futures import Waits, blocked
+
+Opened = Callable[[], Any]
+"""Gives what is in a slot."""
+Help = Callable[[Waits, int], object]
+"""Of a thread that waits until something is reached: takes part in what brings the words of a stage here."""
 
 
 class Slot(NamedTuple):
@@ -23,35 +31,56 @@ class Slot(NamedTuple):
     microbatch: int
     source: int
 
+    @property
+    def place(self) -> tuple[int, ...]:
+        """As numbers, for the wire."""
+        return self.step, ord(self.kind), self.stage, self.microbatch, self.source
+
+    @staticmethod
+    def at(place: tuple[int, ...]) -> Slot:
+        step, kind, *rest = place
+        return Slot(step, chr(kind), *rest)
+
+    def __str__(self) -> str:
+        """As in pictures: "F3 for stage 1"."""
+        return f"{self.kind}{self.microbatch} for stage {self.stage}"
+
 
 class Slots:
     """The slots of one worker in one pipeline. Steps are numbered upward."""
 
-    def __init__(self) -> None:
+    def __init__(self, help_along: Help = lambda reached, stage: None) -> None:
+        self._help_along = help_along
         self._lock = threading.Lock()
         self._changes = Changes()
-        self._filled: dict[Slot, Any] = {}
+        self._filled: dict[Slot, Opened] = {}
         self._over = -1  # this step and all before are over
         self._aborted: dict[int, str] = {}
 
-    def put(self, slot: Slot, value: Any) -> None:
+    def put(self, slot: Slot, values: Opened) -> None:
         with self._lock:
             if slot.step > self._over and slot.step not in self._aborted:
-                self._filled[slot] = value
+                self._filled[slot] = values
         self._changes.tell()
 
     def take(self, slot: Slot) -> Any:
         """What was put there, waited for. PipelineError where the step is aborted."""
         if not self._decided(slot):
             with blocked():
+                self._help_along(lambda: self._decided(slot), slot.source)
                 self._changes.wait_for(lambda: self._decided(slot))
         with self._lock:
             if slot.step in self._aborted:
                 raise PipelineError(f"step {slot.step} was aborted: {self._aborted[slot.step]}")
-            return self._filled.pop(slot)
+            values = self._filled.pop(slot)
+        return values()
 
     def _decided(self, slot: Slot) -> bool:
         return slot in self._filled or slot.step in self._aborted
+
+    def aborted(self, step: int) -> bool:
+        """Whether this step is not to go on."""
+        return step in self._aborted
 
     def abort(self, step: int, reason: str) -> None:
         """Nobody shall wait for this step any more."""

@@ -90,8 +90,8 @@ class Contexts:
             self._tell("GradientsAccumulated", context)
 
     # -- ends
-    def release(self, context: int, source: int | None = None) -> Outcome:
-        """Over, as `source` says (None: this worker): forget it here and tell the others known to have taken part."""
+    def release(self, context: int, told: Iterable[int] = ()) -> Outcome:
+        """Over: forget it here and tell the others known to have taken part, but those who hear of it otherwise."""
         self._bury(context)
         known = self.contexts.pop(context, None)
         if known is None:
@@ -102,7 +102,7 @@ class Contexts:
             for walk, state in known.walks.items()
             if state.tally
         ]
-        others = [(worker, ReleaseContext(context)) for worker in sorted(known.known - {self.me, source})]
+        others = [(worker, ReleaseContext(context)) for worker in sorted(known.known - {self.me, *told})]
         return [*ended, ForgetContext(context)], others
 
     def on_attending(self, source: int, context: int) -> Outcome:

@@ -39,8 +39,10 @@ _AGAIN = frozenset(1 + ticks for ticks in accumulate(round(2 * 1.5**turn) for tu
 _SELDOM = 64
 _LOST = 10
 """Ticks after which users' data counts as lost."""
-_ONCE: frozenset[type[Any]] = frozenset((m.Call, m.Create, m.Fetch, m.Result, m.Gradients))
-_WITH_BODY: frozenset[type[Any]] = frozenset((m.Call, m.Create, m.Result, m.Failure, m.Gradients, m.WalkFailed))
+_ONCE: frozenset[type[Any]] = frozenset((m.Call, m.Create, m.Fetch, m.Result, m.Gradients, m.Parcel))
+_WITH_BODY: frozenset[type[Any]] = frozenset(
+    (m.Call, m.Create, m.Result, m.Failure, m.Gradients, m.WalkFailed, m.Parcel)
+)
 
 
 class Pair:

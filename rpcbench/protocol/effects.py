@@ -13,6 +13,7 @@ from rpcbench.wire.messages import (
     Member,
     Message,
     Notice,
+    Parcel,
     Result,
     WalkFailed,
 )  # fmt: skip
@@ -127,6 +128,21 @@ class Heard(NamedTuple):
 
     source: int
     notice: Notice
+
+
+class Came(NamedTuple):
+    """Values have come for whoever listens."""
+
+    source: int
+    parcel: Parcel
+
+
+class Undelivered(NamedTuple):
+    """Values of ours will not come to `to`."""
+
+    to: int
+    parcel: Parcel
+    error: Exception
 
 
 class Joined(NamedTuple):

@@ -14,7 +14,7 @@ from rpcbench.protocol.calls import Calls, Request
 from rpcbench.protocol.contexts import Contexts
 from rpcbench.protocol.delivery import COUNT_BITS, OWED, Delivery, Pair, lives, newer, once
 from rpcbench.protocol.departed import Departed
-from rpcbench.protocol.effects import Complete, Effects, Gone, Heard, Joined, Run, Send, Wake
+from rpcbench.protocol.effects import Came, Complete, Effects, Gone, Heard, Joined, Run, Send, Undelivered, Wake
 from rpcbench.protocol.instead import instead_of
 from rpcbench.protocol.membership import REQUESTS, Membership
 from rpcbench.protocol.rrefs import Held, Outbox, RRefs
@@ -68,11 +68,12 @@ class Node:
             m.Gradients: lambda source, msg, now: self.contexts.walks.on_gradients(source, msg),
             m.Settled: lambda source, msg, now: self.contexts.walks.on_settled(msg),
             m.WalkFailed: lambda source, msg, now: self.contexts.walks.on_failed(source, msg),
-            m.ReleaseContext: lambda source, msg, now: self.contexts.release(msg.context, source),
+            m.ReleaseContext: lambda source, msg, now: self.contexts.release(msg.context, (source,)),
             **{kind: lambda source, msg, now: self.members.asked(source, msg) for kind in REQUESTS},
             m.Refused: lambda source, msg, now: (self.members.on_refused(msg), []),
             m.View: lambda source, msg, now: self._on_view(msg),
             m.Notice: lambda source, msg, now: ([Heard(source, msg)], []),
+            m.Parcel: lambda source, msg, now: ([Came(source, msg)], []),
             m.Uncreated: self._on_uncreated,
             m.Attending: lambda source, msg, now: self.contexts.on_attending(source, msg.context),
             m.Forget: lambda source, msg, now: ([], [(source, self.delivery.pairs[source].fate(msg))]),
@@ -196,6 +197,8 @@ class Node:
         outbox: Outbox = []
         if (scope := getattr(message, "scope", None)) is not None:
             self.contexts.unsent(scope)
+        if isinstance(message, m.Parcel):
+            return [Undelivered(to, message, error)], []
         if gone and isinstance(message, m.ForkRequest | m.Create | m.Uncreated):
             effects, outbox = self.rrefs.owner_lost(message.fork)
             effects += self.calls.confirmed(message.fork)

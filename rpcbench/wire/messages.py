@@ -316,6 +316,19 @@ class Notice(NamedTuple):
     data: bytes
 
 
+class Parcel(NamedTuple):
+    """Values, one way, for whoever listens on `channel`; `place` says which they are, and `label` says it in pictures.
+
+    Its receiver opens it when it needs the values; nobody answers.
+    """
+
+    channel: str
+    place: tuple[int, ...]
+    label: str
+    scope: Scope | None
+    body: Body
+
+
 class Seen(NamedTuple):
     """An acknowledgement: every message below `floor` has come, and these beyond it. It has no number itself.
 
@@ -356,7 +369,7 @@ KINDS: tuple[type[Any], ...] = (
     ForkRequest, ForkAccept, ChildAccept, UserDelete,
     Discover, Discovered, Gradients, Settled, WalkFailed, ReleaseContext,
     Join, Refused, View, Ready, Report, Notice,
-    Seen, Forget, Fate, Uncreated, Attending,
+    Seen, Forget, Fate, Uncreated, Attending, Parcel,
 )  # fmt: skip
 _UNHURRIED: frozenset[type[Any]] = frozenset((ChildAccept, UserDelete, ReleaseContext))
 EMPTY = Body(b"", b"", [])

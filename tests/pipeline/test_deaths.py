@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from worlds import far_world, until
 from rpcbench import Cluster
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
-from rpcbench.pipeline import Pipeline, PipelineError, split, stage
+from rpcbench.pipeline import Pipeline, PipelineError, split
+from rpcbench.pipeline.execution import Execution
 from rpcbench.words.errors import StageLostError
 
 pytestmark = pytest.mark.process
@@ -122,7 +122,7 @@ def leftovers(workers: list[Any]) -> list[str]:
     gc.collect()
     contexts = [str(key) for key in current.current().tables()["contexts"]]
     slots = [str(len(worker.local_value().slots)) for worker in workers if len(worker.local_value().slots)]
-    return contexts + slots + [type(each).__name__ for each in gc.get_objects() if type(each) is stage._Step]
+    return contexts + slots + [type(each).__name__ for each in gc.get_objects() if type(each) is Execution]
 
 
 def rrefs() -> int:
@@ -178,13 +178,13 @@ def test_a_worker_killed_in_an_operation(
 
 def dies_having_sent(turn: int, sign: str) -> None:
     """From now on, this process ends right after what it sends to a neighbour has gone out."""
-    call, turns = Agent.call, Turns(turn, sign)
+    post, turns = Agent.post, Turns(turn, sign)
 
-    def counted(self: Agent, to: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        future = call(self, to, function, *args, **kwargs)
-        return turns.take(future) if function is stage._deliver else future
+    def counted(self: Agent, *args: Any) -> None:
+        post(self, *args)
+        turns.take()
 
-    Agent.call = counted  # type: ignore[method-assign]
+    Agent.post = counted  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(("name", "turn", "at"), [("worker1", 3, "F2 of stage 0"), ("worker2", 2, "B1 of stage 1")])

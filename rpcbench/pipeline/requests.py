@@ -1,0 +1,83 @@
+"""What a driver asks of the workers of its pipeline: each function runs there, in a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from rpcbench.autograd import recorder
+from rpcbench.optim import LocalOptimizer
+from rpcbench.pipeline.execution import Execution
+from rpcbench.pipeline.record import Doing
+from rpcbench.pipeline.stage import StageWorker, here
+from rpcbench.pipeline.tasks import Apply, Report, Task
+from rpcbench.rpc import RRef
+
+T = TypeVar("T")
+
+
+# -- when the pipeline is made
+def make_optimizer(
+    module: RRef[Any], optimizer_class: type[torch.optim.Optimizer], kwargs: dict[str, Any]
+) -> LocalOptimizer | None:
+    """A stage's; None for one without parameters to train."""
+    params = [p for p in module.local_value().parameters() if p.requires_grad]
+    return LocalOptimizer(optimizer_class, params, **kwargs) if params else None
+
+
+def made(rref: RRef[Any]) -> None:
+    """Wait until there is a value; its error."""
+    rref.local_value()
+
+
+def learn(key: str, optimizers: dict[int, RRef[Any]]) -> None:
+    """The worker is told of its stages' optimizers."""
+    here(key).learn(optimizers)
+
+
+# -- in a step
+def run(key: str, task: Task) -> Report:
+    """All operations of this worker in one step."""
+    worker = here(key)
+    with worker.turn:
+        return Execution(worker, task).run()
+
+
+def apply(key: str, what: Apply) -> None:
+    """One step of the optimizers here."""
+    worker, note = here(key), here(key).record.note
+    if what.keep:
+        worker.keep(what.context)
+    for stage, optimizer in worker.optimizers.items():
+        if optimizer is not None:
+            note(what.step, Doing.APPLIES, stage)
+            optimizer.step(what.context)
+    note(what.step, Doing.APPLIED)
+    if what.last:
+        recorder().release(what.context, told=what.workers)
+
+
+# -- between steps
+def served(key: str, function: Callable[..., T], args: tuple[Any, ...]) -> T:
+    """A function of what the worker has of the pipeline."""
+    return function(here(key), *args)
+
+
+def scale(_worker: StageWorker, context: int, factor: float) -> None:
+    held = recorder().gradients(context)
+    recorder().scale(context, list(held), factor)
+
+
+def kept(worker: StageWorker) -> dict[int, dict[str, torch.Tensor]]:
+    return worker.kept()
+
+
+def state(module: RRef[Any]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in module.local_value().state_dict().items()}
+
+
+def gradients(module: RRef[Any], context: int) -> dict[str, torch.Tensor]:
+    held = recorder().gradients(context)
+    return {name: held[param] for name, param in module.local_value().named_parameters() if param in held}
