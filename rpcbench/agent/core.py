@@ -34,6 +34,7 @@ from rpcbench.agent.parcels import Parcels, Place
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.placement import stated
 from rpcbench.agent.pool import Job, Pool, Worker
+from rpcbench.agent.reading import PATIENCE
 from rpcbench.agent.roster import MemberHandler, Roster, WorkerInfo
 from rpcbench.agent.sources import Sources
 from rpcbench.agent.values import MakeHandle, Values
@@ -262,8 +263,9 @@ class Agent:
             self._peers.read_while(to, waiting)
 
     def read_until(self, reached: Waits, to: int) -> None:
-        """As `read_while`, of a thread that has left its other work to others (see `blocked`), until `reached()`."""
-        self._peers.read_while(to, lambda: not reached())
+        """As `read_while`, of a thread that has left its other work to others (see `blocked`). What else it waits for
+        it may see a tenth of a second late."""
+        self._peers.read_while(to, lambda: not reached(), PATIENCE)
 
     def _whole(self, to: int) -> AbstractContextManager[None]:
         """Around a call that Ctrl-C may not cut in two; so on the main thread all waiting comes before."""

@@ -56,6 +56,14 @@ class Recorder(Protocol):
         """A message of this context, part of the call `label`, is about to go out; None where the context is over."""
         ...
 
+    def cut(self, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
+        """As `sending`, in the context of this thread, of a message that no backward pass goes back through."""
+        ...
+
+    def cut_off(self, scope: Scope, tensors: Sequence[torch.Tensor], source: int) -> None:
+        """Such a message has come in."""
+        ...
+
     def unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:
         """The call `label` is about to go out with these tensors, outside of any context."""
         ...

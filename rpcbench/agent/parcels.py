@@ -4,6 +4,8 @@ Guarantees
 - A listener hears of parcels on the thread that reads them, in order, and of those that will not come: it must not wait
   there, nor open any.
 - Nothing is unpacked, and no tensor made, before a parcel is opened; one that is never opened costs nothing more.
+- In an autograd context a parcel is a recorded send and recv. But it cuts the graph: a backward pass ends at its
+  tensors, and their gradients go back in a parcel, if at all.
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+import torch
+
 from rpcbench.agent.values import Values
 from rpcbench.protocol.effects import Came, Undelivered
 from rpcbench.wire.messages import Parcel
-from rpcbench.words.errors import SerializationError
 
 Place = tuple[int, ...]
 Opened = Callable[[], Any]
-"""Gives the values: once, in the autograd context that they belong to."""
+"""Gives the values, once."""
 
 
 class Listener(Protocol):
@@ -47,13 +50,10 @@ class Parcels:
         self._listeners.pop(channel, None)
 
     def pack(self, to: int, channel: str, place: Place, label: str, values: Any) -> Parcel:
-        """SerializationError for values that cannot travel, or that hold RRefs."""
+        """SerializationError for values that cannot travel so: RRefs only travel in calls."""
+        body, tensors = self._values.codec.encode(values, None, label, self._values.routes.to(to, False))
         recorder = self._values.recorder
-        context = None if recorder is None else recorder.current()
-        body, forks, scope = self._values.pack(to, values, label, context, False)
-        if forks:
-            self._values.unshare(forks)
-            raise SerializationError(f"{label} for {channel} holds an RRef, which only a call can take along")
+        scope = None if recorder is None else recorder.cut(tensors, to, label)
         return Parcel(channel, place, label, scope, body)
 
     def came(self, effect: Came) -> None:
@@ -63,7 +63,12 @@ class Parcels:
             listener.came(parcel.place, partial(self._open, effect.source, parcel))
 
     def _open(self, source: int, parcel: Parcel) -> Any:
-        return self._values.unpack(source, parcel.body, (), parcel.scope, False)
+        def adopt(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            if self._values.recorder is not None and parcel.scope is not None:
+                self._values.recorder.cut_off(parcel.scope, tensors, source)
+            return tensors
+
+        return self._values.codec.decode(parcel.body, None, adopt)
 
     def undelivered(self, effect: Undelivered) -> None:
         listener = self._listeners.get(effect.parcel.channel)

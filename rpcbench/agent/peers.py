@@ -20,6 +20,7 @@ from typing import Protocol
 from rpcbench.agent.entrance import Entrance
 from rpcbench.agent.handshakes import Handshakes
 from rpcbench.agent.pool import Pool
+from rpcbench.agent.reading import LONG
 from rpcbench.agent.reunion import Reunion, Told
 from rpcbench.agent.ties import Tie, Ties
 from rpcbench.transport import versions
@@ -99,11 +100,11 @@ class Peers:
         for tie in self._ties.all():
             tie.connection.tidy()
 
-    def read_while(self, to: int, waiting: Waits) -> None:
-        """By a thread that waits for words of a member: it may read them itself."""
+    def read_while(self, to: int, waiting: Waits, quiet: float = LONG) -> None:
+        """By a thread that waits for words of a member: it may read them, until none come for `quiet` seconds."""
         connection = self._ties.find(to)
         if connection is not None:
-            connection.read_while(waiting)
+            connection.read_while(waiting, quiet)
 
     def await_room(self, to: int) -> None:
         """Wait while a member is far behind in reading what it was sent."""

@@ -30,7 +30,7 @@ from rpcbench.words.futures import Waits
 
 _Job = Callable[[], object]
 LONG = 0.002
-_PATIENCE = 0.1
+PATIENCE = 0.1
 """Seconds after which a thread that waits for an answer reads no more: Ctrl-C is held back meanwhile."""
 _QUIET = 50
 """Looks without a change after which the monitor ends."""
@@ -220,8 +220,9 @@ class Reading:
                 raise
 
     # -- threads that wait for an answer
-    def read_while(self, waiting: Waits) -> None:
-        """By a thread that waits: read, if nobody does, until it waits no more or nothing comes any more."""
+    def read_while(self, waiting: Waits, quiet: float = LONG) -> None:
+        """By a thread that waits: read, if nobody does, until it waits no more or nothing has come for `quiet` seconds.
+        """
         with uninterrupted:  # a token that is lost would never be found
             if not self._token.acquire(blocking=False):
                 self._missed = True
@@ -233,7 +234,7 @@ class Reading:
             ending = self._ending
             try:
                 if ending is None:
-                    ending = self._follow(waiting)
+                    ending = self._follow(waiting, quiet)
             except ProtocolError as error:
                 ending = Ending(f"it sent nonsense ({error})", False)
             except BaseException as error:
@@ -244,15 +245,15 @@ class Reading:
             finally:
                 self._leave(ending)
 
-    def _follow(self, waiting: Waits) -> Ending | None:
+    def _follow(self, waiting: Waits, quiet: float) -> Ending | None:
         """How the connection has ended, if it has."""
-        watch, until = self._source.watch, time.monotonic() + _PATIENCE
+        watch, until = self._source.watch, time.monotonic() + PATIENCE
         assert watch is not None
         if self._guarded:
             watch.disarm()
         else:
             self.turn += 1
-        while waiting() and time.monotonic() < until and watch.readable(LONG, eager=not self._pool.busy):
+        while waiting() and time.monotonic() < until and watch.readable(quiet, eager=not self._pool.busy):
             got = self._source.read()
             if isinstance(got, Ending):
                 return got

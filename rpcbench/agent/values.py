@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -105,13 +105,9 @@ class Values:
                             self._sites.setdefault(handle._rref, handle._site)
                 self._machine.ask(share)
         except RpcError:  # one of them is dead; the others are not sent
-            self.unshare(forks)
+            self._machine.feed(lambda node: node.unshared(forks))
             raise
         return tuple(forks)
-
-    def unshare(self, forks: Sequence[Fork]) -> None:
-        """The message that these RRefs were forked for does not go out."""
-        self._machine.feed(lambda node: node.unshared(forks))
 
     def unpack(self, source: int, body: Body, forks: tuple[Fork, ...], scope: Scope | None, answer: bool) -> Any:
         """The value of an answer, or of a call, with handles for its RRefs and its tensors attached to the graph."""

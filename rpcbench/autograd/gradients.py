@@ -48,9 +48,10 @@ class LeafGradients:
                 self._held[leaf] = gradient
 
     def replace(self, leaves: Leaves) -> None:
-        """Take these gradients, which nobody else has, in place of those that are here."""
+        """Take these gradients in place of those that are here."""
+        own = _own(leaves)
         with self._adding:
-            self._held.update(leaves)
+            self._held.update((leaf, gradient) for (leaf, _), gradient in zip(leaves, own, strict=True))
 
     def scale(self, leaves: Iterable[Tensor], factor: float) -> None:
         """Multiply the gradients of these leaves, as far as they are here."""

@@ -206,11 +206,11 @@ class Passes:
             gradients.replace(replicas.reduced(common, gradients.copy()))
         self.keep(context, own)
 
-    def keep(self, context: int, leaves: Leaves) -> None:
-        """Add gradients of leaves to the context's own."""
+    def keep(self, context: int, leaves: Leaves, instead: bool = False) -> None:
+        """Add gradients of leaves to the context's own; or take them in place of those (`instead`)."""
         gradients = self._recorded(context).gradients
         before = len(gradients)
-        gradients.add(leaves)
+        (gradients.replace if instead else gradients.add)(leaves)
         if len(gradients) > before:
             self._told.changed("LeavesReached", context)
         self._machine.ask(lambda node: node.contexts.gradients_held(context, len(gradients)))

@@ -125,6 +125,10 @@ class AutogradRecorder:
         """Add gradients of leaves to the context's own."""
         self.passes.keep(context, leaves)
 
+    def replace_leaves(self, context: int, leaves: Leaves) -> None:
+        """Let the context have these gradients of leaves, in place of those that it has of them."""
+        self.passes.keep(context, leaves, instead=True)
+
     def scale(self, context: int, leaves: Sequence[torch.Tensor], factor: float) -> None:
         """Multiply gradients of a context."""
         self.recorded(context).gradients.scale(leaves, factor)
@@ -172,6 +176,30 @@ class AutogradRecorder:
         received = graph.receive(tensors, scope.message)
         kept.recvs[scope.message] = next(tensor.grad_fn for tensor in received if tensor.requires_grad)
         return received
+
+    def cut(self, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
+        context = self._current.get()
+        if context is None:
+            return None
+        message = global_id(self.agent.id, self._messages.next())
+        recorded = any(tensor.requires_grad for tensor in tensors)
+
+        def record(node: Node) -> Scope | None:
+            scope = node.contexts.record_send(context, message, Sent(to, label), (), recorded)
+            if scope is not None:
+                self._contexts.setdefault(context, Recorded())
+            return scope
+
+        return self._machine.ask(record)
+
+    def cut_off(self, scope: Scope, tensors: Sequence[torch.Tensor], source: int) -> None:
+        recorded = any(tensor.requires_grad for tensor in tensors)
+
+        def record(node: Node) -> None:
+            if node.contexts.record_recv(scope, source, recorded):
+                self._contexts.setdefault(scope.context, Recorded())
+
+        self._machine.ask(record)
 
     def unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:
         """A call outside any context goes out with these tensors: warn, once for each function, of a graph that is cut.

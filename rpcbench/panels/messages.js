@@ -4,7 +4,7 @@
 const STEP = 22;
 const MARGIN = 3; // slots drawn beyond the edges of what is in sight
 const GROUPS = {
-  call: ["calls", ["Call", "Create", "Fetch"]],
+  call: ["calls", ["Call", "Create", "Fetch", "Parcel"]],
   answer: ["answers", ["Result"]],
   failure: ["failures, calls given up", ["Failure", "Cancel", "WalkFailed", "Forget", "Fate"]],
   rref: ["RRefs", ["ForkRequest", "ForkAccept", "ChildAccept", "UserDelete", "Uncreated"]],

@@ -21,7 +21,8 @@ from rpcbench.pipeline.oplog import DONE, FAILED, OpLog
 from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.record import Doing
 from rpcbench.pipeline.stage import StageWorker
-from rpcbench.pipeline.stash import Stash
+from rpcbench.pipeline.stash import Leaves, Stash
+from rpcbench.pipeline.sums import Sums
 from rpcbench.pipeline.tasks import Metric, Report, Task
 from rpcbench.pipeline.ties import TiedGradients
 
@@ -38,11 +39,13 @@ class Execution:
         self._recorder = recorder()
         self._context = self._recorder.current()
         self._tied = TiedGradients(task.step, worker.copies)
+        self._sums = Sums({} if self._context is None else self._recorder.gradients(self._context))
         self._stash = Stash(task.ops, worker.modules, worker.optimizers, task.weights)
         self._exchange = Exchange(task.step, worker.ports, worker.slots, task.inputs)
         self._kept: dict[tuple[int, int], tuple[_Values, _Values]] = {}  # (stage, micro-batch) → taken, given
         self._held: dict[int, int] = {}  # stage → bytes of what is kept
         self._halves: dict[tuple[int, int], Halves] = {}
+        self._leaves: Leaves = []  # parameters with their gradients, from the latest operation
         self._ways: dict[Kind, tuple[Callable[[Op], Any], Callable[[Op, Any], Messages]]] = {
             Kind.FORWARD: (self._exchange.taken, self._forward),
             Kind.BACKWARD: (self._gradients, self._backward),
@@ -79,8 +82,9 @@ class Execution:
             for index, op in enumerate(self._task.ops):
                 self._operate(index, op)
         self._worker.record.note(self._task.step, Doing.READY)
-        if self._task.train:
+        if self._context is not None and self._task.train:
             self._add_up_tied()
+            self._recorder.replace_leaves(self._context, self._sums.leaves())
         return self._report
 
     def _operate(self, index: int, op: Op) -> None:
@@ -103,6 +107,7 @@ class Execution:
             note(step, Doing.SENDS, index)
         for slot, message in made:
             self._worker.send(slot, message)
+        self._add_up()
 
     # -- forward
     def _forward(self, op: Op, values: _Values) -> Messages:
@@ -194,7 +199,7 @@ class Execution:
             found = torch.autograd.grad(roots, inputs, given, allow_unused=True)
         pairs = list(zip(inputs, found, strict=True))
         first = len(inputs) - len(params)
-        self._add_up(op, [(param, grad) for param, grad in pairs[first:] if grad is not None])
+        self._leaves = self._stash.keep(op, [(param, grad) for param, grad in pairs[first:] if grad is not None])
         return self._exchange.returned(op, values, pairs[:first])
 
     def _input_half(self, op: Op, gradients: Gradients) -> Messages:
@@ -212,14 +217,13 @@ class Execution:
         self._let_go(op)
         halves = self._halves.pop((op.stage, op.microbatch), None)
         if halves is not None:
-            self._add_up(op, halves.weights())
+            self._leaves = self._stash.keep(op, halves.weights())
         return []
 
-    def _add_up(self, op: Op, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Gradients of parameters add up in the step's context; those of tied ones are kept until the end."""
-        left = self._stash.keep(op, leaves)
-        if self._context is not None and left:
-            self._recorder.accumulate_leaves(self._context, self._tied.keep(left))
+    def _add_up(self) -> None:
+        """After what others wait for has been sent. Gradients of tied parameters are kept until the end."""
+        leaves, self._leaves = self._leaves, []
+        self._sums.add(self._tied.keep(leaves))
 
     def _update(self, op: Op, _: None) -> Messages:
         self._stash.update(op)
@@ -228,5 +232,4 @@ class Execution:
     def _add_up_tied(self) -> None:
         for slot, message in self._tied.messages():
             self._worker.send(slot, message)
-        if self._context is not None:
-            self._recorder.accumulate_leaves(self._context, self._tied.totals(self._worker.slots.take))
+        self._sums.add(self._tied.totals(self._worker.slots.take))

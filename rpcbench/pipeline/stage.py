@@ -118,7 +118,7 @@ class StageWorker:
         if to == self._agent.id:
             self.slots.put(slot, partial(cut_off, values))
         else:
-            self._agent.post(to, self.key, slot.place, str(slot), values)
+            self._agent.post(to, self.key, slot.place, str(slot), values[0] if len(values) == 1 else values)
 
     def _help_along(self, reached: Waits, stage: int) -> None:
         self._agent.read_until(reached, self._homes[stage])
@@ -131,13 +131,19 @@ class _Mailbox:
         self._agent, self._key, self._homes, self._slots = agent, key, homes, slots
 
     def came(self, place: tuple[int, ...], values: Callable[[], Any]) -> None:
-        self._slots.put(Slot.at(place), values)
+        self._slots.put(Slot.at(place), partial(_opened, values))
 
     def undelivered(self, place: tuple[int, ...], error: Exception) -> None:
         """The step is to end here and where the values are waited for; the driver hears of it from whoever fails."""
         slot, reason = Slot.at(place), f"{type(error).__name__}: {error}"
         self._slots.abort(slot.step, reason)
         self._agent.submit(lambda: self._agent.call(self._homes[slot.stage], abort, (self._key, slot.step, reason)))
+
+
+def _opened(values: Callable[[], Any]) -> tuple[Any, ...]:
+    """One value travels alone: none is a tuple by itself."""
+    found = values()
+    return found if type(found) is tuple else (found,)
 
 
 def abort(key: str, step: int, reason: str) -> None:

@@ -190,7 +190,7 @@ def _message(picture: Picture, row: Row, at: Columns, y1: float, y2: float) -> N
 
 
 _KINDS = {
-    **dict.fromkeys(("Call", "Create", "Fetch"), "blue"),
+    **dict.fromkeys(("Call", "Create", "Fetch", "Parcel"), "blue"),
     "Result": "green",
     **dict.fromkeys(("Failure", "Cancel", "WalkFailed", "Forget", "Fate"), "red"),
     **dict.fromkeys(("ForkRequest", "ForkAccept", "ChildAccept", "UserDelete", "Uncreated"), "orange"),

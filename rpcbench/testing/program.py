@@ -16,7 +16,7 @@ PROGRAM: dict[str, type[Any]] = {
     for kind in (
         m.Call, m.Create, m.Uncreated, m.Fetch, m.Result, m.Failure, m.Cancel,
         m.ForkRequest, m.ForkAccept, m.ChildAccept, m.UserDelete,
-        m.Discover, m.Discovered, m.Gradients, m.Settled, m.WalkFailed, m.ReleaseContext, m.Attending,
+        m.Discover, m.Discovered, m.Gradients, m.Settled, m.WalkFailed, m.ReleaseContext, m.Attending, m.Parcel,
     )
 }  # fmt: skip
 """Kinds of messages that programs cause, by name."""

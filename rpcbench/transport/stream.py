@@ -39,7 +39,7 @@ from rpcbench.wire.frames import (
     raw,
 )
 from rpcbench.words.errors import NotConnectedError, ProtocolError
-from rpcbench.words.futures import HelpAlong, step_aside
+from rpcbench.words.futures import Waits, step_aside
 
 _HELD_BACK = 64 << 20
 _MOST_PARTS = 512
@@ -77,7 +77,8 @@ class StreamConnection:
         self.said = 0  # and that were given to it
         self.silence = stream.silence
         self.watch: Watch | None = getattr(stream, "watch", None)  # not every stream can tell what it has
-        self.read_while: HelpAlong = lambda waiting: None  # set by who has it read, see `agent.reading`
+        # Set by who has it read, see `agent.reading`.
+        self.read_while: Callable[[Waits, float], object] = lambda waiting, quiet: None
 
     # -- writing
     def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:
