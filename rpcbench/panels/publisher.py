@@ -2,7 +2,8 @@
 
 Guarantees
 - A viewer is shown the world at most once per `period`, only after a change, and never on the kernel's event loop
-  (which starves while a cell runs); where that takes long, more seldom, so that it takes a fifth of a core at most.
+  (which starves while a cell runs); where that takes its time, more seldom: an eightieth of a core at most, as long as
+  that means four looks a second, and a fifth of a core in any case.
 - While nothing changes the thread sleeps on a condition; with no viewer open it ends and nothing is subscribed.
 - A browser that missed a message (one that opened late, a broken connection) is right again within `heal` seconds:
   after changes each viewer also sends its whole state at that pace.
@@ -25,7 +26,10 @@ from rpcbench.telemetry.views import World
 from rpcbench.words.changes import Changes
 
 logger = logging.getLogger(__name__)
-_REST = 5  # pauses to work, with a large view: it is made in the process that runs the user's cells
+# Pauses to work: views are made in the process that runs the user's cells.
+_REST, _LONG_REST = 5, 80
+_CALM = 0.25
+"""Seconds between two looks that still are no delay: for them a view rests long, for more only as long as it must."""
 
 
 class Source(Protocol):
@@ -71,7 +75,7 @@ class _Entry:
 class Publisher:
     """Shows worlds to the open viewers, from one thread that lives while there are any."""
 
-    def __init__(self, period: float = 0.1, heal: float = 5.0) -> None:
+    def __init__(self, period: float = 0.15, heal: float = 5.0) -> None:
         self._period = period
         self._heal = heal
         self._lock = threading.Lock()
@@ -120,8 +124,12 @@ class Publisher:
         while due := self._next():
             began = time.monotonic()
             self._push(due)
-            pause = max(self._period, _REST * (time.monotonic() - began))
+            pause = self._pause(time.monotonic() - began)
             self._closed.wait_for(lambda: not self._entries, began + pause - time.monotonic())
+
+    def _pause(self, took: float) -> float:
+        """Seconds from one look to the next."""
+        return max(self._period, min(_LONG_REST * took, _CALM), _REST * took)
 
     def _next(self) -> list[tuple[_Entry, bool]]:
         """Wait for entries with something to send, each with whether its world changed; none when no viewer is left."""
