@@ -126,9 +126,10 @@ class Crew:
             raise
 
     def _abort(self, step: int, reason: str, running: dict[int, Future[Any]]) -> None:
-        """Wake the workers that still wait for each other; none of them is waited for, so the error is told at once."""
+        """Wake the workers that still wait for each other, though the call may have failed here only; none of them is
+        waited for, so the error is told at once."""
         for id_, future in running.items():
-            if not future.done():
+            if not _succeeded(future):
                 with contextlib.suppress(WorkerLostError):
                     self._ask(id_, abort, step, reason)
 

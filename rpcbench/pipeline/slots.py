@@ -56,10 +56,11 @@ class Slots:
         self._filled: dict[Slot, Opened] = {}
         self._over = -1  # this step and all before are over
         self._aborted: dict[int, str] = {}
+        self._closed = ""  # why no step goes on any more
 
     def put(self, slot: Slot, values: Opened) -> None:
         with self._lock:
-            if slot.step > self._over and slot.step not in self._aborted:
+            if not self._ended(slot.step):
                 self._filled[slot] = values
         self._changes.tell()
 
@@ -70,17 +71,21 @@ class Slots:
                 self._help_along(lambda: self._decided(slot), slot.source)
                 self._changes.wait_for(lambda: self._decided(slot))
         with self._lock:
-            if slot.step in self._aborted:
-                raise PipelineError(f"step {slot.step} was aborted: {self._aborted[slot.step]}")
+            if reason := self._ended(slot.step):
+                raise PipelineError(f"step {slot.step} was aborted: {reason}")
             values = self._filled.pop(slot)
         return values()
 
     def _decided(self, slot: Slot) -> bool:
-        return slot in self._filled or slot.step in self._aborted
+        return slot in self._filled or self.aborted(slot.step)
+
+    def _ended(self, step: int) -> str:
+        """Why a step does not go on, if it does not."""
+        return self._closed or self._aborted.get(step, "") or ("it is over here" if step <= self._over else "")
 
     def aborted(self, step: int) -> bool:
         """Whether this step is not to go on."""
-        return step in self._aborted
+        return bool(self._ended(step))
 
     def abort(self, step: int, reason: str) -> None:
         """Nobody shall wait for this step any more."""
@@ -91,11 +96,19 @@ class Slots:
         self._changes.tell()
         del dropped
 
+    def close(self, reason: str) -> None:
+        """Nobody shall wait for any step any more."""
+        with self._lock:
+            self._closed = reason
+            dropped = [self._filled.popitem() for _ in range(len(self._filled))]
+        self._changes.tell()
+        del dropped
+
     def finish(self, step: int) -> None:
         """The step is over on this worker."""
         with self._lock:
             self._over = max(self._over, step)
-            self._aborted.pop(step, None)
+            self._aborted = {later: reason for later, reason in self._aborted.items() if later > step}
             dropped = self._drop(step)
         del dropped
 

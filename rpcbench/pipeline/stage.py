@@ -6,6 +6,7 @@ for what becomes of them.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from torch import nn
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.agent.roster import GONE, WorkerInfo
+from rpcbench.agent.serve import caller
 from rpcbench.autograd import recorder
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.exchange import cut_off
@@ -28,7 +31,7 @@ from rpcbench.pipeline.slots import Slot, Slots
 from rpcbench.pipeline.tasks import LossFn
 from rpcbench.pipeline.ties import Copies, Tie
 from rpcbench.rpc import RRef
-from rpcbench.words.errors import PipelineError
+from rpcbench.words.errors import PipelineError, WorkerLostError
 from rpcbench.words.futures import Waits
 
 
@@ -37,6 +40,14 @@ class _Directory:
 
     def __init__(self, agent: Agent) -> None:
         self.workers: weakref.WeakValueDictionary[str, StageWorker] = weakref.WeakValueDictionary()
+        agent.on_member(self._member)
+
+    def _member(self, kind: str, who: WorkerInfo, reason: str) -> None:
+        """No step goes on whose driver has gone: nobody would end it."""
+        if kind in GONE:
+            for worker in list(self.workers.values()):
+                if worker.driver == who.id:
+                    worker.slots.close(f"its driver, {who.name}, has gone: {reason}")
 
 
 def here(key: str) -> StageWorker:
@@ -72,6 +83,7 @@ class StageWorker:
         self.record = Record.at(record)
         self.computing = Computing(numerics, self.modules.values())
         self.optimizers: dict[int, LocalOptimizer | None] = {}
+        self.driver = caller()
         self.last_stage = len(homes) - 1
         self.turn = threading.Lock()
         """Held while a step runs here, even the rest of one that was aborted."""
@@ -137,7 +149,11 @@ class _Mailbox:
         """The step is to end here and where the values are waited for; the driver hears of it from whoever fails."""
         slot, reason = Slot.at(place), f"{type(error).__name__}: {error}"
         self._slots.abort(slot.step, reason)
-        self._agent.submit(lambda: self._agent.call(self._homes[slot.stage], abort, (self._key, slot.step, reason)))
+        self._agent.submit(lambda: self._end_there(slot, reason))
+
+    def _end_there(self, slot: Slot, reason: str) -> None:
+        with contextlib.suppress(WorkerLostError):  # then nobody waits there
+            self._agent.call(self._homes[slot.stage], abort, (self._key, slot.step, reason))
 
 
 def _opened(values: Callable[[], Any]) -> tuple[Any, ...]:
