@@ -12,7 +12,7 @@ from rpcbench.protocol import effects as fx
 from rpcbench.transport.handshake import Identity
 from rpcbench.wire.messages import Member
 from rpcbench.words.changes import Flag
-from rpcbench.words.config import WorldConfig
+from rpcbench.words.config import FLUSH_SECONDS, WorldConfig
 from rpcbench.words.errors import (
     IncompleteWorldError,
     NotConnectedError,
@@ -40,7 +40,7 @@ class Lead:
 
     # -- getting in
     def join(self, clock: Callable[[], float], deadline: float) -> None:
-        """Found or join the world; returns when it has all the members it waits for.
+        """Found or join the world; returns when it has all the members it waits for, and they know it.
 
         RpcError where this process is not let in, or `clock` passes the deadline; TurnedAwayError where another leads
         an open world by now, or nobody does.
@@ -65,6 +65,17 @@ class Lead:
             kind = TurnedAwayError if self._refusal.again else RpcError
             what = "waits in vain" if founds else "may not join"
             raise kind(f"{config.name} {what}: {self._refusal.reason}")
+        if founds:
+            self._until_known(min(FLUSH_SECONDS, deadline - clock()))
+
+    def _until_known(self, seconds: float) -> None:
+        """Wait until all members know that the world is complete: from now on this process may end without a word.
+
+        Not for longer than that: to one that is stopped just then it is told later, as long as this process lives.
+        """
+        known = Flag()
+        self._machine.feed(lambda node: node.flush(known.set, so_far=True))
+        known.wait(max(0.0, seconds))
 
     def _reach_leader(self, clock: Callable[[], float], deadline: float) -> Identity:
         open_, name = self._config.world_size is None and not self._config.launched, self._config.name

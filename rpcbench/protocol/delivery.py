@@ -19,8 +19,9 @@ over a lossy link. Otherwise it is merely long, and its sender waits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from rpcbench.protocol.effects import Effects, Send, Wake
@@ -85,8 +86,9 @@ class Pair:
             del self.kept[count]
             self.late.pop(count, None)
 
-    def missing(self) -> bool:
-        return bool(self.kept or self.asked)
+    def missing(self, below: float = math.inf) -> bool:
+        """Whether a message, of the numbers below this one, is not known to have come."""
+        return any(count < below for count in chain(self.kept, self.asked))
 
     def again(self, counts: Iterable[int]) -> list[Send]:
         return [Send(self.peer, self._base | count, _whole(self.kept[count])) for count in counts]
@@ -140,7 +142,8 @@ class Delivery:
         self.lossy = lossy
         self.pairs: dict[int, Pair] = {}
         self.stirred = False
-        self.on_quiet: Callable[[], object] | None = None  # called when all that was sent is acknowledged
+        self._then: Callable[[], object] | None = None  # called when what was sent is acknowledged, of each pair
+        self._marks: dict[Pair, int] | None = None  # the numbers below its mark; None: all
         self.told: Told | None = None  # of every message, while somebody wants to know
         self._ticking = False
 
@@ -167,14 +170,21 @@ class Delivery:
                 self.told("lost", send.to, send.seq, send.message)
         return [send.message for send in lost]
 
-    def hurry(self) -> Effects:
-        """Ask for acknowledgements now."""
+    def flush(self, then: Callable[[], object], so_far: bool) -> Effects:
+        """Ask for acknowledgements now; `then` is called when all that is sent, or was sent `so_far`, has come."""
+        self._then = then
+        self._marks = {pair: pair.sent for pair in self.pairs.values()} if so_far else None
         self._tell_if_quiet()
-        return [pair.seen(answer=True) for pair in self.pairs.values() if pair.missing()]
+        return [pair.seen(answer=True) for pair in self.pairs.values() if self._awaits(pair)]
+
+    def _awaits(self, pair: Pair) -> bool:
+        """Whether somebody waits until this pair's messages have come."""
+        return self._then is not None and pair.missing(math.inf if self._marks is None else self._marks.get(pair, 0))
 
     def _tell_if_quiet(self) -> None:
-        if self.on_quiet is not None and not any(pair.missing() for pair in self.pairs.values()):
-            self.on_quiet()
+        if self._then is not None and not any(map(self._awaits, self.pairs.values())):
+            then, self._then = self._then, None
+            then()
 
     def pair(self, peer: int, life: int) -> Pair | None:
         """The pair with this very process, if there has been a word."""
@@ -226,8 +236,8 @@ class Delivery:
         sends: Effects = []
         for pair in self.pairs.values():
             sends += self.telling(pair.mend(self.lossy))
-            if pair.owed or (self.on_quiet is not None and pair.missing()):
-                sends.append(pair.seen(answer=self.on_quiet is not None))
+            if pair.owed or self._awaits(pair):
+                sends.append(pair.seen(answer=self._awaits(pair)))
         self._ticking = any(pair.missing() for pair in self.pairs.values())
         return [*sends, *([Wake()] if self._ticking else [])]
 

@@ -200,6 +200,22 @@ def test_who_leaves_knows_when_all_has_come() -> None:
     assert arrived == [True]
 
 
+def test_who_waits_for_what_it_has_sent_so_far_does_not_wait_for_more() -> None:
+    one, two = member(1), member(2)
+    arrived: list[bool] = []
+    sent = sends(one.send(2, NOTICE), m.Notice)
+    (ask,) = one.flush(lambda: arrived.append(True), so_far=True)
+    (more,) = sends(one.send(2, NOTICE), m.Notice)
+    assert give(one, 2, *give(two, 1, ask)) == [] and not arrived
+    give(two, 1, *sent)
+    (answer,) = give(two, 1, ask)
+    give(one, 2, answer)
+    assert arrived == [True] and list(one.delivery.pairs[2].kept) == [1]
+    give(two, 1, more)
+    give(one, 2, *two.tick())
+    assert arrived == [True], "told once"
+
+
 def test_who_leaves_does_not_wait_for_one_that_is_gone() -> None:
     one = member(1)
     arrived: list[bool] = []
