@@ -10,7 +10,7 @@ from rpcbench.agent.pool import Job
 from rpcbench.agent.roster import Roster
 from rpcbench.protocol import effects as fx
 from rpcbench.transport.handshake import Identity
-from rpcbench.wire.messages import Member
+from rpcbench.wire.messages import Member, View
 from rpcbench.words.changes import Flag
 from rpcbench.words.config import FLUSH_SECONDS, WorldConfig
 from rpcbench.words.errors import (
@@ -69,12 +69,12 @@ class Lead:
             self._until_known(min(FLUSH_SECONDS, deadline - clock()))
 
     def _until_known(self, seconds: float) -> None:
-        """Wait until all members know that the world is complete: from now on this process may end without a word.
+        """Wait until all members know that the world is complete: from then on this process may end without a word.
 
-        Not for longer than that: to one that is stopped just then it is told later, as long as this process lives.
+        No longer than `seconds`: one that is stopped just now learns of it later, if this process is still there.
         """
         known = Flag()
-        self._machine.feed(lambda node: node.flush(known.set, so_far=True))
+        self._machine.feed(lambda node: node.flush(known.set, _says_complete))
         known.wait(max(0.0, seconds))
 
     def _reach_leader(self, clock: Callable[[], float], deadline: float) -> Identity:
@@ -112,3 +112,7 @@ class Lead:
         except RpcError as error:
             reason = str(error)
             self._machine.feed(lambda node: node.lost(member.id, member.incarnation, reason))
+
+
+def _says_complete(message: object) -> bool:
+    return isinstance(message, View) and message.complete

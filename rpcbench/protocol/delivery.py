@@ -19,9 +19,8 @@ over a lossy link. Otherwise it is merely long, and its sender waits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 from rpcbench.protocol.effects import Effects, Send, Wake
@@ -86,9 +85,12 @@ class Pair:
             del self.kept[count]
             self.late.pop(count, None)
 
-    def missing(self, below: float = math.inf) -> bool:
-        """Whether a message, of the numbers below this one, is not known to have come."""
-        return any(count < below for count in chain(self.kept, self.asked))
+    def missing(self) -> bool:
+        return bool(self.kept or self.asked)
+
+    def numbers(self, of: Callable[[Any], bool]) -> list[int]:
+        """Of the messages kept, those for which that is true."""
+        return [count for count, message in self.kept.items() if of(message)]
 
     def again(self, counts: Iterable[int]) -> list[Send]:
         return [Send(self.peer, self._base | count, _whole(self.kept[count])) for count in counts]
@@ -142,8 +144,8 @@ class Delivery:
         self.lossy = lossy
         self.pairs: dict[int, Pair] = {}
         self.stirred = False
-        self._then: Callable[[], object] | None = None  # called when what was sent is acknowledged, of each pair
-        self._marks: dict[Pair, int] | None = None  # the numbers below its mark; None: all
+        self._then: Callable[[], object] | None = None  # called when what was sent is acknowledged:
+        self._awaited: dict[Pair, set[int]] | None = None  # these numbers; None: all
         self.told: Told | None = None  # of every message, while somebody wants to know
         self._ticking = False
 
@@ -170,16 +172,23 @@ class Delivery:
                 self.told("lost", send.to, send.seq, send.message)
         return [send.message for send in lost]
 
-    def flush(self, then: Callable[[], object], so_far: bool) -> Effects:
-        """Ask for acknowledgements now; `then` is called when all that is sent, or was sent `so_far`, has come."""
+    def flush(self, then: Callable[[], object], of: Callable[[Any], bool] | None = None) -> Effects:
+        """Ask for acknowledgements now; `then` is called when all that was sent has come.
+
+        `of`: all messages for which that is true; they are control messages.
+        """
         self._then = then
-        self._marks = {pair: pair.sent for pair in self.pairs.values()} if so_far else None
+        self._awaited = {pair: set(pair.numbers(of)) for pair in self.pairs.values()} if of else None
         self._tell_if_quiet()
         return [pair.seen(answer=True) for pair in self.pairs.values() if self._awaits(pair)]
 
     def _awaits(self, pair: Pair) -> bool:
-        """Whether somebody waits until this pair's messages have come."""
-        return self._then is not None and pair.missing(math.inf if self._marks is None else self._marks.get(pair, 0))
+        """Whether somebody waits until messages of this pair have come."""
+        if self._then is None:
+            return False
+        if self._awaited is None:
+            return pair.missing()
+        return not self._awaited.get(pair, set()).isdisjoint(pair.kept)
 
     def _tell_if_quiet(self) -> None:
         if self._then is not None and not any(map(self._awaits, self.pairs.values())):
