@@ -454,7 +454,7 @@ class Agent:
             fx.Resolve: self._resolve,
             fx.Reject: lambda e: self.waiting.fail(e.call, e.error),
             fx.Free: lambda e: self.released.put(self.values.forget(e.rref)),  # the keeper frees the value
-            fx.Unmade: lambda e: self.values.made(e.rref, None, e.error),
+            fx.Unmade: lambda e: self.values.unmade(e.rref, e.error),
             fx.OwnerLost: lambda e: None,
             fx.Came: self.parcels.came,
             fx.Undelivered: self.parcels.undelivered,

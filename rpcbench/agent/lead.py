@@ -10,9 +10,9 @@ from rpcbench.agent.pool import Job
 from rpcbench.agent.roster import Roster
 from rpcbench.protocol import effects as fx
 from rpcbench.transport.handshake import Identity
-from rpcbench.wire.messages import Member
+from rpcbench.wire.messages import Member, View
 from rpcbench.words.changes import Flag
-from rpcbench.words.config import WorldConfig
+from rpcbench.words.config import FLUSH_SECONDS, WorldConfig
 from rpcbench.words.errors import (
     IncompleteWorldError,
     NotConnectedError,
@@ -40,7 +40,7 @@ class Lead:
 
     # -- getting in
     def join(self, clock: Callable[[], float], deadline: float) -> None:
-        """Found or join the world; returns when it has all the members it waits for.
+        """Found or join the world; returns when it has all the members it waits for, and they know it.
 
         RpcError where this process is not let in, or `clock` passes the deadline; TurnedAwayError where another leads
         an open world by now, or nobody does.
@@ -65,6 +65,17 @@ class Lead:
             kind = TurnedAwayError if self._refusal.again else RpcError
             what = "waits in vain" if founds else "may not join"
             raise kind(f"{config.name} {what}: {self._refusal.reason}")
+        if founds:
+            self._until_known(min(FLUSH_SECONDS, deadline - clock()))
+
+    def _until_known(self, seconds: float) -> None:
+        """Wait until all members know that the world is complete: from then on this process may end without a word.
+
+        No longer than `seconds`: one that is stopped just now learns of it later, if this process is still there.
+        """
+        known = Flag()
+        self._machine.feed(lambda node: node.flush(known.set, _says_complete))
+        known.wait(max(0.0, seconds))
 
     def _reach_leader(self, clock: Callable[[], float], deadline: float) -> Identity:
         open_, name = self._config.world_size is None and not self._config.launched, self._config.name
@@ -101,3 +112,7 @@ class Lead:
         except RpcError as error:
             reason = str(error)
             self._machine.feed(lambda node: node.lost(member.id, member.incarnation, reason))
+
+
+def _says_complete(message: object) -> bool:
+    return isinstance(message, View) and message.complete

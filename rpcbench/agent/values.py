@@ -184,13 +184,26 @@ class Values:
     def made(self, rref: Id, value: Any, error: Exception | None) -> None:
         """The function that makes an owned value has returned, or raised."""
         future = self.owned(rref)
-        type_, size = (type(value).__name__, size_of(value)) if error is None else ("", None)
-        self._machine.ask(lambda node: node.rrefs.value_set(rref, type_, error is not None, size))
+        self._tell(rref, value, error)
         if error is None:
             future.set_result(value)
         else:
             future.set_exception(error)
         self.forget(rref)  # unless somebody uses it still
+
+    def unmade(self, rref: Id, error: Exception) -> None:
+        """No call will make an owned value (any more). Where a handle here has kept it, who asks late gets it all the
+        same."""
+        outcome = self.owned(rref).outcome()
+        if outcome is None:
+            self.made(rref, None, error)
+        else:
+            self._tell(rref, *outcome)
+            self.forget(rref)
+
+    def _tell(self, rref: Id, value: Any, error: BaseException | None) -> None:
+        type_, size = (type(value).__name__, size_of(value)) if error is None else ("", None)
+        self._machine.ask(lambda node: node.rrefs.value_set(rref, type_, error is not None, size))
 
     def forget(self, rref: Id) -> Future[Any] | None:
         """Let go of a value that nobody uses any more; the value is gone when the result is."""

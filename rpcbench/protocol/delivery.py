@@ -88,6 +88,10 @@ class Pair:
     def missing(self) -> bool:
         return bool(self.kept or self.asked)
 
+    def numbers(self, of: Callable[[Any], bool]) -> list[int]:
+        """Of the messages kept, those for which that is true."""
+        return [count for count, message in self.kept.items() if of(message)]
+
     def again(self, counts: Iterable[int]) -> list[Send]:
         return [Send(self.peer, self._base | count, _whole(self.kept[count])) for count in counts]
 
@@ -140,7 +144,8 @@ class Delivery:
         self.lossy = lossy
         self.pairs: dict[int, Pair] = {}
         self.stirred = False
-        self.on_quiet: Callable[[], object] | None = None  # called when all that was sent is acknowledged
+        self._then: Callable[[], object] | None = None  # called when what was sent is acknowledged:
+        self._awaited: dict[Pair, set[int]] | None = None  # these numbers; None: all
         self.told: Told | None = None  # of every message, while somebody wants to know
         self._ticking = False
 
@@ -167,14 +172,28 @@ class Delivery:
                 self.told("lost", send.to, send.seq, send.message)
         return [send.message for send in lost]
 
-    def hurry(self) -> Effects:
-        """Ask for acknowledgements now."""
+    def flush(self, then: Callable[[], object], of: Callable[[Any], bool] | None = None) -> Effects:
+        """Ask for acknowledgements now; `then` is called when all that was sent has come.
+
+        `of`: all messages for which that is true; they are control messages.
+        """
+        self._then = then
+        self._awaited = {pair: set(pair.numbers(of)) for pair in self.pairs.values()} if of else None
         self._tell_if_quiet()
-        return [pair.seen(answer=True) for pair in self.pairs.values() if pair.missing()]
+        return [pair.seen(answer=True) for pair in self.pairs.values() if self._awaits(pair)]
+
+    def _awaits(self, pair: Pair) -> bool:
+        """Whether somebody waits until messages of this pair have come."""
+        if self._then is None:
+            return False
+        if self._awaited is None:
+            return pair.missing()
+        return not self._awaited.get(pair, set()).isdisjoint(pair.kept)
 
     def _tell_if_quiet(self) -> None:
-        if self.on_quiet is not None and not any(pair.missing() for pair in self.pairs.values()):
-            self.on_quiet()
+        if self._then is not None and not any(map(self._awaits, self.pairs.values())):
+            then, self._then = self._then, None
+            then()
 
     def pair(self, peer: int, life: int) -> Pair | None:
         """The pair with this very process, if there has been a word."""
@@ -226,8 +245,8 @@ class Delivery:
         sends: Effects = []
         for pair in self.pairs.values():
             sends += self.telling(pair.mend(self.lossy))
-            if pair.owed or (self.on_quiet is not None and pair.missing()):
-                sends.append(pair.seen(answer=self.on_quiet is not None))
+            if pair.owed or self._awaits(pair):
+                sends.append(pair.seen(answer=self._awaits(pair)))
         self._ticking = any(pair.missing() for pair in self.pairs.values())
         return [*sends, *([Wake()] if self._ticking else [])]
 

@@ -368,10 +368,9 @@ class Node:
         pair = self.delivery.pair(worker, incarnation)
         return [] if pair is None else self._stirred(self.delivery.telling(pair.mend_all()))
 
-    def flush(self, then: Callable[[], object]) -> Effects:
-        """Have all that was sent acknowledged soon; `then` is called (and must not wait) when it is."""
-        self.delivery.on_quiet = then
-        return self.delivery.hurry()
+    def flush(self, then: Callable[[], object], of: Callable[[Any], bool] | None = None) -> Effects:
+        """Have what was sent, or all `of` a kind, acknowledged soon; then `then` is called, which must not wait."""
+        return self.delivery.flush(then, of)
 
     def tick(self) -> Effects:
         """The answer to `Wake`: acknowledge, and send again what is missing."""

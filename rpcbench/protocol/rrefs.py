@@ -205,12 +205,15 @@ class RRefs:
             self._tell_owned("ValueSet", rref)
 
     def unmade(self, rref: Id, error: Exception) -> Effects:
-        """The call that was to make this value will not run: its users get the error instead."""
+        """The call that was to make this value will not run: its users get the error instead.
+
+        So does its owner, who may hold it alone, since it came home; then no fork, or no more, tells of that.
+        """
         owned = self.owned.get(rref)
-        if owned is None:
-            return []
-        owned.created = True
-        return [Unmade(rref, error)] if owned.forks else self._let_go(rref)
+        if owned is not None:
+            owned.created = True
+        unused = owned is not None and not owned.forks
+        return [Unmade(rref, error), *(self._let_go(rref) if unused else [])]
 
     def owner_lost(self, fork: Id) -> tuple[Effects, Outbox]:
         """The owner cannot be reached any more; the parent need not wait for it."""

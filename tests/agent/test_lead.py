@@ -1,17 +1,64 @@
-"""The lead of an open world passes on: newcomers find somebody at every moment, and who dies is seen to by all."""
+"""Who leads: a closed world begins when all know that all are there. The lead of an open one passes on: newcomers find
+somebody at every moment, and who dies is seen to by all."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from worlds import address_of, config, until
 
 from rpcbench.agent.core import Agent
 from rpcbench.rpc.start import start_agent
+from rpcbench.transport.base import Link
 from rpcbench.transport.meeting import Meeting
+from rpcbench.wire.messages import View
 from rpcbench.words.errors import TurnedAwayError
+
+
+class LateNews(Link):
+    """The news that the world is complete does not leave until `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def outgoing(self, to: int, seq: int, message: Any, may_wait: bool) -> None:
+        if isinstance(message, View):
+            threading.Thread(target=self._pass_on, args=(to, seq, message), daemon=True).start()
+        else:
+            super().outgoing(to, seq, message, may_wait)
+
+    def _pass_on(self, to: int, seq: int, message: Any) -> None:
+        assert self.go.wait(20)
+        super().outgoing(to, seq, message, True)
+
+
+def test_who_leads_a_closed_world_may_go_as_soon_as_it_is_in(tmp_path: Path) -> None:
+    made: list[Agent] = []
+    link = LateNews()
+
+    def join(number: int, link: Link | None = None) -> None:
+        start_agent(config(tmp_path, number, world_size=2, launched=False), link, parts=(made.append,))
+
+    leading, following = (threading.Thread(target=join, args=each) for each in ((0, link), (1,)))
+    try:
+        leading.start()
+        until(lambda: bool(made))
+        following.start()
+        assert made[0].complete.wait(20)
+        leading.join(0.5)  # time enough to return, for one that does not wait for others
+        assert leading.is_alive()
+        link.go.set()
+        leading.join(20)
+        following.join(20)
+        assert not leading.is_alive() and not following.is_alive()
+    finally:
+        for agent in made:
+            agent.stop()
 
 
 @pytest.fixture

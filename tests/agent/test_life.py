@@ -67,6 +67,38 @@ def test_a_call_that_comes_before_the_view_of_the_world_waits_for_it(tmp_path: P
                 agent.stop()
 
 
+_over = threading.Event()
+
+
+def until_over() -> None:
+    assert _over.wait(20)
+
+
+def make_at_home() -> Handle:
+    return current.current().create(0, int, ("7",))
+
+
+def test_a_value_that_came_home_unmade_is_an_error_when_its_maker_is_lost(tmp_path: Path) -> None:
+    """Nobody else uses it by then, so only the lost one's call tells of it."""
+    with world(tmp_path, 2, threads=1) as (first, second):
+        second.call(0, until_over)  # nothing else runs there meanwhile
+        until(lambda: first._pool.busy == 1)
+        home = first.call(1, make_at_home).wait()
+        second.stop()
+        until(lambda: len(first.members()) == 1)
+        until(home._value.done)
+        _over.set()
+        with pytest.raises(WorkerLostError):
+            home._value.value()
+
+
+def test_a_value_that_is_kept_at_home_is_there_for_who_asks_late(agents: list[Agent]) -> None:
+    first, _ = agents
+    home = first.values.keep("still here", "str")
+    first.values.unmade(home._rref, WorkerLostError("who had it made is gone"))
+    assert home._value is not None and home._value.wait() == "still here"
+
+
 def test_member_0_lets_nobody_in_before_there_is_a_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Agent(config(tmp_path, 0), Handle)
     seen: list[list[WorkerInfo]] = []

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,6 +173,19 @@ class Notebook:
         reply = self.page.evaluate(EVALUATE, [after, expression])
         assert reply["status"] == "ok", reply
         return ast.literal_eval(reply["data"]["text/plain"])
+
+
+def settles(page: Page, read: Callable[[], Any], wanted: Any) -> None:
+    """Wait until `read()` gives what is wanted: what is drawn comes a moment after what it is drawn of."""
+    deadline = time.monotonic() + SECONDS
+    while (found := read()) != wanted and time.monotonic() < deadline:
+        page.wait_for_timeout(50)  # the page goes on
+    assert found == wanted
+
+
+def unlike(one: Any, other: Any) -> Any:
+    """None where both are the same, for `settles`; else both, for its error to show."""
+    return None if one == other else (one, other)
 
 
 @contextlib.contextmanager

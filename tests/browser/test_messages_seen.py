@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import nbformat
 import pytest
+from lab import settles, unlike
 
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(400)]
 
@@ -30,6 +31,13 @@ def drawn(output):
     return output.locator(".rb-messages").evaluate(SHOWN)
 
 
+def on_to_the_end(page, player, frame, last):
+    """By the button; each click is awaited, as the other player would else be elsewhere. `frame()`: where it is."""
+    for number in range(1, last + 1):
+        player.get_by_role("button", name="Step", exact=True).click()
+        settles(page, frame, number)
+
+
 def test_messages_are_seen_live_and_of_one_cell_and_kept(show):
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     notebook = show(nbformat.v4.new_notebook(cells=cells), "messages.ipynb")
@@ -42,17 +50,15 @@ def test_messages_are_seen_live_and_of_one_cell_and_kept(show):
     assert notebook.value("len(found)", after=f"found = {panels}\nlive = found[0]") == 1
     notebook.run("steps()\nwhile")
     notebook.ended("steps()\nwhile")
-    live.locator("[data-message]", has_text="Result int").wait_for()
-    assert [row[1:] for row in drawn(live)] == [
-        ["received", "Call abs"], ["received", "Result abs"], ["received", "Call int"], ["received", "Result int"],
-    ]  # fmt: skip
+    called = [["received", words] for words in ("Call abs", "Result abs", "Call int", "Result int")]
+    settles(notebook.page, lambda: [row[1:] for row in drawn(live)], called)
 
     notebook.run("%%trace")
     notebook.ended("%%trace")
     traced = notebook.cell("%%trace")
     traced.locator("[data-message]", has_text="Result abs").wait_for()
-    words = [row[2] for row in drawn(traced)]
-    assert words == ["Call this cell", "Call abs", "Result abs", "Result this cell"]
+    words = ["Call this cell", "Call abs", "Result abs", "Result this cell"]
+    settles(notebook.page, lambda: [row[2] for row in drawn(traced)], words)
 
     notebook.run(".snapshot()")
     notebook.ended(".snapshot()")
@@ -66,14 +72,16 @@ def test_messages_are_seen_live_and_of_one_cell_and_kept(show):
         notebook.ended(text)
     player = notebook.cell("rpcbench.replay")
     player.locator(".rb-messages .rb-stat").first.wait_for()
-    while not player.locator("[data-message]", has_text="Result len").count():
-        player.get_by_role("button", name="Step", exact=True).click()
-    assert ["received", "Call len"] in [row[1:] for row in drawn(player)]
+    last = notebook.value("len(played.player.record.frames) - 1")
+    at = player.locator(".widget-readout")
+    on_to_the_end(notebook.page, player, lambda: int(at.inner_text()), last)
 
     player.get_by_text("The record, played without a kernel").click()
     alone = player.frame_locator("iframe")
-    while not alone.locator("[data-message]", has_text="Result len").count():
-        alone.get_by_role("button", name="Step", exact=True).click()
-    shown = alone.locator(".rb-messages").evaluate(SHOWN)
-    assert ["received", "Call len"] in [row[1:] for row in shown] and shown == drawn(player)
+    at_alone = alone.locator("input[type=range]")
+    on_to_the_end(notebook.page, alone, lambda: int(at_alone.input_value()), last)
+    for each in (player, alone):
+        each.locator("[data-message][data-state='received']", has_text="Result len").wait_for()
+    settles(notebook.page, lambda: unlike(alone.locator(".rb-messages").evaluate(SHOWN), drawn(player)), None)
+    assert ["received", "Call len"] in [row[1:] for row in drawn(player)]
     assert notebook.errors() == []

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import nbformat
 import psutil
 import pytest
-from lab import LESSON, SECONDS
+from lab import LESSON, SECONDS, settles
 
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(400)]
 
@@ -37,14 +35,6 @@ TITLES = """all => Object.fromEntries(all.map(e => {
 }))"""
 TABLES = "{0: cluster.agent.tables(), **{i: cluster.rpc_sync(f'worker{i}', tables) for i in (1, 2)}}"
 ASK = "from rpcbench.agent.current import current\ndef tables():\n    return current().tables()\n"
-
-
-def settles(page, read, wanted):
-    """Wait until `read()` gives what is wanted."""
-    deadline = time.monotonic() + SECONDS
-    while (found := read()) != wanted and time.monotonic() < deadline:
-        page.wait_for_timeout(50)  # the page goes on
-    assert found == wanted
 
 
 def first_number(page, panel):
@@ -95,7 +85,7 @@ def test_panels_move_while_a_cell_trains_and_agree_with_the_runtime_at_rest(show
     last = max(row["step"] for row in ops)
     blocks = page.locator(".rb-pipeline .rb-picture .rb-op:not(.rb-pale)")
     settles(page, blocks.count, sum(row["step"] == last for row in ops))
-    assert first_number(page, "pipeline") == f"step {last}"
+    settles(page, lambda: first_number(page, "pipeline"), f"step {last}")
 
     workers = set(notebook.value("[cluster.pid(worker) for worker in cluster.workers]"))
     born = kernel.children(recursive=True)

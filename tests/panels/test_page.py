@@ -122,6 +122,7 @@ def test_a_static_page_of_a_notebook_plays_it_without_a_kernel(record, tmp_path)
         inside.get_by_role("button", name="Play").click()
         rows.nth(1).wait_for()
         inside.get_by_text("2.00 s of 2.00 s").wait_for()
+        inside.locator("[data-rref='0.3']").wait_for()  # drawn with the next frame of the browser
         assert [row[:2] for row in rows.evaluate_all(DRAWN)] == [["0.1", "1"], ["0.3", "2"]]
         inside.get_by_role("slider").fill("0")
         rows.first.wait_for(state="detached")

@@ -131,7 +131,8 @@ class World:
             return
         again = " again" if packet[:3] in self.handled else ""
         self.tell(f"{packet.source} -> {packet.to} #{packet.seq}{again} {_short(packet.message)}")
-        self.handled.add(packet[:3])
+        if not isinstance(packet.message, m.Seen):  # which has the number of another
+            self.handled.add(packet[:3])
         if isinstance(packet.message, m.Forget):
             numbers = [packet.seq & ~COUNT | count for count in packet.message.counts]
             self.handled.update((packet.source, packet.to, number) for number in numbers)  # they do nothing from now on

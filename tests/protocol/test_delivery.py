@@ -200,6 +200,23 @@ def test_who_leaves_knows_when_all_has_come() -> None:
     assert arrived == [True]
 
 
+def test_who_waits_for_one_kind_of_messages_waits_for_no_other() -> None:
+    one, two = member(1), member(2)
+    arrived: list[bool] = []
+    news = m.Notice("news", b"")
+    sent = [sends(one.send(2, notice), m.Notice)[0] for notice in (NOTICE, news, NOTICE)]
+    (ask,) = one.flush(lambda: arrived.append(True), lambda message: message == news)
+    assert give(one, 2, *give(two, 1, sent[2], ask)) == [] and not arrived
+    give(two, 1, sent[1])
+    (answer,) = give(two, 1, ask)
+    give(one, 2, answer)
+    assert arrived == [True] and list(one.delivery.pairs[2].kept) == [0]
+    assert not sends(one.tick(), m.Seen), "nobody waits for more"
+    give(two, 1, sent[0])
+    give(one, 2, *two.tick())
+    assert arrived == [True], "told once"
+
+
 def test_who_leaves_does_not_wait_for_one_that_is_gone() -> None:
     one = member(1)
     arrived: list[bool] = []

@@ -245,12 +245,17 @@ def test_a_creation_given_up_before_it_ran_is_an_error_for_all_that_ask(node: No
     assert not any(isinstance(effect, Enqueue) for effect in node.handle(3, 0, m.ForkAccept(Id(3, 0), Id(2, 2)), 0.0))
 
 
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("how", ["expired", "cancelled", "lost"])
-def test_a_creation_that_is_dropped_from_the_queue_lets_its_rrefs_go(node: Node, how: str) -> None:
+def test_a_creation_that_is_dropped_from_the_queue_lets_its_rrefs_go(node: Node, how: str, known: bool) -> None:
+    """And is an error for those who know of its value; for the owner, too, if nobody else does."""
     argument = m.Fork(Id(3, 0), 3, Id(3, 2), 3, "")
     create = m.Create(7, RREF, FORK, "f", 1.0, (argument,), None, None, m.EMPTY)
     assert Enqueue(2, 7) in node.handle(2, 0, create, 0.0)
-    node.handle(3, 0, m.ForkRequest(RREF, Id(3, 9)), 0.0)
+    if known:
+        node.handle(3, 0, m.ForkRequest(RREF, Id(3, 9)), 0.0)
+    elif how != "lost":
+        node.handle(2, 2, m.UserDelete(RREF, FORK), 0.0)
     ends = {
         "expired": lambda: node.begin(2, 7, 1.5),
         "cancelled": lambda: node.handle(2, 1, m.Cancel(7), 0.5),

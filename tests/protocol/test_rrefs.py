@@ -220,6 +220,15 @@ def test_a_value_whose_creator_is_lost_before_its_call_came_is_an_error(request_
     assert owner.on_user_delete(UserDelete(RREF, Id(USER, 2))) == [Free(RREF)]
 
 
+def test_a_value_that_its_owner_alone_holds_is_an_error_when_its_creator_is_lost_before_its_call_came() -> None:
+    owner = RRefs(OWNER, 0)
+    home = Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
+    owner.adopt(home)
+    assert owner.came_home(home) == []
+    assert [type(effect) for effect in owner.lost(USER, 0)[0]] == [Unmade, Free]
+    assert not owner.owned
+
+
 def test_a_value_freed_after_a_loss_is_an_error_for_who_comes_too_late(owner: RRefs) -> None:
     owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
     assert owner.lost(THIRD, 0)[0] == []

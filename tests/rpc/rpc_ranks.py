@@ -17,7 +17,9 @@ import pytest
 import torch
 
 import rpcbench.rpc as rpc
-from rpcbench.rpc import api
+from rpcbench.rpc import api, world
+from rpcbench.transport.base import Link
+from rpcbench.wire.messages import View
 from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import RpcTimeoutError, UnknownWorkerError, WorkerLostError
 
@@ -198,6 +200,22 @@ def dies(rank: int, url: str) -> None:
     if rank == 1:
         threading.Event().wait()
     rpc.shutdown()
+
+
+class LateNews(Link):
+    """The news that the world is complete leaves when there was time enough to end for one that does not wait."""
+
+    def outgoing(self, to: int, seq: int, message: Any, may_wait: bool) -> None:
+        late = isinstance(message, View)
+        send = super().outgoing
+        threading.Timer(0.5, send, (to, seq, message, True)).start() if late else send(to, seq, message, may_wait)
+
+
+def leader_dies_as_soon_as_it_is_in(rank: int, url: str) -> None:
+    options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=20, init_method=url)
+    world.join_world(None, f"rank{rank}", rank, 3, options, LateNews())
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def leader_dies(rank: int, url: str) -> None:

@@ -81,8 +81,10 @@ def test_a_rank_that_is_killed_is_named_and_nobody_waits_for_it(run: Run) -> Non
     run("dies", killed=1)
 
 
-def test_who_waits_for_a_leader_that_is_killed_is_told(run: Run, runtime: Path) -> None:
-    run("leader_dies", killed=0)
+@pytest.mark.parametrize("function", ["leader_dies", "leader_dies_as_soon_as_it_is_in"])
+def test_who_waits_for_a_leader_that_is_killed_is_told(run: Run, runtime: Path, function: str) -> None:
+    """Or has come in already, if the leader had."""
+    run(function, killed=0)
     for note in runtime.rglob("leader"):
         note.unlink()
 
