@@ -30,14 +30,14 @@ from rpcbench.agent.leaks import Leak, leaks
 from rpcbench.agent.links import Links
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.pairs import Pairs
-from rpcbench.agent.parcels import Parcels, Place
+from rpcbench.agent.parcels import Parcels
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.placement import stated
 from rpcbench.agent.pool import Job, Pool, Worker
-from rpcbench.agent.reading import PATIENCE
+from rpcbench.agent.reading import LONG, PATIENCE
 from rpcbench.agent.roster import MemberHandler, Roster, WorkerInfo
 from rpcbench.agent.sources import Sources
-from rpcbench.agent.values import MakeHandle, Values
+from rpcbench.agent.values import CALL, MakeHandle, Values
 from rpcbench.agent.waiting import Waiting, label_of, seconds_of
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
@@ -48,17 +48,12 @@ from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
 from rpcbench.words.changes import Flag
 from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig
-from rpcbench.words.errors import NotConnectedError, RpcError, ShutdownError, WorkerLostError
+from rpcbench.words.errors import NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError, WorkerLostError
 from rpcbench.words.events import Tables
 from rpcbench.words.futures import Future, Waits, blocked
 from rpcbench.words.ids import COUNTER_BITS, Id
 
 P = TypeVar("P")
-_CALL = ("function", "args", "kwargs")
-NOT_INITIALIZED = (
-    "RPC has not been initialized. Call rpcbench.rpc.init_rpc first, or start workers: "
-    "rpcbench.Cluster(2), in a notebook %cluster start 2."
-)
 
 
 class Agent:
@@ -98,7 +93,7 @@ class Agent:
         self.waiting = Waiting(first, self._pool.spawn, self._cancel, lambda long: self.on_long_wait(long))
         self._pool.due = self.waiting.due
         self._channels = Channels(self._pool.spawn)
-        self.parcels = Parcels(self.values)
+        self.parcels = Parcels(self.values, self.machine)
         self._sources = Sources(self.id, self.roster, self._channels, self.notify)
         self._effects = self._effect_table()
         self._keeper = Keeper(self.name, self.machine, self.waiting.deadlines, self.clock, self._peers)
@@ -137,7 +132,7 @@ class Agent:
             if graceful and leaving:
                 self._flush()
             if leaving:  # before the others, who end with us, can be taken for lost
-                self.waiting.fail_all(self._over())
+                self.waiting.fail_all(ShutdownError(f"{self.name} has shut down"))
             self.machine.feed(lambda node: node.outcome(node.members.ready(leaving)))
             if leaving:
                 self._take_leave(FLUSH_SECONDS if graceful else LAST_WORDS_SECONDS)
@@ -173,15 +168,12 @@ class Agent:
         self._heartbeat.stop()
         self._peers.close()
         self._keeper.stop()
-        self.waiting.fail_all(self._over())
+        self.waiting.fail_all(ShutdownError(f"{self.name} has shut down"))
         self.complete.set()
         self.closing.set()
         self.bus.filled.set()
         self._pool.close(patience)
         self.links.closed()
-
-    def _over(self) -> RpcError:
-        return ShutdownError(f"{self.name} has shut down")
 
     def forked(self) -> None:
         """In a forked child, where none of our threads exist."""
@@ -257,15 +249,13 @@ class Agent:
             )
         return owner.id
 
-    def read_while(self, waiting: Waits, to: int) -> None:
-        """Of a thread that waits for words of a member: unless it has other work to leave, it may read them itself."""
-        if not isinstance(threading.current_thread(), Worker):
-            self._peers.read_while(to, waiting)
+    def read_while(self, waiting: Waits, to: int, free: bool = False) -> None:
+        """Of a thread that waits for words of a member: unless it has other work to leave, it may read them itself.
 
-    def read_until(self, reached: Waits, to: int) -> None:
-        """As `read_while`, of a thread that has left its other work to others (see `blocked`). What else it waits for
-        it may see a tenth of a second late."""
-        self._peers.read_while(to, lambda: not reached(), PATIENCE)
+        `free`: it has left that (see `blocked`), and waits for nothing that could not wait a tenth of a second.
+        """
+        if free or not isinstance(threading.current_thread(), Worker):
+            self._peers.read_while(to, waiting, PATIENCE if free else LONG)
 
     def _whole(self, to: int) -> AbstractContextManager[None]:
         """Around a call that Ctrl-C may not cut in two; so on the main thread all waiting comes before."""
@@ -280,7 +270,7 @@ class Agent:
         values, context, recorder = self.values, None, self.values.recorder
         if recorder is not None:
             function, context = recorder.outgoing(function), recorder.current()
-        return values.pack(to, (function, tuple(args), kwargs or {}), label, context, False, _CALL)
+        return values.pack(to, (function, tuple(args), kwargs or {}), label, context, False, CALL)
 
     def _begin(self, to: int, message: m.Call | m.Create | m.Fetch, seconds: float | None) -> None:
         if not self.running:
@@ -359,14 +349,6 @@ class Agent:
         """
         notice = m.Notice(channel, msgpack.packb(data))
         self.machine.feed(lambda node: node.send(to, notice), may_wait)
-
-    def post(self, to: int, channel: str, place: Place, label: str, values: Any) -> None:
-        """Values, one way, to whoever listens on `channel` there (see `parcels`); recorded as those of a call are.
-
-        Where they do not arrive, who listens on that channel here is told, unless `to` is gone: that the world is told.
-        """
-        parcel = self.parcels.pack(to, channel, place, label, values)
-        self.machine.feed(lambda node: node.send(to, parcel), may_wait=True)
 
     def on_notice(self, channel: str, handler: NoticeHandler) -> None:
         """Listen on a channel; one handler call at a time, in order of arrival, on a pool thread."""

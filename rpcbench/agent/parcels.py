@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rpcbench.agent.machine import Machine
 from rpcbench.agent.values import Values
 from rpcbench.protocol.effects import Came, Undelivered
 from rpcbench.wire.messages import Parcel
@@ -38,8 +39,9 @@ class Listener(Protocol):
 class Parcels:
     """Of one agent."""
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: Values, machine: Machine) -> None:
         self._values = values
+        self._machine = machine
         self._listeners: dict[str, Listener] = {}
 
     def listen(self, channel: str, listener: Listener) -> None:
@@ -49,8 +51,16 @@ class Parcels:
         """Nobody listens there any more: what comes is dropped."""
         self._listeners.pop(channel, None)
 
-    def pack(self, to: int, channel: str, place: Place, label: str, values: Any) -> Parcel:
-        """SerializationError for values that cannot travel so: RRefs only travel in calls."""
+    def post(self, to: int, channel: str, place: Place, label: str, values: Any) -> None:
+        """Values to whoever listens on `channel` there. Waits while `to` is far behind in reading.
+
+        Where they do not arrive, who listens on that channel here is told, unless `to` is gone: of that the world is
+        told. SerializationError for values that cannot travel so: RRefs only travel in calls.
+        """
+        parcel = self._packed(to, channel, place, label, values)
+        self._machine.feed(lambda node: node.send(to, parcel), may_wait=True)
+
+    def _packed(self, to: int, channel: str, place: Place, label: str, values: Any) -> Parcel:
         body, tensors = self._values.codec.encode(values, None, label, self._values.routes.to(to, False))
         recorder = self._values.recorder
         scope = None if recorder is None else recorder.cut(tensors, to, label)

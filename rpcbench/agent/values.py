@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 MakeHandle = Callable[[Any, Id, int, "Id | None", "Future[Any] | None", str], Handle]
 
+CALL = ("function", "args", "kwargs")
+"""The path to each part of what a call takes along, for errors."""
+
 
 class Values:
     def __init__(

@@ -105,7 +105,7 @@ class Batch:
 
     def release(self) -> None:
         """The gradients are wanted no more."""
-        self._recorder.release(self.context, self._told)
+        self._runs.crew.after_applying(lambda: self._recorder.release(self.context, self._told))
 
     # -- inside
     def _apply(self, last: bool) -> None:

@@ -33,7 +33,7 @@ from rpcbench.pipeline.ties import ties
 from rpcbench.pipeline.watch import Watch
 from rpcbench.words.changes import Changes
 from rpcbench.words.errors import ConnectionLostError, PipelineError, StageLostError, WorkerLostError
-from rpcbench.words.futures import Future, settle_all, wait_all
+from rpcbench.words.futures import Future, collect_all, settle_all, wait_all
 
 OptimizerSpec = tuple[type[torch.optim.Optimizer], dict[str, Any]]
 _NUMBERS = itertools.count()
@@ -171,6 +171,14 @@ class Crew:
                 self.standing.reached(number - (id_ not in applying), [stage])
         if answered:
             self._applying = (0, {})
+
+    def after_applying(self, job: Callable[[], object]) -> None:
+        """Run a job once nobody applies any more: now, or where Ctrl-C has ended the wait, when all have answered."""
+        left = [future for future in self._applying[1].values() if not future.done()]
+        if not left:
+            job()
+        else:
+            collect_all(left).add_done_callback(lambda _: self.after_applying(job))
 
     # -- who is there
     def check(self) -> None:

@@ -130,10 +130,10 @@ class StageWorker:
         if to == self._agent.id:
             self.slots.put(slot, partial(cut_off, values))
         else:
-            self._agent.post(to, self.key, slot.place, str(slot), values[0] if len(values) == 1 else values)
+            self._agent.parcels.post(to, self.key, slot.place, str(slot), values[0] if len(values) == 1 else values)
 
     def _help_along(self, reached: Waits, stage: int) -> None:
-        self._agent.read_until(reached, self._homes[stage])
+        self._agent.read_while(lambda: not reached(), self._homes[stage], free=True)
 
 
 class _Mailbox:

@@ -57,7 +57,7 @@ class Node:
             m.Create: self._on_create,
             m.Fetch: self._on_request,
             m.Result: self._on_result,
-            m.Failure: self._on_failure,
+            m.Failure: lambda source, msg, now: (self.calls.answered(source, msg), []),
             m.Cancel: self._on_cancel,
             m.ForkRequest: lambda source, msg, now: self.rrefs.on_fork_request(source, msg),
             m.ForkAccept: self._on_fork_accept,
@@ -143,9 +143,6 @@ class Node:
             return effects + resolved, outbox
         dropped, released = self._disown(message.forks)  # nobody waits any more
         return effects + dropped, outbox + released
-
-    def _on_failure(self, source: int, message: m.Failure, now: float) -> Outcome:
-        return self.calls.answered(source, message), []
 
     def _on_cancel(self, source: int, message: m.Cancel, now: float) -> Outcome:
         dropped = self.calls.cancel_asked(source, message.call)

@@ -11,7 +11,7 @@ from types import BuiltinFunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from rpcbench.agent import current
-from rpcbench.agent.core import NOT_INITIALIZED, Agent
+from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.rpc import overloads
 from rpcbench.rpc.accounting import (
@@ -34,7 +34,7 @@ from rpcbench.rpc.naming import Named
 from rpcbench.rpc.profiling import profiled
 from rpcbench.rpc.rref import RRef
 from rpcbench.words.config import JOIN_SECONDS
-from rpcbench.words.errors import WorkerLostError
+from rpcbench.words.errors import NOT_INITIALIZED, WorkerLostError
 from rpcbench.words.futures import Future, wait_all
 
 __all__ = [

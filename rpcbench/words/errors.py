@@ -33,6 +33,10 @@ from __future__ import annotations
 from typing import TypeVar
 
 E = TypeVar("E", bound="RpcError")
+NOT_INITIALIZED = (
+    "RPC has not been initialized. Call rpcbench.rpc.init_rpc first, or start workers: "
+    "rpcbench.Cluster(2), in a notebook %cluster start 2."
+)
 
 
 class RpcError(RuntimeError):

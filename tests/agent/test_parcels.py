@@ -51,7 +51,7 @@ def inbox(agent: Agent, channel: str = "box") -> Inbox:
 def test_values_come_in_order_and_are_made_when_they_are_opened(agents: list[Agent]) -> None:
     box = inbox(agents[1])
     for number in range(20):
-        agents[0].post(1, "box", (number,), "word", (torch.full((3,), float(number)), number, None))
+        agents[0].parcels.post(1, "box", (number,), "word", (torch.full((3,), float(number)), number, None))
     until(lambda: len(box.here) == 20)
     assert list(box.here) == [(number,) for number in range(20)]
     tensor, number, nothing = box.here[7,]()
@@ -75,9 +75,9 @@ def _open() -> Opens:
 def test_nothing_is_opened_that_nobody_needs(agents: list[Agent]) -> None:
     box = inbox(agents[1])
     before = Opens.made
-    agents[0].post(1, "box", (0,), "word", Opens())
-    agents[0].post(1, "nobody listens", (1,), "word", Opens())
-    agents[0].post(1, "box", (2,), "word", 2)
+    agents[0].parcels.post(1, "box", (0,), "word", Opens())
+    agents[0].parcels.post(1, "nobody listens", (1,), "word", Opens())
+    agents[0].parcels.post(1, "box", (2,), "word", 2)
     until(lambda: (2,) in box.here)
     assert Opens.made == before and (1,) not in box.here
     assert isinstance(box.here[0,](), Opens) and Opens.made == before + 1
@@ -86,8 +86,8 @@ def test_nothing_is_opened_that_nobody_needs(agents: list[Agent]) -> None:
 def test_who_is_deaf_hears_no_more(agents: list[Agent]) -> None:
     box, other = inbox(agents[1]), inbox(agents[1], "other")
     agents[1].parcels.deaf("box")
-    agents[0].post(1, "box", (0,), "word", 0)
-    agents[0].post(1, "other", (1,), "word", 1)
+    agents[0].parcels.post(1, "box", (0,), "word", 0)
+    agents[0].parcels.post(1, "other", (1,), "word", 1)
     until(lambda: bool(other.here))
     assert not box.here
 
@@ -98,7 +98,7 @@ def test_a_parcel_is_a_recorded_send_and_recv_that_cuts_the_graph(agents: list[A
     here, there = autograd.recorder(agents[0]), autograd.recorder(agents[1])
     context = here.new_context()
     with here.inside(context):
-        agents[0].post(1, "box", (0,), "activations", weight * 3)
+        agents[0].parcels.post(1, "box", (0,), "activations", weight * 3)
     until(lambda: bool(box.here))
     found = box.here[0,]()
     assert found.requires_grad and found.is_leaf
@@ -115,7 +115,7 @@ def test_whoever_hears_of_the_end_otherwise_is_told_nothing(agents: list[Agent])
     here = autograd.recorder(agents[0])
     context = here.new_context()
     with here.inside(context):
-        agents[0].post(1, "box", (0,), "activations", torch.ones(2, requires_grad=True) * 3)
+        agents[0].parcels.post(1, "box", (0,), "activations", torch.ones(2, requires_grad=True) * 3)
     until(lambda: bool(box.here))
     box.here[0,]()
     here.release(context, told=[1])
@@ -127,7 +127,7 @@ def test_whoever_hears_of_the_end_otherwise_is_told_nothing(agents: list[Agent])
 
 def test_what_cannot_travel_is_refused_with_its_path(agents: list[Agent]) -> None:
     with pytest.raises(SerializationError, match=r"activations\[1\].*lock"):
-        agents[0].post(1, "box", (0,), "activations", (1, threading.Lock()))
+        agents[0].parcels.post(1, "box", (0,), "activations", (1, threading.Lock()))
 
 
 def test_one_that_is_lost_is_told_of_where_it_was_sent(agents: list[Agent]) -> None:
@@ -135,8 +135,8 @@ def test_one_that_is_lost_is_told_of_where_it_was_sent(agents: list[Agent]) -> N
     agents[0].links.use(faults)
     faults.drop(lambda message: getattr(message, "place", None) == (0,))
     mine, box = inbox(agents[0]), inbox(agents[1])
-    agents[0].post(1, "box", (0,), "activations", torch.ones(2))
-    agents[0].post(1, "box", (1,), "activations", torch.ones(2))
+    agents[0].parcels.post(1, "box", (0,), "activations", torch.ones(2))
+    agents[0].parcels.post(1, "box", (1,), "activations", torch.ones(2))
     until(lambda: bool(mine.lost))
     assert list(mine.lost) == [(0,)] and type(mine.lost[0,]) is ConnectionLostError
     assert list(box.here) == [(1,)]

@@ -21,6 +21,7 @@ from worlds import ties, until, world
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, stage
 from rpcbench.pipeline.slots import Slot, Slots
+from rpcbench.testing import Faults
 from rpcbench.words.errors import PipelineError
 
 
@@ -120,7 +121,6 @@ def test_who_waits_for_a_step_that_is_aborted_waits_no_more(step: Any) -> None:
     assert nobody_waits()
 
 
-@pytest.mark.xfail(strict=True, reason="a worker whose call has failed here, though it still runs there, is not told")
 def test_who_waits_learns_that_its_driver_has_lost_the_call(step: Any, agents: list[Agent]) -> None:
     stepping = step(held())
     assert Held.runs.wait(20)
@@ -131,7 +131,6 @@ def test_who_waits_learns_that_its_driver_has_lost_the_call(step: Any, agents: l
     assert nobody_waits(), "the second stage waits for the first one"
 
 
-@pytest.mark.xfail(strict=True, reason="nobody looks whether the driver is still there")
 def test_who_waits_learns_that_its_driver_is_gone(step: Any, agents: list[Agent]) -> None:
     stepping = step(held())
     assert Held.runs.wait(20)
@@ -141,7 +140,6 @@ def test_who_waits_learns_that_its_driver_is_gone(step: Any, agents: list[Agent]
     assert nobody_waits(), "the second stage waits for the first one"
 
 
-@pytest.mark.xfail(strict=True, reason="an abort that comes after a later step has ended is not noted")
 def test_nobody_waits_for_a_step_that_is_over() -> None:
     """A call that was overtaken by the next step, and by its own abort."""
     slots, errors = Slots(), []
@@ -162,3 +160,13 @@ def test_nobody_waits_for_a_step_that_is_over() -> None:
     finally:
         slots._aborted[5] = "its test is over"
         slots._changes.tell()
+
+
+def test_a_lost_parcel_ends_the_step_on_both_sides(step: Any, agents: list[Agent]) -> None:
+    faults = Faults(retry_seconds=0.02)
+    faults.drop("Parcel")
+    agents[1].links.use(faults)
+    stepping = step()
+    assert stepping.ended() and isinstance(stepping.error, PipelineError)
+    assert "ConnectionLostError" in str(stepping.error)
+    assert nobody_waits()

@@ -299,7 +299,7 @@ def test_release_forgets_and_tells_all_that_are_known(b: Contexts) -> None:
 
 
 def test_who_says_that_a_context_is_over_is_not_told_so(b: Contexts) -> None:
-    assert b.release(X, A) == ([ForgetContext(X)], [(C, ReleaseContext(X))])
+    assert b.release(X, (A,)) == ([ForgetContext(X)], [(C, ReleaseContext(X))])
 
 
 def test_late_messages_do_not_revive_a_context(b: Contexts) -> None:
