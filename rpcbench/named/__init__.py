@@ -22,13 +22,16 @@ from rpcbench.named.call import names_of
 from rpcbench.named.dims import NamesError
 from rpcbench.named.dispatch import FUNCTIONS
 from rpcbench.named.factories import empty, empty_like, ones, rand, randn, tensor, zeros
+from rpcbench.named.modules import contract, name_parameters
 from rpcbench.named.named_tensor import NamedTensor, named, operate
 
 __all__ = [
     "NamedTensor",
     "NamesError",
+    "contract",
     "empty",
     "empty_like",
+    "name_parameters",
     "named",
     "names_of",
     "ones",

@@ -19,7 +19,7 @@ from rpcbench.named.dims import Names, NamesError, listed
 from rpcbench.named.table import ROWS, Row
 
 Function = Callable[..., Any]
-_HOMES = (torch, functional, torch._C._nn, torch.special, torch._C._VariableFunctions)
+_HOMES = (torch, functional, torch._C._nn, torch.special, torch.linalg)
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 
 
@@ -41,7 +41,10 @@ def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
                 _fits(row, call, names)
         except NamesError as error:
             raise NamesError(f"{row.name} of {call.shown()}: {error}") from None
-        return function(*call.args, **call.kwargs), names
+        result = function(*call.args, **call.kwargs)
+        if names is not None and not row.inplace and any(result is each for each in call.args):  # as to() does where nothing is to do
+            return (result, None) if names == names_of(result) else (result.as_subclass(Tensor), names)
+        return result, names
 
 
 def _fits(row: Row, call: Call, names: Names) -> None:
@@ -98,5 +101,6 @@ FUNCTIONS: dict[Function, Row] = {
 }
 """The row of each function that torch tells us of."""
 FUNCTIONS[Tensor.requires_grad.__set__] = ROWS["requires_grad_"]  # type: ignore[attr-defined]
+FUNCTIONS[Tensor.data.__set__] = ROWS["data="]  # type: ignore[attr-defined]
 OWN: dict[Function, Function] = {}
 """What runs in place of a function, without the table: it looks after names itself."""

@@ -26,12 +26,13 @@ def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwa
     with torch._C.DisableTorchFunctionSubclass():
         edges = [get_gradient_edge(leaf) for leaf in leaves]
     found = torch.autograd.grad([*map(bare, roots)], edges, given and [*map(bare, given)], *args, **kwargs)
-    return tuple(like(leaf, gradient) for leaf, gradient in zip(leaves, found, strict=True))
+    pairs = zip(leaves, found, strict=True)
+    return tuple(gradient if gradient is None else like(leaf, gradient) for leaf, gradient in pairs)
 
 
-def like(tensor: Tensor, gradient: Any) -> Any:
+def like(tensor: Tensor, gradient: Tensor) -> Tensor:
     """A gradient of `tensor`, under its names if it has some."""
-    return alias(gradient, tensor.names) if gradient is not None and isinstance(tensor, NamedTensor) else gradient
+    return alias(gradient, tensor.names) if isinstance(tensor, NamedTensor) else gradient
 
 
 def _check(root: Tensor, gradient: Tensor | None) -> None:

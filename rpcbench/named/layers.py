@@ -5,6 +5,8 @@ A dimension that a layer makes is named after the weight's, so that of a weight 
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from rpcbench.named.call import Call, names_of
 from rpcbench.named.dims import Names, NamesError, unify, unique
 
@@ -32,9 +34,41 @@ def layer_norm(call: Call) -> Names:
     """Those of the input, whose last ones are those of the weight."""
     names = call.names()
     for place, keyword in ((2, "weight"), (3, "bias")):
-        if (part := call.arg(place, keyword)) is not None:
+        if isinstance(part := call.arg(place, keyword), Tensor):
             names = unify(names, names_of(part))
     return names
+
+
+def batch_norm(call: Call) -> Names:
+    """Those of the input, whose channels are the weight's."""
+    return _channels(call, 3)
+
+
+def group_norm(call: Call) -> Names:
+    """Those of the input, whose channels are the weight's."""
+    return _channels(call, 2)
+
+
+def _channels(call: Call, place: int) -> Names:
+    names, weight = call.names(), call.arg(place, "weight")
+    if weight is not None:
+        _same(names[1], names_of(weight)[0], "the channels of the input", "the weight's")
+    return names
+
+
+def einsum(call: Call) -> Names:
+    """Dimensions of one letter have one name."""
+    inputs, arrow, output = str(call.args[0]).replace(" ", "").partition("->")
+    operands = call.args[1] if isinstance(call.args[1], list | tuple) else call.args[1:]
+    if "." in inputs:
+        raise NamesError(f"the equation {call.args[0]!r} has dimensions without a letter: write out all of them")
+    known: dict[str, str | None] = {}
+    for letters, operand in zip(inputs.split(","), operands, strict=True):
+        for letter, name in zip(letters, names_of(operand), strict=True):
+            _same(known.get(letter), name, f"a dimension {letter!r}", "another")
+            known[letter] = known.get(letter) or name
+    left = sorted(letter for letter in known if inputs.count(letter) == 1)
+    return unique(tuple(known[letter] for letter in (output if arrow else left)))
 
 
 def embedding(call: Call) -> Names:

@@ -94,7 +94,8 @@ class NamedTensor(Tensor):
         """
         first, last, made = told("flatten", self, lambda: changes.flattened(self.names, *dims, **given))
         with _PLAIN():
-            return cast(NamedTensor, dress(Tensor.flatten(self, first, last), made))
+            flat = Tensor.flatten(self, first, last)
+        return alias(flat, made) if flat is self else cast(NamedTensor, dress(flat, made))
 
     def unflatten(self, dim: Any, sizes: Any) -> NamedTensor:
         """`unflatten("features", [("C", 3), ("H", 8)])`: one dimension becomes several, of these names and sizes."""
@@ -144,6 +145,9 @@ class NamedTensor(Tensor):
         """As torch's, by names too."""
         given = dims[0] if len(dims) == 1 and isinstance(dims[0], list | tuple) else dims
         return cast(NamedTensor, operate(Tensor.flip, (self, tuple(given)), {}))
+
+    def __format__(self, spec: str) -> str:
+        return format(bare(self) if spec and not self.dim() else repr(self), spec)
 
     def __repr__(self, **options: Any) -> str:  # type: ignore[override]
         with _PLAIN():

@@ -171,6 +171,14 @@ def same_shape(call: Call) -> Names:
     return call.names()
 
 
+def replaced(call: Call) -> Names:
+    """The new data must fit, and be of as many dimensions; the names stay."""
+    names, new = call.names(), names_of(call.args[1])
+    if len(names) != len(new) or unify(names, new) != names:
+        raise NamesError("the new data has other dimensions: rename, or make a new tensor")
+    return names
+
+
 def indexed(call: Call) -> Names:
     """A number takes its dimension away, a slice keeps it, None adds one, a list or tensor of one dimension chooses."""
     given = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)

@@ -45,7 +45,9 @@ class Row:
 
     @property
     def inplace(self) -> bool:
-        return self.name.endswith("_") and not self.name.endswith("__")
+        if self.name.endswith("__"):
+            return self.name.startswith("__i") and self.rule is Rule.UNIFIES
+        return self.name.endswith("_")
 
 
 DIM = ((1, "dim"),)
@@ -134,7 +136,8 @@ _MORE_KEEPS = """
     clone contiguous conj positive resolve_conj resolve_neg zeros_like ones_like rand_like randn_like full_like data
     real imag relu relu_ gelu silu elu leaky_relu tanhshrink softplus logsigmoid hardtanh relu6 selu mish softsign celu
     hardswish hardsigmoid threshold dropout alpha_dropout isnan isinf isfinite clamp_min clamp_max exp2 square absolute
-    negative sgn sinc nan_to_num lgamma acosh asinh atanh pin_memory __neg__ __pos__ __abs__ __invert__
+    negative sgn sinc nan_to_num lgamma acosh asinh atanh pin_memory __neg__ __pos__ __abs__ __invert__ max_pool1d
+    max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d dropout1d dropout2d
 """
 _MORE_ALONG = {
     "softmax": DIM, "log_softmax": DIM, "softmin": DIM, "normalize": SECOND, "flip": DIMS, "roll": ((2, "dims"),),
@@ -160,7 +163,9 @@ _MORE_NONE = """
 """
 _LAYERS = {
     "linear": layers.linear, "conv1d": layers.convolution, "conv2d": layers.convolution, "conv3d": layers.convolution,
-    "layer_norm": layers.layer_norm, "embedding": layers.embedding,
+    "layer_norm": layers.layer_norm, "rms_norm": layers.layer_norm, "batch_norm": layers.batch_norm,
+    "group_norm": layers.group_norm, "instance_norm": layers.batch_norm, "einsum": layers.einsum,
+    "embedding": layers.embedding,
     "scaled_dot_product_attention": layers.attention, "mse_loss": layers.loss, "l1_loss": layers.loss,
     "smooth_l1_loss": layers.loss, "huber_loss": layers.loss, "binary_cross_entropy": layers.loss,
     "binary_cross_entropy_with_logits": layers.loss, "cross_entropy": layers.of_classes, "nll_loss": layers.of_classes,
@@ -181,9 +186,11 @@ def _besides() -> Iterator[Row]:
     yield Row("__matmul__", Rule.CONTRACTS, rules.batches)
     yield Row("__rmatmul__", Rule.CONTRACTS, rules.batches_from_right)
     yield from (Row(name, Rule.REMOVES, rules.extremes, DIM, 2) for name in ("max", "min"))
+    yield Row("vector_norm", Rule.REMOVES, rules.removes, SECOND, 3)
     yield from _moving()
     yield Row("stack", Rule.UNIFIES, rules.stacked)
     yield Row("unsqueeze", Rule.OWN, rules.unsqueezed)
+    yield Row("data=", Rule.OWN, rules.replaced)
     yield Row("__getitem__", Rule.OWN, rules.indexed)
     yield Row("__setitem__", Rule.OWN, rules.assigned)
     for name, infer in _LAYERS.items():
