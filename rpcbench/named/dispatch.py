@@ -42,7 +42,8 @@ def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         except NamesError as error:
             raise NamesError(f"{row.name} of {call.shown()}: {error}") from None
         result = function(*call.args, **call.kwargs)
-        if names is not None and not row.inplace and any(result is each for each in call.args):  # as to() does where nothing is to do
+        if names is not None and not row.inplace and any(result is each for each in call.args):
+            # torch gives back what it was given where there is nothing to do, as in to().
             return (result, None) if names == names_of(result) else (result.as_subclass(Tensor), names)
         return result, names
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,11 @@ class NamedTensor(Tensor):
     """A tensor whose dimensions have names. Made by `named`, by `zeros` and its like, and by what operators give."""
 
     _dim_names: Names | None = None
+
+    if TYPE_CHECKING:  # methods that take names, which torch's signatures do not: they are made below
+        sum = mean = prod = std = var = median = mode = kthvalue = logsumexp = amax = amin = max = min = cast(Any, None)
+        argmax = argmin = all = any = squeeze = unbind = select = narrow = split = chunk = topk = cast(Any, None)
+        transpose = cumsum = cumprod = softmax = log_softmax = sort = index_fill = size = stride = cast(Any, None)
 
     @classmethod
     def __torch_function__(

@@ -61,7 +61,8 @@ def test_the_table_has_all_rows_of_the_documentation() -> None:
 def test_each_row_that_torch_has_is_one_of_its_functions() -> None:
     ours = {"data=", "align_as", "align_to", "has_names", "names", "refine_names", "rename", "rename_"}
     assert [row.name for row in ROWS.values() if not [*functions(row)] and row.name not in ours] == []
-    assert all(FUNCTIONS[function].name == row.name for row in DOCUMENTED for function in functions(row))
+    told = [row for row in DOCUMENTED if row.name != "manual_seed"]  # whose function torch replaces, and never tells of
+    assert all(FUNCTIONS[function].name == row.name for row in told for function in functions(row))
 
 
 @pytest.mark.parametrize("row", CALLED, ids=lambda row: row.name)
