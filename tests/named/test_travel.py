@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,3 +152,15 @@ def test_the_calls_of_plain_tensors_are_as_they_were() -> None:
     body, _ = Codec().encode(plain)
     assert b"named" not in body.payload
     assert type(Codec().decode(body)) is Tensor
+
+
+def test_nobody_loads_names_who_uses_none() -> None:
+    script = (
+        "import sys, torch, rpcbench.rpc, rpcbench.autograd, rpcbench.optim, rpcbench.pipeline\n"
+        "from rpcbench.autograd.gradients import LeafGradients\n"
+        "held, leaf = LeafGradients(), torch.nn.Parameter(torch.ones(2))\n"
+        "held.add([(leaf, torch.ones(2))])\n"
+        "assert type(held.under_names()[leaf]) is torch.Tensor\n"
+        "assert not [name for name in sys.modules if name.startswith('rpcbench.named')]\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
