@@ -181,8 +181,10 @@ def replaced(call: Call) -> Names:
 
 def indexed(call: Call) -> Names:
     """A number takes its dimension away, a slice keeps it, None adds one, a list or tensor of one dimension chooses."""
-    given = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)
     names = call.names()
+    given = [_as_index(each) for each in (call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],))]
+    if sum(isinstance(each, torch.Tensor) and each.dim() > 0 for each in given) > 1:
+        raise NamesError("several lists or tensors choose together: take them one by one, or use tensor.rename(None)")
     used = sum(1 for each in given if each is not None and each is not ...)
     if used > len(names):
         raise NamesError(f"{used} indices for {len(names)} dimensions")
@@ -193,16 +195,20 @@ def indexed(call: Call) -> Names:
             made += [next(rest) for _ in range(len(names) - used)]
         else:
             made += [None] if each is None else _chosen(each, next(rest))
-    if sum(isinstance(each, list | torch.Tensor) for each in given) > 1:
-        raise NamesError("several lists or tensors choose together: take them one by one, or use tensor.rename(None)")
     return unique((*made, *rest))
+
+
+def _as_index(index: Any) -> Any:
+    """A list, a range or an array as a tensor; numbers, slices, None and `...` as they are."""
+    if isinstance(index, bool):
+        raise NamesError(f"{index} as an index adds a dimension: use None, or a mask of one dimension")
+    plain = index is None or index is ... or isinstance(index, int | slice | torch.Tensor)
+    return index if plain else torch.as_tensor(index)
 
 
 def _chosen(index: Any, name: str | None) -> list[str | None]:
     if isinstance(index, slice):
         return [name]
-    if isinstance(index, list):
-        index = torch.tensor(index)
     if not isinstance(index, torch.Tensor):
         return []
     if index.dtype in (torch.bool, torch.uint8) and index.dim() != 1:

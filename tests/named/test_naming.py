@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -112,6 +113,11 @@ INDICES: list[tuple[Any, tuple[str | None, ...]]] = [
     ((..., [0, 2]), ("N", "C", "H", "W")),
     (torch.tensor([True, False]), ("N", "C", "H", "W")),
     ((0, 0, 0, 0), ()),
+    (np.array([1, 0]), ("N", "C", "H", "W")),
+    (range(2), ("N", "C", "H", "W")),
+    ((0, slice(None), torch.tensor([0, 2])), ("C", "H", "W")),
+    ((torch.tensor(1), ..., [0, 2]), ("C", "H", "W")),
+    (np.int64(1), ("C", "H", "W")),
     (torch.tensor(1), ("C", "H", "W")),
     (torch.tensor([[0, 1]]), (None, None, "C", "H", "W")),
 ]
@@ -120,7 +126,7 @@ INDICES: list[tuple[Any, tuple[str | None, ...]]] = [
 @pytest.mark.parametrize(("index", "expected"), INDICES, ids=str)
 def test_indexing(index: Any, expected: tuple[str | None, ...]) -> None:
     found = images()[index]
-    assert found.names == expected
+    assert (found.names, found.dim()) == (expected, len(expected))
     assert torch.equal(found.rename(None), images().rename(None)[index])
 
 
@@ -128,6 +134,8 @@ def test_indexing_that_names_cannot_follow() -> None:
     x = images()
     with pytest.raises(NamesError, match="masked_select"):
         x[x > 3]
+    with pytest.raises(NamesError, match="True as an index"):
+        x[True]
     with pytest.raises(NamesError, match="several lists"):
         x[[0, 1], [0, 1]]
     x[0] = named.ones(3, 4, 5, names=("C", "H", "W"))
