@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 Leaves = Sequence[tuple[Tensor, Tensor]]
 
@@ -36,6 +37,10 @@ class LeafGradients:
         with self._adding:
             return dict(self._held)
 
+    def under_names(self) -> dict[Tensor, Tensor]:
+        """All as they are now, each with names for its dimensions where its leaf has some."""
+        return {leaf: _named(leaf, gradient) for leaf, gradient in self.copy().items()}
+
     def add(self, leaves: Leaves) -> None:
         """Add gradients of leaves to those that are here."""
         own = _own(leaves)
@@ -57,6 +62,14 @@ class LeafGradients:
         """Multiply the gradients of these leaves, as far as they are here."""
         with self._adding, torch.no_grad():
             self._held.update((leaf, self._held[leaf] * factor) for leaf in leaves if leaf in self._held)
+
+
+def _named(leaf: Tensor, gradient: Tensor) -> Tensor:
+    if type(leaf) is Tensor or type(leaf) is Parameter:
+        return gradient
+    from rpcbench.named.gradients import like  # loaded already where a leaf has names; nobody else waits for it
+
+    return like(leaf, gradient)
 
 
 def total(first: Tensor, second: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ class AutogradRecorder:
     # -- gradients
     def gradients(self, context: int) -> dict[torch.Tensor, torch.Tensor]:
         """Gradients of this worker's leaves. RuntimeError for a context that is not there."""
-        return self.recorded(context).gradients.copy()
+        return self.recorded(context).gradients.under_names()
 
     def accumulate_leaves(self, context: int, leaves: Leaves) -> None:
         """Add gradients of leaves to the context's own."""

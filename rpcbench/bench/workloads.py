@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rpcbench.bench import calls, payloads, plain, training
+from rpcbench.bench import calls, naming, payloads, plain, training
 from rpcbench.bench.goals import HOSTS, OURS, PLAIN, Goal, Row, Workload
 from rpcbench.bench.payloads import KB, MB
 from rpcbench.bench.sides import RREFS, TRAINING
@@ -33,6 +33,7 @@ WORKLOADS: dict[str, Workload] = {
         calls.beside_busy_thread, Row(Goal(most=1e-3), quantile=0.99), needs=RREFS
     ),
     "with a panel open": Workload(calls.panel_open, Row(Goal(most=1.2, of=SMALL)), on=OURS),
+    "operation on a named tensor": Workload(naming.operations, Row(Goal(most=15e-6)), on=OURS),
     f"{SMALL}, between hosts": Workload(calls.int_call, Row(Goal(most=1.5, of=SMALL)), on=HOSTS),
     "send 128 MB, between hosts": Workload(payloads.send(128 * MB), Row(Goal(most=1.25, of=LOOP)), on=HOSTS),
     LOOP: Workload(plain.send(128 * MB), Row(Goal()), on=PLAIN),

@@ -1,0 +1,56 @@
+"""Tensors whose dimensions have names, as torch had them until 2.12, and further: through calls, gradients and files.
+
+    x = named.rand(32, 3, names=("N", "C"))
+    x.sum("C")                      # a name wherever torch takes a dimension
+    x + named.rand(3, names=("N",))      # NamesError: 'C' against 'N'
+
+`NamedTensor` is a torch.Tensor. Each operator follows its row in `rpcbench.named.table`; one without a row refuses.
+torch's functions read dimensions before they ask us: `named.cat([x, y], "N")` stands for `torch.cat`, and so with each
+function that has a row.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from rpcbench.named import gradients as gradients  # who imports this has gradients and files with names
+from rpcbench.named import saving as saving
+from rpcbench.named.call import names_of
+from rpcbench.named.dims import NamesError
+from rpcbench.named.dispatch import FUNCTIONS
+from rpcbench.named.factories import empty, empty_like, ones, rand, randn, tensor, zeros
+from rpcbench.named.modules import contract, name_parameters
+from rpcbench.named.named_tensor import NamedTensor, named, operate
+
+__all__ = [
+    "NamedTensor",
+    "NamesError",
+    "contract",
+    "empty",
+    "empty_like",
+    "name_parameters",
+    "named",
+    "names_of",
+    "ones",
+    "rand",
+    "randn",
+    "tensor",
+    "zeros",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """torch's function of that name, with names of dimensions for its `dim`."""
+    function = getattr(torch, name, None) or getattr(torch.nn.functional, name, None)
+    row = FUNCTIONS.get(function) if callable(function) else None
+    if function is None or row is None:
+        raise AttributeError(f"module 'rpcbench.named' has no attribute {name!r}")
+
+    @functools.wraps(function)
+    def by_name(*args: Any, **kwargs: Any) -> Any:
+        return operate(function, args, kwargs)
+
+    return by_name

@@ -1,0 +1,227 @@
+"""The rules by which names go through operators: one small function each, from a call to the names of its result.
+
+They run before the operator does, so what does not fit has changed nothing. Sizes are torch's to check.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rpcbench.named.call import Call, names_of
+from rpcbench.named.dims import Names, NamesError, unify, unique
+
+
+def keeps(call: Call) -> Names:
+    """Those of the input."""
+    return call.names()
+
+
+def expanded(call: Call) -> Names:
+    """Those of the input, behind dimensions that are new."""
+    sizes = call.arg(1, "size")
+    count = len(sizes) if isinstance(sizes, list | tuple) else len(call.args) - 1
+    return (None,) * (count - len(call.names())) + call.names()
+
+
+def unifies(call: Call) -> Names:
+    """Those of all tensors together."""
+    tensors = call.tensors()
+    names = names_of(next(tensors))
+    for other in tensors:
+        names = unify(names, names_of(other))
+    return names
+
+
+def joined(call: Call) -> Names:
+    """Those of all tensors in the list together. An empty one of one dimension fits all, as torch has it."""
+    return _together([names_of(each) for each in call.args[0] if each.dim() != 1 or each.numel()])
+
+
+def _together(all_names: list[Names]) -> Names:
+    names = all_names[0] if all_names else (None,)
+    for other in all_names[1:]:
+        names = unify(names, other)
+    return names
+
+
+def stacked(call: Call) -> Names:
+    """Those of all tensors together, and a dimension without a name."""
+    return _with_new(_together([names_of(each) for each in call.args[0]]), call.arg(1, "dim", 0))
+
+
+def unsqueezed(call: Call) -> Names:
+    """Those of the input, and a dimension without a name."""
+    return _with_new(call.names(), call.arg(1, "dim"))
+
+
+def _with_new(names: Names, dim: int) -> Names:
+    place = dim + len(names) + 1 if dim < 0 else dim
+    return (*names[:place], None, *names[place:])
+
+
+def matrices(call: Call) -> Names:
+    """(n, d) by (d, m) gives (n, m)."""
+    return unique((call.names()[-2], call.names(1, "mat2")[-1]))
+
+
+def matrix_vector(call: Call) -> Names:
+    """(n, d) by (d) gives (n)."""
+    return call.names()[:-1]
+
+
+def batches(call: Call) -> Names:
+    """As matrices, vectors or batches of matrices; the dimensions of batches unify."""
+    return _product(call.names(), call.names(1, "mat2" if "mat2" in call.kwargs else "other"))
+
+
+def batches_from_right(call: Call) -> Names:
+    """As `batches`, the second argument first."""
+    return _product(call.names(1, "other"), call.names())
+
+
+def _product(first: Names, second: Names) -> Names:
+    if len(second) == 1:
+        return first[:-1]
+    if len(first) == 1:
+        return second[:-2] + second[-1:]
+    batch = unify((*first[:-2], None, None), (*second[:-2], None, None))[:-2]
+    return unique((*batch, first[-2], second[-1]))
+
+
+def added_matrices(call: Call) -> Names:
+    """As `matrices`, unified with what is added."""
+    return unify(call.names(), unique((call.names(1, "mat1")[-2], call.names(2, "mat2")[-1])))
+
+
+def added_vector(call: Call) -> Names:
+    """As `matrix_vector`, unified with what is added."""
+    return unify(call.names(), call.names(1, "mat")[:-1])
+
+
+def removes(call: Call) -> Names:
+    """Those of the dimensions that are left."""
+    names, dims = call.names(), call.dim()
+    if call.keepdim():
+        return names
+    if dims is None or isinstance(dims, bool) or (not isinstance(dims, int) and not dims):
+        return ()
+    return _left(names, dims)
+
+
+def extremes(call: Call) -> Names:
+    """Of two tensors as `unifies`, else as `removes`."""
+    return unifies(call) if isinstance(call.arg(1, "other"), torch.Tensor) else removes(call)
+
+
+def _left(names: Names, dims: Any) -> Names:
+    gone = {dim % max(len(names), 1) for dim in (dims if isinstance(dims, list | tuple) else (dims,))}
+    return tuple(name for place, name in enumerate(names) if place not in gone)
+
+
+def squeezed(call: Call) -> Names:
+    """Without the dimensions of size 1, or those of them that are given."""
+    names, shape, dims = call.names(), call.args[0].shape, call.dim()
+    if not names:
+        return names
+    wanted = range(len(names)) if dims is None else dims if isinstance(dims, list | tuple) else (dims,)
+    return _left(names, [dim for dim in wanted if shape[dim] == 1])
+
+
+def transposed(call: Call) -> Names:
+    """Two names change places."""
+    names = list(call.names())
+    one, other = call.dim(0), call.dim(1)
+    if names:
+        names[one], names[other] = names[other], names[one]
+    return tuple(names)
+
+
+def turned(call: Call) -> Names:
+    """From right to left."""
+    return call.names()[::-1]
+
+
+def matrix_turned(call: Call) -> Names:
+    """The last two change places."""
+    names = call.names()
+    return (*names[:-2], *names[:-3:-1])
+
+
+def permuted(call: Call) -> Names:
+    """In the order given."""
+    names, dims = call.names(), call.dim()
+    return tuple(names[dim] for dim in (call.args[1:] if isinstance(dims, int) else dims))
+
+
+def masked(call: Call) -> Names:
+    """The mask must fit the input; the elements it leaves lie in no dimension of either."""
+    unify(call.names(), call.names(1, "mask"))
+    return (None,)
+
+
+def same_shape(call: Call) -> Names:
+    """Only a resize that changes no size."""
+    given = call.arg(1, "size", call.arg(1, "the_template"))
+    size = given.shape if isinstance(given, torch.Tensor) else given
+    wanted = tuple(size) if isinstance(size, list | tuple) else tuple(call.args[1:])
+    if wanted != tuple(call.args[0].shape):
+        raise NamesError(f"the shape would become {wanted}, and nobody knows the names then. Use tensor.rename(None)")
+    return call.names()
+
+
+def replaced(call: Call) -> Names:
+    """The new data must fit, and be of as many dimensions; the names stay."""
+    names, new = call.names(), names_of(call.args[1])
+    if len(names) != len(new) or unify(names, new) != names:
+        raise NamesError("the new data has other dimensions: rename, or make a new tensor")
+    return names
+
+
+def indexed(call: Call) -> Names:
+    """A number takes its dimension away, a slice keeps it, None adds one, a list or tensor of one dimension chooses."""
+    names = call.names()
+    given = [_as_index(each) for each in (call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],))]
+    if sum(isinstance(each, torch.Tensor) and each.dim() > 0 for each in given) > 1:
+        raise NamesError("several lists or tensors choose together: take them one by one, or use tensor.rename(None)")
+    used = sum(1 for each in given if each is not None and each is not ...)
+    if used > len(names):
+        raise NamesError(f"{used} indices for {len(names)} dimensions")
+    made: list[str | None] = []
+    rest = iter(names)
+    for each in given:
+        if each is ...:
+            made += [next(rest) for _ in range(len(names) - used)]
+        else:
+            made += [None] if each is None else _chosen(each, next(rest))
+    return unique((*made, *rest))
+
+
+def _as_index(index: Any) -> Any:
+    """A list, a range or an array as a tensor; numbers, slices, None and `...` as they are."""
+    if isinstance(index, bool):
+        raise NamesError(f"{index} as an index adds a dimension: use None, or a mask of one dimension")
+    plain = index is None or index is ... or isinstance(index, int | slice | torch.Tensor)
+    return index if plain else torch.as_tensor(index)
+
+
+def _chosen(index: Any, name: str | None) -> list[str | None]:
+    if isinstance(index, slice):
+        return [name]
+    if not isinstance(index, torch.Tensor):
+        return []
+    if index.dtype in (torch.bool, torch.uint8) and index.dim() != 1:
+        raise NamesError(f"a mask of {index.dim()} dimensions leaves none with a name: use masked_select")
+    own = names_of(index)
+    return [unify((name,), own)[0]] if index.dim() == 1 else [*own]
+
+
+def assigned(call: Call) -> Names:
+    """The value must fit what it is written to; the names stay."""
+    if isinstance(call.args[2], torch.Tensor):
+        target = indexed(call)
+        if unify(target, names_of(call.args[2])) != target and any(call.names()):
+            raise NamesError(f"the value has names that {target} has not")
+    return call.names()
+

@@ -1,0 +1,216 @@
+"""Which operator follows which rule, as data: the rows of torch's documentation, and those that layers need besides.
+
+One row for each operator, whether it is called as a function, a method, an operator sign or in place. An operator
+without a row takes no names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from rpcbench.named import layers, rules
+from rpcbench.named.call import Call
+from rpcbench.named.dims import Names
+
+
+class Rule(Enum):
+    """How the names of a result come about."""
+
+    KEEPS = "those of the input"
+    UNIFIES = "those of all inputs, compared from the right"
+    CONTRACTS = "those of the dimensions that are not summed over"
+    REMOVES = "those of the dimensions that are left"
+    PERMUTES = "they move with their dimensions"
+    FACTORY = "those given as names="
+    NONE = "the result has no names, or is no tensor; what is filled in place keeps its own"
+    OWN = "the operator's own rule"
+
+
+Infer = Callable[[Call], Names]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One operator. `infer` gives the names of its result, None where the result is left as it comes."""
+
+    name: str
+    rule: Rule
+    infer: Infer | None
+    dims: tuple[tuple[int, str], ...] = ()  # arguments that are dimensions: position and keyword
+    keepdim: int = 0  # position of that argument; 0 where there is none
+    default: int | None = None  # the dimension meant where none is given; None for all
+    documented: bool = True  # whether it has a row in torch's documentation
+
+    @property
+    def inplace(self) -> bool:
+        if self.name.endswith("__"):
+            return self.name.startswith("__i") and self.rule is Rule.UNIFIES
+        return self.name.endswith("_")
+
+
+DIM = ((1, "dim"),)
+SECOND = ((2, "dim"),)
+DIMS = ((1, "dims"),)
+BOTH = ((1, "dim0"), (2, "dim1"))
+
+_KEEPS = """
+    abs abs_ acos acos_ asin asin_ atan atan_ bernoulli bfloat16 bitwise_not bool byte ceil char clamp cos cosh cpu cuda
+    deg2rad detach digamma double erf erfc erfinv exp expm1 float floor frac half int log log10 log1p log2 logical_not
+    long masked_fill neg normal rad2deg reciprocal round rsqrt short sigmoid sign sin sinh sqrt tan tanh to trunc
+    type_as
+"""
+_KEEPS_ALONG = {"cumprod": DIM, "cumsum": DIM, "index_fill": DIM, "narrow": DIM, "chunk": SECOND, "split": SECOND}
+_UNIFIES = "add add_ atan2 atan2_ div div_ eq ge gt le lt mul mul_ ne pow sub sub_"
+_CONTRACTS = {
+    "mm": rules.matrices, "mv": rules.matrix_vector, "bmm": rules.batches, "matmul": rules.batches,
+    "addmm": rules.added_matrices, "addmm_": rules.added_matrices,
+    "addmv": rules.added_vector, "addmv_": rules.added_vector,
+}  # fmt: skip
+_REMOVES = {  # operator -> position of keepdim
+    "sum": 2, "mean": 2, "prod": 2, "median": 2, "logsumexp": 2, "std": 3, "var": 3, "std_mean": 3, "var_mean": 3,
+}  # fmt: skip
+_FACTORY = "empty ones zeros rand randn tensor"
+_NONE = """
+    bernoulli_ bitwise_not_ cauchy_ ceil_ clamp_ cos_ cosh_ data_ptr deg2rad_ detach_ device digamma_ dim dot
+    element_size erf_ erfc_ erfinv_ exp_ expm1_ exponential_ fill_ floor_ frac_ get_device is_contiguous is_cuda
+    is_floating_point is_leaf is_pinned is_shared is_signed is_sparse is_tensor item log10_ log1p_ log2_ log_
+    log_normal_ logical_not_ manual_seed masked_fill_ ndim ndimension neg_ normal_ numel random_ reciprocal_
+    requires_grad requires_grad_ round_ rsqrt_ sigmoid_ sign_ sin_ sinh_ sqrt_ tan_ tanh_ trunc_ uniform_ zero_
+"""
+_OWN = "align_as align_to flatten grad has_names names refine_names register_hook rename rename_ unflatten"
+OWN_BUT_NONE = {"grad", "register_hook"}
+"""Without names in torch's documentation; here gradients have those of their tensor."""
+
+
+def _documented() -> Iterator[Row]:
+    for name in _KEEPS.split():
+        yield Row(name, Rule.KEEPS, rules.keeps)
+    for name, dims in _KEEPS_ALONG.items():
+        yield Row(name, Rule.KEEPS, rules.keeps, dims)
+    yield Row("expand", Rule.KEEPS, rules.expanded)
+    for name in _UNIFIES.split():
+        yield Row(name, Rule.UNIFIES, rules.unifies)
+    yield Row("cat", Rule.UNIFIES, rules.joined, DIM)
+    for name, infer in _CONTRACTS.items():
+        yield Row(name, Rule.CONTRACTS, infer)
+    yield from _removing()
+    yield Row("transpose", Rule.PERMUTES, rules.transposed, BOTH)
+    for name in _FACTORY.split():
+        yield Row(name, Rule.FACTORY, None)
+    yield Row("empty_like", Rule.FACTORY, rules.keeps)
+    yield from _without()
+    for name in _OWN.split():
+        yield Row(name, Rule.NONE if name in OWN_BUT_NONE else Rule.OWN, None)
+    yield Row("masked_select", Rule.OWN, rules.masked)
+    yield Row("copy_", Rule.OWN, rules.unifies)
+    yield Row("resize_", Rule.OWN, rules.same_shape)
+    yield Row("resize_as_", Rule.OWN, rules.same_shape)
+
+
+def _removing() -> Iterator[Row]:
+    for name, keepdim in _REMOVES.items():
+        yield Row(name, Rule.REMOVES, rules.removes, DIM, keepdim)
+    yield Row("mode", Rule.REMOVES, rules.removes, DIM, 2, default=-1)
+    yield Row("kthvalue", Rule.REMOVES, rules.removes, SECOND, 3, default=-1)
+    yield Row("select", Rule.REMOVES, rules.removes, DIM)
+    yield Row("unbind", Rule.REMOVES, rules.removes, DIM, default=0)
+    yield Row("squeeze", Rule.REMOVES, rules.squeezed, DIM)
+    yield Row("topk", Rule.REMOVES, rules.keeps, SECOND)
+
+
+def _without() -> Iterator[Row]:
+    for name in _NONE.split():
+        yield Row(name, Rule.NONE, None)
+    yield Row("index_fill_", Rule.NONE, None, DIM)
+    yield Row("size", Rule.NONE, None, DIM)
+    yield Row("stride", Rule.NONE, None, DIM)
+    yield Row("type", Rule.NONE, rules.keeps)  # a text, or with a dtype a tensor
+    yield Row("pow_", Rule.NONE, rules.unifies)
+    for name in ("all", "any"):  # without a dimension; with one, dropping the names of the others would be silent
+        yield Row(name, Rule.NONE, rules.removes, DIM, 2)
+
+
+_MORE_KEEPS = """
+    clone contiguous conj positive resolve_conj resolve_neg zeros_like ones_like rand_like randn_like full_like data
+    real imag relu relu_ gelu silu elu leaky_relu tanhshrink softplus logsigmoid hardtanh relu6 selu mish softsign celu
+    hardswish hardsigmoid threshold dropout alpha_dropout isnan isinf isfinite clamp_min clamp_max exp2 square absolute
+    negative sgn sinc nan_to_num lgamma acosh asinh atanh pin_memory __neg__ __pos__ __abs__ __invert__ max_pool1d
+    max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d dropout1d dropout2d
+"""
+_MORE_ALONG = {
+    "softmax": DIM, "log_softmax": DIM, "softmin": DIM, "normalize": SECOND, "flip": DIMS, "roll": ((2, "dims"),),
+    "logcumsumexp": DIM, "sort": DIM, "argsort": DIM, "cummax": DIM, "cummin": DIM,
+}  # fmt: skip
+_MORE_UNIFIES = """
+    subtract multiply divide true_divide floor_divide remainder fmod maximum minimum fmax fmin rsub lerp lerp_ addcmul
+    addcmul_ addcdiv addcdiv_ where logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor greater
+    greater_equal less less_equal not_equal isclose hypot logaddexp true_divide_ floor_divide_ remainder_ expand_as
+    __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__ __rtruediv__ __rdiv__
+    __itruediv__ __floordiv__ __rfloordiv__ __ifloordiv__ __mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__ __and__
+    __rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
+"""
+_MORE_REMOVES = "amax amin argmax argmin nansum nanmean count_nonzero"
+_MORE_NONE = """
+    shape dtype layout itemsize nbytes is_nested is_quantized is_sparse_csr is_complex is_inference is_conj is_neg
+    is_meta is_mkldnn is_mps is_xpu is_xla is_ipu is_maia is_mtia is_cpu output_nr _version _base grad_fn retains_grad
+    retain_grad storage_offset untyped_storage storage tolist numpy __len__ __float__ __int__ __bool__ __index__
+    __complex__ __hash__ __format__ __contains__ __array__ __dir__ __dlpack__ __dlpack_device__ equal allclose
+    is_set_to is_same_size _is_view _backward_hooks _post_accumulate_grad_hooks is_nonzero is_coalesced
+    register_post_accumulate_grad_hook share_memory_ dense_dim sparse_dim _foreach_norm _foreach_mul_ is_vulkan name
+    _has_compatible_shallow_copy_type _is_zerotensor
+"""
+_LAYERS = {
+    "linear": layers.linear, "conv1d": layers.convolution, "conv2d": layers.convolution, "conv3d": layers.convolution,
+    "layer_norm": layers.layer_norm, "rms_norm": layers.layer_norm, "batch_norm": layers.batch_norm,
+    "group_norm": layers.group_norm, "instance_norm": layers.batch_norm, "einsum": layers.einsum,
+    "embedding": layers.embedding,
+    "scaled_dot_product_attention": layers.attention, "mse_loss": layers.loss, "l1_loss": layers.loss,
+    "smooth_l1_loss": layers.loss, "huber_loss": layers.loss, "binary_cross_entropy": layers.loss,
+    "binary_cross_entropy_with_logits": layers.loss, "cross_entropy": layers.of_classes, "nll_loss": layers.of_classes,
+}  # fmt: skip
+
+
+def _besides() -> Iterator[Row]:
+    for name in _MORE_KEEPS.split():
+        yield Row(name, Rule.KEEPS, rules.keeps)
+    for name, dims in _MORE_ALONG.items():
+        yield Row(name, Rule.KEEPS, rules.keeps, dims)
+    for name in _MORE_UNIFIES.split():
+        yield Row(name, Rule.UNIFIES, rules.unifies)
+    for name in _MORE_REMOVES.split():
+        yield Row(name, Rule.REMOVES, rules.removes, DIM, 2)
+    for name in _MORE_NONE.split():
+        yield Row(name, Rule.NONE, None)
+    yield Row("__matmul__", Rule.CONTRACTS, rules.batches)
+    yield Row("__rmatmul__", Rule.CONTRACTS, rules.batches_from_right)
+    yield from (Row(name, Rule.REMOVES, rules.extremes, DIM, 2) for name in ("max", "min"))
+    yield Row("vector_norm", Rule.REMOVES, rules.removes, SECOND, 3)
+    yield from _moving()
+    yield Row("stack", Rule.UNIFIES, rules.stacked)
+    yield Row("unsqueeze", Rule.OWN, rules.unsqueezed)
+    yield Row("data=", Rule.OWN, rules.replaced)
+    yield Row("__getitem__", Rule.OWN, rules.indexed)
+    yield Row("__setitem__", Rule.OWN, rules.assigned)
+    for name, infer in _LAYERS.items():
+        yield Row(name, Rule.OWN, infer)
+
+
+def _moving() -> Iterator[Row]:
+    yield from (Row(name, Rule.PERMUTES, rules.turned) for name in ("t", "T"))
+    yield from (Row(name, Rule.PERMUTES, rules.matrix_turned) for name in ("mT", "mH"))
+    yield from (Row(name, Rule.PERMUTES, rules.transposed, BOTH) for name in ("swapaxes", "swapdims"))
+    yield Row("permute", Rule.PERMUTES, rules.permuted, DIMS)
+
+
+def rows() -> dict[str, Row]:
+    """All rows by name; where both lists have an operator, the documented row counts."""
+    found = {row.name: row for row in _documented()}
+    for row in _besides():
+        if row.name not in found:
+            found[row.name] = Row(row.name, row.rule, row.infer, row.dims, row.keepdim, row.default, documented=False)
+    return found
+
+
+ROWS = rows()

@@ -1,0 +1,150 @@
+"""Names live on in copies, pickles, files, views and gradients."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rpcbench import named
+from rpcbench.named import NamedTensor, NamesError
+
+
+def weight() -> NamedTensor:
+    return named.rand(3, 4, names=("N", "C"), requires_grad=True)
+
+
+def _saved(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file)  # weights only, which is its default
+
+
+WAYS: list[Callable[[Any], Any]] = [
+    copy.copy,
+    copy.deepcopy,
+    lambda value: pickle.loads(pickle.dumps(value)),
+    lambda value: cloudpickle.loads(cloudpickle.dumps(value)),
+    _saved,
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("make", [weight, lambda: weight().detach().t(), lambda: nn.Parameter(weight().detach())])
+def test_copies_have_names(way: Callable[[Any], Any], make: Callable[[], NamedTensor]) -> None:
+    value = make()
+    made = way({"a": value})["a"]
+    assert (type(made), made.names, made.requires_grad) == (NamedTensor, value.names, value.requires_grad)
+    assert (made.is_leaf, made.stride(), torch.equal(made, value)) == (True, value.stride(), True)
+    assert isinstance(made, nn.Parameter) == isinstance(value, nn.Parameter)
+
+
+def test_deep_copies_share_what_was_shared_and_nothing_else() -> None:
+    whole = weight().detach()
+    one, other, again = copy.deepcopy([whole, whole.t(), whole])
+    one.zero_()
+    assert again is one
+    assert float(other.sum()) == 0
+    assert float(whole.sum()) > 0
+    with pytest.raises(RuntimeError, match="detach"):
+        copy.deepcopy(weight() * 2)
+
+
+def test_a_deep_copy_has_the_gradient_too() -> None:
+    value = weight()
+    value.sum().backward()
+    made = copy.deepcopy(value)
+    assert made.grad.names == ("N", "C")
+    assert made.grad.data_ptr() != value.grad.data_ptr()
+
+
+def test_views_and_aliases() -> None:
+    whole = weight().detach()
+    views = [whole.t(), whole[1:], whole.detach(), whole.data, whole.unsqueeze(0), whole.transpose("N", "C")]
+    assert [view.names for view in views] == [
+        ("C", "N"), ("N", "C"), ("N", "C"), ("N", "C"), (None, "N", "C"), ("C", "N"),
+    ]  # fmt: skip
+    whole.zero_()
+    assert all(not view.any() for view in views)
+    same = whole.to(torch.float)  # the same object
+    same.rename_("A", "B")
+    assert whole.names == ("A", "B")
+
+
+def test_flattening_one_dimension_leaves_the_tensor_alone() -> None:
+    value = weight()
+    assert value.flatten(1).names == ("N", None)
+    assert value.names == ("N", "C")
+
+
+def test_gradients() -> None:
+    value, scale = weight(), named.ones(4, names=("C",), requires_grad=True)
+    (value * scale).sum().backward()
+    assert (value.grad.names, scale.grad.names) == (("N", "C"), ("C",))
+    assert value.grad is value.grad
+    (value * scale).sum().backward()
+    assert torch.equal(value.grad.rename(None), torch.full((3, 4), 2.0))
+    value.grad.zero_()
+    assert float(value.grad.sum()) == 0
+    value.grad = None
+    assert value.grad is None
+    value.grad = torch.ones(3, 4)
+    assert value.grad.names == ("N", "C")
+    with pytest.raises(NamesError, match=r"grad of \(N=3, C=4\)"):
+        value.grad = named.ones(3, 4, names=("C", "N"))
+
+
+def test_gradients_given_and_asked_for() -> None:
+    value = weight()
+    doubled = value * 2
+    doubled.backward(torch.ones(3, 4), retain_graph=True)
+    with pytest.raises(NamesError, match="backward"):
+        doubled.backward(named.ones(3, 4, names=("C", "N")))
+    [gradient] = torch.autograd.grad(doubled.sum(), value, create_graph=True)
+    assert (gradient.names, gradient.sum("N").names) == (("N", "C"), ("C",))
+    [second] = torch.autograd.grad([(value**3).sum()], [value], [torch.tensor(1.0)], retain_graph=True)
+    torch.testing.assert_close(second.rename(None), 3 * value.detach().rename(None) ** 2)
+    plain = torch.rand(4, requires_grad=True)
+    assert type(torch.autograd.grad((value * plain).sum(), plain)[0]) is Tensor
+
+
+def test_hooks_see_names_and_work_by_them() -> None:
+    value, seen = weight(), []
+
+    def hook(gradient: NamedTensor) -> NamedTensor:
+        seen.append(gradient.names)
+        return gradient * gradient.sum("C").align_as(gradient)
+
+    value.register_hook(hook)
+    value.sum().backward()
+    assert seen == [("N", "C")]
+    assert torch.equal(value.grad.rename(None), torch.full((3, 4), 4.0))
+
+
+def test_a_plain_tensor_in_a_graph_with_named_ones() -> None:
+    plain = torch.rand(3, 4, requires_grad=True)
+    (named.named(plain, "N", "C") * weight()).sum().backward()
+    assert type(plain.grad) is Tensor
+    assert type(plain) is Tensor
+
+
+def test_data_is_replaced_under_the_same_names() -> None:
+    value = weight()
+    value.data = torch.zeros(5, 4)
+    assert value.names == ("N", "C")
+    for wrong in (torch.zeros(4), named.zeros(3, 4, names=("C", "N"))):
+        with pytest.raises(NamesError, match="data="):
+            value.data = wrong
+
+
+def test_formatting() -> None:
+    assert f"{named.tensor(1.25, names=()):.1f}" == "1.2"
+    assert f"{named.ones(1, names=('N',))}" == "NamedTensor([1.], (N=1))"

@@ -1,0 +1,183 @@
+"""Each row of the table: names come out as it says, values as torch's, and what does not fit is refused first.
+
+Tests are generated from the table, one for each documented operator and each way to call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import operator_cases as cases
+import pytest
+import torch
+from operator_cases import case, documented, fresh
+from torch import Tensor
+
+from rpcbench import named
+from rpcbench.named import NamedTensor, NamesError, names_of
+from rpcbench.named.dispatch import FUNCTIONS, functions
+from rpcbench.named.named_tensor import bare
+from rpcbench.named.table import ROWS, Row, Rule
+
+DOCUMENTED = documented(*Rule)
+OWN_TESTS = {"cat", "grad"} | (set() if torch.cuda.is_available() else {"cuda"})
+CALLED = [row for row in DOCUMENTED if row.rule is not Rule.FACTORY and row.name not in OWN_TESTS]
+Way = Callable[..., Any]
+
+
+def ways(row: Row) -> Iterator[Way]:
+    """The method, and the function."""
+    if hasattr(NamedTensor, row.name):
+        yield lambda tensor, *args: _member(getattr(tensor, row.name), args)
+    function = getattr(named, row.name, None) if row.dims else getattr(torch, row.name, None)
+    if callable(function) and row.name not in ("dtype", "device") and row.rule is not Rule.OWN:
+        yield function
+
+
+def _member(member: Any, args: tuple[Any, ...]) -> Any:
+    return member(*args) if callable(member) else member
+
+
+def _plain(values: Any) -> Any:
+    return [bare(value) for value in values]
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, tuple | list) and value and isinstance(value[0], Tensor) else value
+
+
+def test_the_table_has_all_rows_of_the_documentation() -> None:
+    counts = {rule: len(documented(rule)) for rule in Rule}
+    assert sum(counts.values()) == 200  # its 202 rows have rand and randn twice
+    assert counts[Rule.KEEPS] == 65
+    assert counts[Rule.UNIFIES] == 18
+    assert counts[Rule.CONTRACTS] == 8
+    assert counts[Rule.REMOVES] == 15
+    assert counts[Rule.PERMUTES] == 1
+    assert counts[Rule.FACTORY] == 7
+
+
+def test_each_row_that_torch_has_is_one_of_its_functions() -> None:
+    ours = {"data=", "align_as", "align_to", "has_names", "names", "refine_names", "rename", "rename_"}
+    assert [row.name for row in ROWS.values() if not [*functions(row)] and row.name not in ours] == []
+    told = [row for row in DOCUMENTED if row.name != "manual_seed"]  # whose function torch replaces, and never tells of
+    assert all(FUNCTIONS[function].name == row.name for row in told for function in functions(row))
+
+
+@pytest.mark.parametrize("row", CALLED, ids=lambda row: row.name)
+def test_names_come_out_as_the_table_says(row: Row) -> None:
+    how = case(row)
+    tried = [*ways(row)]
+    assert tried
+    for way in tried:
+        torch.manual_seed(3)
+        tensor = how.make()
+        result = way(tensor, *fresh(how.args))
+        if how.names is None:
+            assert not isinstance(result, Tensor) or not any(names_of(result))
+            continue
+        parts = result if isinstance(result, tuple | list) else (result,)
+        assert [part.names for part in parts] == [how.names] * len(parts)
+        assert all(len(part.names) == part.dim() for part in parts)
+        if row.inplace:
+            assert result is tensor
+
+
+@pytest.mark.parametrize("row", [row for row in CALLED if row.rule is not Rule.OWN], ids=lambda row: row.name)
+def test_values_are_those_of_torch(row: Row) -> None:
+    how = case(row)
+    if row.name in ("data_ptr", "register_hook", "detach_"):
+        return
+    for way in ways(row):
+        torch.manual_seed(3)
+        found = _first(way(how.make(), *fresh(how.args)))
+        plain = bare(how.make())
+        indices = [dict(zip(names_of(how.make()), range(9), strict=False)).get(arg, arg) for arg in _hashable(how.args)]
+        torch.manual_seed(3)
+        home = getattr(plain, row.name, None)
+        function = getattr(torch, row.name, None)
+        expected = _first(_member(home, tuple(indices)) if home is not None else function(plain, *indices))
+        if isinstance(expected, Tensor):
+            torch.testing.assert_close(bare(found), expected, rtol=0, atol=0, equal_nan=True)
+        elif not isinstance(expected, torch.Generator):
+            assert found == expected
+
+
+def _hashable(args: tuple[Any, ...]) -> list[Any]:
+    return _plain(fresh(args))
+
+
+@pytest.mark.parametrize("row", [row for row in CALLED if case(row).wrong is not None], ids=lambda row: row.name)
+def test_what_does_not_fit_is_refused_and_changes_nothing(row: Row) -> None:
+    how = case(row)
+    for way in ways(row):
+        tensor = how.make()
+        before = bare(tensor).clone()
+        with pytest.raises(NamesError, match=row.name) as caught:
+            way(tensor, *fresh(how.wrong or ()))
+        assert all(f"{name}=" in str(caught.value) for name in tensor.names if name)
+        assert tensor.names == how.make().names
+        assert torch.equal(bare(tensor), before)
+
+
+def takes_out(row: Row) -> bool:
+    """Whether torch's function writes to a tensor it is given."""
+    if row.rule not in (Rule.KEEPS, Rule.UNIFIES) or row.dims or not hasattr(torch, row.name):
+        return False
+    if row.name == "masked_fill":  # only torch's own code can give it an out
+        return False
+    operator = getattr(torch.ops.aten, row.name, None)
+    return operator is not None and any(each.endswith("out") for each in operator.overloads())
+
+
+@pytest.mark.parametrize("row", [row for row in CALLED if takes_out(row)], ids=lambda row: row.name)
+def test_out_gets_the_names_or_has_them_already(row: Row) -> None:
+    how = case(row)
+    function = getattr(torch, row.name)
+    result = function(how.make(), *fresh(how.args))
+    out = torch.empty_like(bare(result))
+    assert function(how.make(), *fresh(how.args), out=out) is out
+    assert out.names == how.names
+    other = named.named(torch.empty_like(bare(result)), "A", "B")
+    with pytest.raises(NamesError, match="out"):
+        function(how.make(), *fresh(how.args), out=other)
+
+
+@pytest.mark.parametrize("row", documented(Rule.FACTORY), ids=lambda row: row.name)
+def test_factories_name_what_they_make(row: Row) -> None:
+    make = getattr(named, row.name)
+    size: tuple[Any, ...] = {"tensor": ([[1.0] * 4] * 3,), "empty_like": (torch.rand(3, 4),)}.get(row.name, (3, 4))
+    made = make(*size, names=("N", None), dtype=torch.double)
+    assert (made.names, made.shape, made.dtype, made.is_leaf) == (("N", None), (3, 4), torch.double, True)
+    for wrong in (("N",), ("N", "N"), ("N", "a b"), ("N", 3)):
+        with pytest.raises(NamesError, match=row.name):
+            make(*size, names=wrong)
+
+
+def test_cat() -> None:
+    x, y = cases.rand("N", None), cases.rand("N", "C")
+    assert named.cat([x, y], "N").names == cases.NC
+    assert named.cat([x, y], "N").shape == (6, 4)
+    assert torch.cat([y.rename(None), y]).names == cases.NC
+    with pytest.raises(NamesError, match=r"cat of \(N=3, C=4\) and \(A=3, C=4\)"):
+        torch.cat([y, y.rename(N="A")])
+
+
+def test_an_operator_without_a_row_refuses_names_and_says_how_to_go_on() -> None:
+    x = cases.x()
+    for call in (lambda: torch.fft.fft(x), lambda: x.cov(), lambda: torch.cov(correction=1, input=x)):
+        with pytest.raises(NamesError, match=r"no rule for names.*\(N=3, C=4\).*rename\(None\)"):
+            call()
+    assert type(torch.fft.fft(x.rename(None))) is Tensor
+
+
+def test_an_operator_without_a_row_takes_tensors_without_names() -> None:
+    assert torch.cov(cases.rand(None, None)).shape == (4, 4)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the generated tests have it then")
+def test_cuda_is_refused_by_torch_alone() -> None:
+    with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"):
+        cases.x().cuda()
+    assert ROWS["cuda"].infer is ROWS["cpu"].infer

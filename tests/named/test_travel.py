@@ -1,0 +1,166 @@
+"""Names in calls, RRefs and distributed backward, through three workers; who does not know names refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from worlds import nothing_left, world
+
+from rpcbench import autograd, named
+from rpcbench.agent.core import Agent
+from rpcbench.named import NamedTensor, NamesError
+from rpcbench.optim import DistributedOptimizer
+from rpcbench.rpc import RRef, remote, rpc_sync
+from rpcbench.wire.code import MissingCodeError
+from rpcbench.wire.pickling import Codec
+from rpcbench.words.errors import RemoteError
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+        nothing_left(made)
+
+
+def x(**options: Any) -> NamedTensor:
+    return named.rand(3, 4, names=("N", "C"), dtype=torch.double, **options)
+
+
+def told(value: Any) -> Any:
+    """What a worker sees of a value, in plain words."""
+    return [type(value).__name__, *(value.names if isinstance(value, NamedTensor) else ())]
+
+
+def through(value: Tensor, *way: str) -> Tensor:
+    """`value` times two at each worker of the way, and back again."""
+    return rpc_sync(way[0], through, (value * 2, *way[1:])) if way else value * 2
+
+
+class Layer:
+    """Holds a named weight."""
+
+    def __init__(self) -> None:
+        self.weight = nn.Parameter(named.ones(4, names=("C",), dtype=torch.double))
+
+    def forward(self, value: NamedTensor) -> Tensor:
+        return value * self.weight
+
+    def gradient(self, context: int) -> list[Any]:
+        gradient = autograd.get_gradients(context)[self.weight]
+        return [*told(gradient), gradient.rename(None).tolist()]
+
+    def parameters(self) -> list[RRef[nn.Parameter]]:
+        return [RRef(self.weight)]
+
+    def shown(self) -> list[Any]:
+        return [*told(self.weight), isinstance(self.weight, nn.Parameter), self.weight.rename(None).tolist()]
+
+
+@pytest.mark.parametrize("value", [x(), x(requires_grad=True), x().align_to("C", "N"), x().sum()], ids=repr)
+def test_there_and_back_on_the_wire(value: NamedTensor) -> None:
+    made = Codec().decode(Codec().encode({"a": [value, value], "plain": torch.ones(2)})[0])
+    found = made["a"][0]
+    assert found is made["a"][1]
+    assert (type(found), found.names, found.requires_grad) == (NamedTensor, value.names, value.requires_grad)
+    assert (found.is_leaf, torch.equal(found, value)) == (True, True)
+    assert type(made["plain"]) is Tensor
+
+
+def test_views_of_one_memory_keep_their_own_names() -> None:
+    whole = x()
+    first, second = Codec().decode(Codec().encode([whole, whole.rename("A", "B").t()])[0])
+    assert (first.names, second.names) == (("N", "C"), ("B", "A"))
+    first.zero_()
+    assert float(second.sum()) == 0
+
+
+def test_who_does_not_know_names_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    body, _ = Codec().encode(x())
+    monkeypatch.setitem(sys.modules, "rpcbench.named.named_tensor", None)
+    with pytest.raises(MissingCodeError, match="rpcbench"):
+        Codec().decode(body)
+
+
+def test_arguments_and_results(agents: list[Agent]) -> None:
+    assert rpc_sync("worker1", told, (x(),)) == ["NamedTensor", "N", "C"]
+    assert rpc_sync("worker1", told, (x().rename(None),)) == ["Tensor"]
+    assert rpc_sync("worker1", through, ([x()][0],)).names == ("N", "C")
+    assert rpc_sync("worker1", dict, ({"a": (x(),)},))["a"][0].names == ("N", "C")
+
+
+def test_operators_of_torch_run_there_by_the_rules(agents: list[Agent]) -> None:
+    value = x()
+    result = rpc_sync("worker1", torch.add, (value, value))
+    assert (result.names, torch.equal(result, value + value)) == (("N", "C"), True)
+    assert rpc_sync("worker1", named.sum, (value, "N")).names == ("C",)
+    with pytest.raises((NamesError, RemoteError), match=r"add of \(N=3, C=4\) and \(N=3\)"):
+        rpc_sync("worker1", torch.add, (value, value.sum("C")))
+
+
+def test_values_of_rrefs(agents: list[Agent]) -> None:
+    held = remote("worker1", through, (x(), "worker2"))
+    assert held.to_here().names == ("N", "C")
+    assert rpc_sync("worker2", _names_of_rref, (held,)) == ("N", "C")
+    assert held.rpc_sync().sum("C").names == ("N",)
+    held.to_here()
+
+
+def _names_of_rref(held: RRef[NamedTensor]) -> Any:
+    return held.to_here().names
+
+
+def test_a_chain_of_three_workers_and_backward(agents: list[Agent]) -> None:
+    value = x(requires_grad=True)
+    with autograd.context() as context:
+        result = rpc_sync("worker1", through, (value, "worker2", "notebook"))
+        assert (type(result), result.names) == (NamedTensor, ("N", "C"))
+        assert torch.equal(result, value * 8)
+        autograd.backward(context, [result.sum()])
+        gradient = autograd.get_gradients(context)[value]
+        assert gradient.names == ("N", "C")
+        assert torch.equal(gradient.rename(None), torch.full((3, 4), 8.0, dtype=torch.double))
+    assert value.grad is None
+
+
+def test_gradients_of_a_named_parameter_and_its_optimizer(agents: list[Agent]) -> None:
+    layer = remote("worker1", Layer)
+    [weight] = layer.rpc_sync().parameters()
+    optimizer = DistributedOptimizer(torch.optim.Adam, [weight], lr=0.5)
+    with autograd.context() as context:
+        result = layer.rpc_sync().forward(named.ones(3, 4, names=("N", "C"), dtype=torch.double))
+        assert result.names == ("N", "C")
+        autograd.backward(context, [result.sum()])
+        assert layer.rpc_sync().gradient(context) == ["NamedTensor", "C", [3.0] * 4]
+        optimizer.step(context)
+    kind, name, parameter, values = layer.rpc_sync().shown()
+    assert (kind, name, parameter) == ("NamedTensor", "C", True)
+    assert values == pytest.approx([0.5] * 4)
+    with pytest.raises((NamesError, RemoteError), match="'C'"):
+        layer.rpc_sync().forward(named.ones(3, 4, names=("C", "N"), dtype=torch.double))
+
+
+def test_the_calls_of_plain_tensors_are_as_they_were() -> None:
+    plain = torch.rand(3, 4)
+    body, _ = Codec().encode(plain)
+    assert b"named" not in body.payload
+    assert type(Codec().decode(body)) is Tensor
+
+
+def test_nobody_loads_names_who_uses_none() -> None:
+    script = (
+        "import sys, torch, rpcbench.rpc, rpcbench.autograd, rpcbench.optim, rpcbench.pipeline\n"
+        "from rpcbench.autograd.gradients import LeafGradients\n"
+        "held, leaf = LeafGradients(), torch.nn.Parameter(torch.ones(2))\n"
+        "held.add([(leaf, torch.ones(2))])\n"
+        "assert type(held.under_names()[leaf]) is torch.Tensor\n"
+        "assert not [name for name in sys.modules if name.startswith('rpcbench.named')]\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
