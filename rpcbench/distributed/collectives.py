@@ -138,8 +138,10 @@ def op_name(op: object) -> str:
     return str(op).rpartition(".")[2]
 
 
-def refused(op: object, tensor: torch.Tensor) -> str:
+def refused(op: object, tensor: object) -> str:
     """Why tensors like this one cannot be combined so; empty if they can."""
+    if not isinstance(tensor, torch.Tensor):
+        return ""  # which the backend says better
     dtype, name = tensor.dtype, op_name(op)
     exact = not dtype.is_floating_point and not dtype.is_complex
     if name not in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):

@@ -48,17 +48,18 @@ class Lane:
         self._name, self._tell = name, tell
         self._jobs: queue.SimpleQueue[Pending[object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._open = 0
+        self._last: Pending[object] | None = None
 
     @property
     def busy(self) -> bool:
-        return self._open > 0
+        """Whether a job runs or waits for its turn."""
+        return self._last is not None and not self._last.done
 
     def put(self, job: Callable[[], T]) -> Pending[T]:
         """Run a job after those before it."""
         pending = Pending(job, self._tell)
-        self._open += 1
-        self._jobs.put(pending)  # type: ignore[arg-type]
+        self._last = pending  # type: ignore[assignment]
+        self._jobs.put(self._last)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
@@ -69,5 +70,4 @@ class Lane:
 
     def _serve(self) -> None:
         while (pending := self._jobs.get()) is not None:
-            self._open -= 1
             pending.run()

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import ReduceOp
 
-from rpcbench.distributed import groups
+from rpcbench.distributed import backends, groups
 from rpcbench.distributed.collectives import op_name, stranger, together
 from rpcbench.distributed.groups import AnyGroup
 
@@ -88,7 +88,7 @@ def all_gather_multigpu(
 def _wrong(tensors: Sequence[torch.Tensor], op: object = ReduceOp.SUM) -> str:
     if not tensors:
         return "the list of tensors is empty"
-    if len({(each.shape, each.dtype) for each in tensors}) > 1:
+    if len({backends.layout(each) for each in tensors}) > 1:
         return "the tensors of a list must be alike"
     return "" if op_name(op) in _COMBINE else f"{op_name(op)} is none of {', '.join(_COMBINE)}"
 

@@ -6,7 +6,7 @@ import weakref
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
-from rpcbench.agent.roster import GONE, WorkerInfo
+from rpcbench.agent.roster import WorkerInfo
 from rpcbench.distributed.world import World
 
 
@@ -25,6 +25,6 @@ class Watch:
 
     def _changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         world = self._world() if self._world is not None else None
-        rank = world.rank_of(who.name) if world is not None and kind in GONE else None
+        rank = world.rank_of(who.name) if world is not None and kind == "lost" else None
         if world is not None and rank is not None:
             world.ends(world.lost([rank], reason))

@@ -139,9 +139,9 @@ class World:
         try:
             yield
         except (c10d.DistError, RuntimeError) as error:
-            gone = [self.named(rank) for rank, who in enumerate(self.ranks) if who.is_gone()]
-            because = f"{', '.join(gone)} has ended" if gone else str(error).splitlines()[0]
-            self.ends(WorkerLostError(f"no rank can {deed}, as the process group's store is gone: {because}. {AGAIN}"))
+            gone, cannot = self.gone(), f"no rank can {deed}, as the process group's store is out of reach"
+            words = str(error).splitlines()[0]
+            self.ends(self.lost(gone, cannot) if gone else WorkerLostError(f"{cannot}: {words}. {AGAIN}"))
 
     def breaks(self, error: RpcError) -> None:
         """Nobody goes on in this world, for this reason or an earlier one."""
@@ -176,7 +176,7 @@ class World:
 
         def known() -> bool:
             self.hear()
-            gone[:] = [rank for rank, who in enumerate(self.ranks) if who.is_gone()]
+            gone[:] = self.gone()
             return self.broken or bool(gone)
 
         polled(known, _NEWS_SECONDS)
@@ -184,6 +184,10 @@ class World:
             self.breaks(self.lost(gone, f"while {self.named(self.rank)} was in {wait.what}"))
         else:
             self.breaks(CollectiveError(f"{wait.what} failed on {self.named(self.rank)}: {words} {AGAIN}"))
+
+    def gone(self) -> list[int]:
+        """Ranks that have ended for certain."""
+        return [rank for rank, who in enumerate(self.ranks) if who.is_gone()]
 
     def lost(self, ranks: Sequence[int], how: str) -> WorkerLostError:
         """That these ranks are gone."""

@@ -28,11 +28,3 @@ def everyone(ranks: rpcbench.Cluster) -> Everyone:
     """Run a function on all ranks at once; what each returns, in order."""
     return lambda function, *args: wait_all([ranks.rpc_async(name, function, args) for name in ranks.workers])
 
-
-def outcome(function: Callable[..., Any], *args: Any) -> str:
-    """The words of the error that a call ends with; empty where there is none. On a worker."""
-    try:
-        function(*args)
-    except RuntimeError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
