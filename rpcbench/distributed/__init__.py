@@ -68,13 +68,13 @@ def is_initialized() -> bool:
 
 def get_rank(group: AnyGroup = None) -> int:
     """The rank of this process in the world, or its place in a group."""
-    end = groups.member(group)
+    end = groups.member(group, at_work=False)
     return end.ranks.index(end.world.rank)
 
 
 def get_world_size(group: AnyGroup = None) -> int:
     """How many ranks the world, or a group, has."""
-    return len(groups.member(group).ranks)
+    return len(groups.member(group, at_work=False).ranks)
 
 
 def new_group(ranks: Sequence[int] | None = None) -> c10d.ProcessGroup | Outsider:

@@ -110,6 +110,7 @@ def retire(why: str, before: tuple[str, int]) -> None:
     """The world, if there is one, is over as the cluster has changed; nobody meets at `before` again."""
     stores.forget(*before)
     if _State.world is not None:
+        _State.world.outdated = True
         _State.world.ends(
             CollectiveError(f"this process group is of an earlier generation of the cluster: {why}. {AGAIN}")
         )
@@ -120,12 +121,16 @@ def has_world() -> bool:
     return _State.world is not None and not _State.world.broken
 
 
-def member(group: AnyGroup) -> Member:
-    """This rank's end of a group. CollectiveError where it has none in it, and says why."""
+def member(group: AnyGroup, at_work: bool = True) -> Member:
+    """This rank's end of a group. CollectiveError where it has none in it, and says why.
+
+    at_work: not in a world that is broken; who only asks for its rank may, unless the cluster has changed.
+    """
     world = _State.world
     if world is None:
         raise CollectiveError(_NO_WORLD)
-    world.check()
+    if at_work or world.outdated:
+        world.check()
     found = _find(group)
     if isinstance(found, Member):
         return found

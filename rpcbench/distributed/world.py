@@ -60,6 +60,7 @@ class World:
         self.backend, self.seconds = backend, seconds
         self._changes = Changes()
         self._broken: RpcError | None = None
+        self.outdated = False  # ranks are others now
         self._lanes: dict[object, Lane] = {}
         self.made = 0  # groups, counted alike on all ranks
         self.token = met.store.compare_set("token", "", secrets.token_hex(8)).decode()
