@@ -135,6 +135,7 @@ def test_a_change_of_the_cluster_begins_a_generation(cluster: rpcbench.Cluster) 
     assert waiting.wait().startswith(old)
     assert cluster.rpc_sync("worker2", outcome, (dist.get_rank,)).startswith(old)
     begin(cluster)
+    cluster.group("worker3", "worker4")  # of the same number in its world
     assert "has ended, not of the one that is here" in cluster.rpc_sync("worker1", outcome, (dist.get_rank, group))
     cluster.scale(2)
     assert "worker3, worker4 left" in cluster.rpc_sync("worker1", outcome, (dist.barrier,))
