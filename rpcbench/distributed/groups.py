@@ -102,7 +102,9 @@ def destroy() -> None:
     """End the default group and all others, whatever they are at."""
     world, _State.world, _State.members = _State.world, None, {}
     if world is not None:
-        world.close()
+        if world.busy:
+            world.breaks(CollectiveError(f"{world.named(world.rank)} has destroyed the process group while at work in it"))
+        world.close(CollectiveError("this process group has been destroyed"))
         c10d.destroy_process_group()
 
 

@@ -124,10 +124,19 @@ def store_at(place: Place, seconds: float) -> Store:
     if place.file:
         return FileStore(place.file, -1)
     at = place.address, place.port
-    if at not in _at_ports:
+    if at not in _at_ports or not _answers(_at_ports[at]):
         kept = _kept(place) if place.keeper is not False else None
         _at_ports[at] = kept or _reached(place, seconds)
     return _at_ports[at]
+
+
+def _answers(store: Store) -> bool:
+    """Whether who keeps it is still there."""
+    try:
+        store.check([""])
+    except RuntimeError:
+        return False
+    return True
 
 
 def forget(address: str, port: int) -> None:

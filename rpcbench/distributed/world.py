@@ -80,6 +80,11 @@ class World:
             self._lanes[key] = Lane(f"rpcbench-group-{key}", self._changes.tell)
         return self._lanes[key]
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way."""
+        return any(lane.busy for lane in list(self._lanes.values()))
+
     def check(self) -> None:
         """Raises why this world is broken, if it is."""
         if self._broken is not None:
@@ -113,7 +118,8 @@ class World:
             if time.monotonic() >= deadline and not pending.done and not self.broken:
                 self.breaks(RpcTimeoutError(self._late(wait)))
         if told and not self.broken:
-            self._post("")
+            with contextlib.suppress(RuntimeError):  # who keeps the store may have done its work, and be gone
+                self.store.set(f"waits/{self.rank}", "")
 
     @staticmethod
     def _nap(deadline: float) -> float:
@@ -127,7 +133,7 @@ class World:
     def hear(self) -> None:
         """Take over what has broken the world elsewhere."""
         with self._kept("hear of the others"):
-            if self.store.check(["broken"]):
+            if self._broken is None and self.store.check(["broken"]):
                 self._take(self.store.get("broken"))
 
     def _take(self, told: bytes) -> None:
@@ -154,10 +160,7 @@ class World:
     def ends(self, error: RpcError) -> None:
         """As `breaks`, where the other ranks hear of it in another way, or need not."""
         if self._broken is None:
-            self._broken = error
-            self._changes.tell()
-            for lane in self._lanes.values():
-                lane.close()
+            self.close(error)
             _abort()
 
     # -- who is at fault
@@ -195,11 +198,12 @@ class World:
         names = ", ".join(self.named(rank) for rank in ranks)
         return WorkerLostError(f"{names} of the process group {'are' if len(ranks) > 1 else 'is'} gone, {how}. {AGAIN}")
 
-    def close(self) -> None:
-        """Free the threads, and whoever waits."""
+    def close(self, error: RpcError) -> None:
+        """Free the threads, and whoever waits. What torch has finished here still reaches the others."""
+        self._broken = self._broken or error
+        self._changes.tell()
         for lane in self._lanes.values():
             lane.close()
-        self.ends(CollectiveError("this process group has been destroyed"))
 
 
 def _is_of_torch(error: BaseException | None) -> bool:

@@ -117,6 +117,16 @@ def test_an_interrupted_rank_frees_the_others(cluster: rpcbench.Cluster) -> None
     begin(cluster)
 
 
+def test_a_group_that_is_destroyed_frees_all(cluster: rpcbench.Cluster) -> None:
+    begin(cluster)
+    waiting = [cluster.rpc_async(name, ends, (dist.barrier,), timeout=HANG_SECONDS) for name in ("worker1", "worker3")]
+    until(lambda: cluster.rpc_sync("worker2", all_wait, (0, 2)))
+    cluster.rpc_sync("worker1", dist.destroy_process_group)
+    words = "CollectiveError: rank 0 (worker1) has destroyed the process group while at work in it"
+    assert [said for said, _ in wait_all(waiting)] == [words] * 2
+    begin(cluster)
+
+
 def test_the_stop_of_a_cell_frees_all(cluster: rpcbench.Cluster) -> None:
     begin(cluster)
     since = time.monotonic()
