@@ -103,7 +103,8 @@ def destroy() -> None:
     world, _State.world, _State.members = _State.world, None, {}
     if world is not None:
         if world.busy:
-            world.breaks(CollectiveError(f"{world.named(world.rank)} has destroyed the process group while at work in it"))
+            me = world.named(world.rank)
+            world.breaks(CollectiveError(f"{me} has destroyed the process group while at work in it. {AGAIN}"))
         world.close(CollectiveError("this process group has been destroyed"))
         c10d.destroy_process_group()
 

@@ -123,7 +123,7 @@ def test_a_group_that_is_destroyed_frees_all(cluster: rpcbench.Cluster) -> None:
     until(lambda: cluster.rpc_sync("worker2", all_wait, (0, 2)))
     cluster.rpc_sync("worker1", dist.destroy_process_group)
     words = "CollectiveError: rank 0 (worker1) has destroyed the process group while at work in it"
-    assert [said for said, _ in wait_all(waiting)] == [words] * 2
+    assert all(said.startswith(words) for said, _ in wait_all(waiting))
     begin(cluster)
 
 
