@@ -20,6 +20,7 @@ _HOMES = {
     "Future": "rpcbench.words.futures",
     "collect_all": "rpcbench.words.futures",
     "wait_all": "rpcbench.words.futures",
+    "CollectiveError": "rpcbench.words.errors",
     "ConnectionLostError": "rpcbench.words.errors",
     "explain": "rpcbench.agent.watchdog",
     "RpcError": "rpcbench.words.errors",

@@ -1,4 +1,4 @@
-"""`rpcbench demo | run | lab | secret | bench`: reads the arguments, then imports what the subcommand needs.
+"""`rpcbench demo | run | launch | lab | secret | bench`: reads the arguments, then imports what the subcommand needs.
 
 Nothing heavy is imported before it is asked for, so `rpcbench --help` answers at once. An `RpcError` says itself what
 to do, so it is printed without a traceback; anything else is a bug and shows where it happened.
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Our own arguments, and those that are for the program behind the subcommand, whatever they look like."""
-    passes_on = arguments[:1] in (["run"], ["lab"]) and arguments[1:2] not in (["-h"], ["--help"])
+    passes_on = arguments[:1] in (["run"], ["launch"], ["lab"]) and arguments[1:2] not in (["-h"], ["--help"])
     return (arguments[:1], arguments[1:]) if passes_on else (arguments, [])
 
 
@@ -54,6 +54,14 @@ def _parser() -> argparse.ArgumentParser:
         usage="rpcbench run script.py [arguments]\n       rpcbench run -m module [arguments]",
     )  # fmt: skip
     run.set_defaults(run=_run)
+
+    launch = commands.add_parser(
+        "launch", help="start a script as several ranks, by torchrun",
+        usage="rpcbench launch [--pass-local-rank] [torchrun's options] script.py [arguments]",
+        epilog="Options as --nproc-per-node 4, --nnodes, --node-rank, --master-addr and --master-port, with - or _, "
+        "are torchrun's. With --pass-local-rank each process gets --local_rank=N, as from torch.distributed 0.4.",
+    )  # fmt: skip
+    launch.set_defaults(run=_launch)
 
     lab = commands.add_parser(
         "lab", help="open JupyterLab on the notebooks", epilog="Everything after `lab` is passed on to JupyterLab."
@@ -101,6 +109,12 @@ def _run(options: argparse.Namespace) -> None:
     from rpcbench.cli import run
 
     run.run(options.rest)
+
+
+def _launch(options: argparse.Namespace) -> None:
+    from rpcbench.cli import launch
+
+    launch.run(options.rest)
 
 
 def _lab(options: argparse.Namespace) -> None:

@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import ModuleType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rpcbench.agent import current
 from rpcbench.agent.roster import WorkerInfo
-from rpcbench.launch import script
+from rpcbench.launch import ranks, script
 from rpcbench.launch.base import Handle, Launcher
 from rpcbench.launch.desk import CellDesk
 from rpcbench.launch.history import Rerun
@@ -42,6 +42,9 @@ from rpcbench.words.changes import Changes
 from rpcbench.words.config import DEFAULT_TIMEOUT, NOTEBOOK, UNSET_TIMEOUT, WorldConfig
 from rpcbench.words.errors import RpcError, UnknownWorkerError
 from rpcbench.words.futures import Future, wait_all
+
+if TYPE_CHECKING:
+    from rpcbench.distributed.groups import NamedGroup
 
 START_SECONDS = 60.0
 _LEAVE_SECONDS = 3.0
@@ -166,8 +169,11 @@ class Cluster:
             raise ValueError(f"a cluster has at least one worker, not {n}; end it with shutdown()")
         wanted = [f"worker{i}" for i in range(1, n + 1)]
         with self._moving:
-            self._leave([name for name in self.workers if name not in wanted])
-            self._start([name for name in wanted if name not in self.workers])
+            self._leave(leaving := [name for name in self.workers if name not in wanted])
+            if missing := [name for name in wanted if name not in self.workers]:
+                self._start(missing)
+            elif leaving:
+                ranks.settled(self._settle(f"{', '.join(leaving)} left"))
 
     def restart(self, name: str, *, replay: bool = False) -> list[Rerun]:
         """End a worker, if it still runs, and start it again under its name; what it held is lost.
@@ -254,6 +260,13 @@ class Cluster:
         assert isinstance(rref, RRef)
         return rref
 
+    def group(self, *workers: str) -> NamedGroup:
+        """A process group of these workers, once `init_process_group` has been called on all: a handle for `group=`.
+
+        It may travel to the workers as any value. CollectiveError where a worker is in no world, UnknownWorkerError.
+        """
+        return ranks.group(self.agent, self.workers, workers)
+
     def __enter__(self) -> Self:
         self._using = ExitStack()
         self._using.enter_context(current.using(self.agent))
@@ -302,7 +315,13 @@ class Cluster:
             handles.append(handle)
         self._await(joined, handles, f"{', '.join(names)} to join")
         count = len(self.workers) + 1
+        told = self._settle(f"{', '.join(names)} joined")
         wait_all([self.agent.call(name, meet, (count,), timeout=START_SECONDS, own=True) for name in names])
+        ranks.settled(told)
+
+    def _settle(self, why: str) -> list[Future[None]]:
+        """Tell the workers that serve which ranks they are now."""
+        return ranks.settle(self.agent, {name: _id(name) - 1 for name in self.workers}, len(self._handles), why)
 
     def _leave(self, names: list[str]) -> None:
         handles = [self._handles.pop(name) for name in names]

@@ -13,6 +13,7 @@
         │   └── MessageTooLarge       (also ProtocolError) more bytes or tensors than one message may carry
         ├── RemoteError               what stands behind a user's error: worker and remote traceback; its `cause`
         ├── DeadlockError             calls that wait for each other in a circle
+        ├── CollectiveError           (also ValueError) ranks of a process group disagree, or one is wrong
         ├── CallCancelled             the caller, or Ctrl-C, gave the call up
         ├── NotConnectedError         the peer cannot be reached (yet)
         ├── IncompleteWorldError      who belongs to a world did not come in time; the text names who did
@@ -68,6 +69,13 @@ class WorkerLostError(RpcError):
     """
 
     maybe_executed = True
+
+
+class CollectiveError(RpcError, ValueError):
+    """Ranks of a process group disagree on what to do together, or one of them asked for what cannot be.
+
+    Source: raised on every rank that takes part. The text names the rank at fault and says what each one called.
+    """
 
 
 class StageLostError(WorkerLostError):

@@ -1,0 +1,196 @@
+"""Which groups this process is in: the default one, those made of it, and the handles by which they are named.
+
+`new_group` gives torch's own group, which torch's functions and DistributedDataParallel take as well. Guarantees
+- A group of a world that is over, of other ranks, or of somebody else is refused by name before anything is sent.
+- Groups are made alike on all ranks or on none: what each of them asks for is compared first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch.distributed as c10d
+
+from rpcbench.distributed import backends, stores
+from rpcbench.distributed.meeting import meet
+from rpcbench.distributed.watch import Watch
+from rpcbench.distributed.world import AGAIN, Wait, World, found, patience
+from rpcbench.words.errors import CollectiveError
+
+T = TypeVar("T")
+
+SECONDS = 300.0
+MEETING_SECONDS = 60.0
+_NO_WORLD = "there is no process group here: call init_process_group first, on all ranks"
+
+
+class Member:
+    """This rank's end of a group. `ranks` are numbers in the world; `group` is torch's."""
+
+    def __init__(self, world: World, ranks: tuple[int, ...], group: c10d.ProcessGroup, key: str) -> None:
+        self.world, self.ranks, self.group, self.key = world, ranks, group, key
+        self.count = 0
+
+    def carry(self, job: Callable[[], T], what: str) -> T:
+        """Do something together, on the group's lane. What ends the world ends the wait."""
+        self.world.check()
+        self.count += 1
+        return self.world.finish(self.world.lane(self.key).put(job), self.wait(what))
+
+    def wait(self, what: str) -> Wait:
+        others = tuple(rank for rank in self.ranks if rank != self.world.rank)
+        return Wait(what, self.key, self.count, others)
+
+
+@dataclass(frozen=True, slots=True)
+class Outsider:
+    """What `new_group` gives to a rank that is not in the group."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedGroup:
+    """A group of a cluster's workers, as a handle that may travel: pass it as `group=` in cells and calls on them."""
+
+    token: str
+    key: str
+    ranks: tuple[int, ...]
+    workers: tuple[str, ...]
+
+    def here(self) -> c10d.ProcessGroup:
+        """torch's group on this worker, for DistributedDataParallel and torch's own functions."""
+        return member(self).group
+
+
+class group:  # noqa: N801  (as in torch)
+    """`group.WORLD` is the default group."""
+
+    WORLD: None = None
+
+
+AnyGroup = c10d.ProcessGroup | NamedGroup | Outsider | None
+
+
+class _State:
+    """All of this process; torch has but one default group as well."""
+
+    world: World | None = None
+    members: dict[str, Member | Outsider] = {}
+
+
+def init(backend: str, method: str, world_size: int, rank: int, name: str, seconds: float | None) -> None:
+    """Found the default group with the others."""
+    if _State.world is not None:
+        _State.world.hear()
+    if has_world() or (_State.world is None and c10d.is_initialized()):
+        raise CollectiveError("trying to initialize the default process group twice: destroy_process_group() first")
+    behind = backends.behind(backend)
+    place = stores.read(method, rank, world_size)
+    destroy()
+    met = meet(place, name, MEETING_SECONDS if seconds is None else seconds)
+    world = _State.world = found(met, backend.lower(), behind, SECONDS if seconds is None else seconds)
+    everyone = tuple(range(len(met.ranks)))
+    _State.members = {"0": Member(world, everyone, c10d.distributed_c10d._get_default_group(), "0")}
+    Watch.over(world)
+
+
+def destroy() -> None:
+    """End the default group and all others, whatever they are at."""
+    world, _State.world, _State.members = _State.world, None, {}
+    if world is not None:
+        if world.busy:
+            me = world.named(world.rank)
+            world.breaks(CollectiveError(f"{me} has destroyed the process group while at work in it. {AGAIN}"))
+        world.close(CollectiveError("this process group has been destroyed"))
+        c10d.destroy_process_group()
+
+
+def retire(why: str, before: tuple[str, int]) -> None:
+    """The world, if there is one, is over as the cluster has changed; nobody meets at `before` again."""
+    stores.forget(*before)
+    if _State.world is not None:
+        _State.world.outdated = True
+        _State.world.ends(
+            CollectiveError(f"this process group is of an earlier generation of the cluster: {why}. {AGAIN}")
+        )
+
+
+def has_world() -> bool:
+    """Whether there is one, and nothing has broken it."""
+    return _State.world is not None and not _State.world.broken
+
+
+def member(group: AnyGroup, at_work: bool = True) -> Member:
+    """This rank's end of a group. CollectiveError where it has none in it, and says why.
+
+    at_work: not in a world that is broken; who only asks for its rank may, unless the cluster has changed.
+    """
+    world = _State.world
+    if world is None:
+        raise CollectiveError(_NO_WORLD)
+    if at_work or world.outdated:
+        world.check()
+    found = _find(group)
+    if isinstance(found, Member):
+        return found
+    if found is None:
+        raise CollectiveError(
+            f"this process group is of a world that has ended, not of the one that is here now. {AGAIN}"
+        )
+    raise CollectiveError(f"{world.named(world.rank)} is not in the group of ranks {_listed(found.ranks)}")
+
+
+def _find(group: AnyGroup) -> Member | Outsider | None:
+    if group is None:
+        return _State.members["0"]
+    if isinstance(group, Outsider):
+        return group
+    if isinstance(group, NamedGroup):
+        assert _State.world is not None
+        return _State.members.get(group.key) if group.token == _State.world.token else None
+    if isinstance(group, c10d.ProcessGroup):
+        return next((m for m in _State.members.values() if isinstance(m, Member) and m.group is group), None)
+    raise CollectiveError(f"a process group is wanted, as new_group gives it, not {type(group).__name__}")
+
+
+def new(ranks: Sequence[int] | None) -> NamedGroup:
+    """Make a group with all other ranks; its handle. Its ends are `member` of that."""
+    everyone = member(None)
+    world = everyone.world
+    chosen = everyone.ranks if ranks is None else tuple(ranks)
+    everyone.carry(lambda: _agree(world, chosen), f"new_group({_listed(chosen)})")
+    made = c10d.new_group(list(chosen), timeout=patience(world.seconds))
+    key = str(world.made)
+    inside = world.rank in chosen
+    _State.members[key] = Member(world, tuple(sorted(chosen)), made, key) if inside else Outsider(chosen)
+    return NamedGroup(world.token, key, chosen, tuple(world.ranks[rank].name for rank in chosen))
+
+
+def opened(handle: NamedGroup) -> c10d.ProcessGroup | Outsider:
+    """What `new_group` returns for a handle, on this rank."""
+    found = _State.members[handle.key]
+    return found.group if isinstance(found, Member) else found
+
+
+def _agree(world: World, ranks: tuple[int, ...]) -> None:
+    """All ranks ask for the same group, or all raise."""
+    world.made += 1
+    keys = [f"new/{world.made}/{rank}" for rank in range(len(world.ranks))]
+    world.store.set(keys[world.rank], json.dumps(ranks))
+    while not stores.polled(lambda: world.broken or world.store.check(keys), 1.0):
+        pass
+    world.check()
+    asked = [tuple(json.loads(world.store.get(key))) for key in keys]
+    if len(set(asked)) > 1:
+        lines = [f"  {world.named(rank)}: {_listed(each)}" for rank, each in enumerate(asked)]
+        raise CollectiveError("\n".join(["ranks make different groups; all must call new_group alike:", *lines]))
+    if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(len(keys))):
+        raise CollectiveError(f"new_group({_listed(ranks)}): name different ranks, from 0 to {len(keys) - 1}")
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, ranks))}]"

@@ -1,0 +1,244 @@
+"""The world that this process has a rank in, and its groups: founded, waited in, broken, ended.
+
+torch does the work, on lanes; who waits for it here is freed by what ends it: a deadline, Ctrl-C on any rank, a rank
+that is gone, a cluster that has changed. A world in which this has happened is broken: no rank knows what others have
+done of the collective, so it refuses all more, and `init_process_group` founds the next one.
+
+Guarantees
+- The first reason is told to all ranks, through the store, and every rank raises it.
+- Nobody's end is guessed: it is known from membership, from the system on one host, or not named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as c10d
+from torch._C._distributed_c10d import PrefixStore
+
+from rpcbench.agent.sites import here
+from rpcbench.distributed.lanes import Lane, Pending
+from rpcbench.distributed.meeting import Met
+from rpcbench.distributed.stores import polled
+from rpcbench.words.changes import Changes
+from rpcbench.words.errors import CollectiveError, RpcError, RpcTimeoutError, WorkerLostError
+
+T = TypeVar("T")
+
+_GLANCE = 0.5
+"""After so many seconds a wait is told of in the store, and looks there for what others tell."""
+_NEWS_SECONDS = 2.0
+"""How long after a broken connection word of a lost rank may take."""
+_UNUSED_TAG = 0x7E57
+_KINDS = {kind.__name__: kind for kind in (CollectiveError, RpcTimeoutError, WorkerLostError)}
+AGAIN = "Call init_process_group again, on all ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a rank waits in: `number` counts what its group does; `members` are those it waits for."""
+
+    what: str
+    group: str
+    number: int
+    members: tuple[int, ...]
+
+
+class World:
+    """One founding of the default group, as this rank sees it."""
+
+    def __init__(self, met: Met, backend: str, seconds: float) -> None:
+        self.store, self.rank, self.ranks = met.store, met.rank, met.ranks
+        self.backend, self.seconds = backend, seconds
+        self._changes = Changes()
+        self._broken: RpcError | None = None
+        self.outdated = False  # ranks are others now
+        self._lanes: dict[object, Lane] = {}
+        self.made = 0  # groups, counted alike on all ranks
+        self.token = met.store.compare_set("token", "", secrets.token_hex(8)).decode()
+
+    # -- naming
+    def named(self, rank: int) -> str:
+        """As `rank 1 (worker2)`."""
+        return f"rank {rank} ({self.ranks[rank].name})"
+
+    def rank_of(self, name: str) -> int | None:
+        """The rank of a worker of our cluster."""
+        return next((rank for rank, who in enumerate(self.ranks) if who.name == name), None)
+
+    # -- work
+    def lane(self, key: object) -> Lane:
+        if key not in self._lanes:
+            self._lanes[key] = Lane(f"rpcbench-group-{key}", self._changes.tell)
+        return self._lanes[key]
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way."""
+        return any(lane.busy for lane in list(self._lanes.values()))
+
+    def check(self) -> None:
+        """Raises why this world is broken, if it is."""
+        if self._broken is not None:
+            raise type(self._broken)(*self._broken.args)
+
+    @property
+    def broken(self) -> bool:
+        return self._broken is not None
+
+    def finish(self, pending: Pending[T], wait: Wait) -> T:
+        """The result of a job, as soon as it is there; what breaks the world meanwhile is raised instead."""
+        try:
+            self._await(pending, wait)
+        except KeyboardInterrupt:
+            self.breaks(CollectiveError(f"{self.named(self.rank)} was interrupted in {wait.what}. {AGAIN}"))
+            raise
+        if not self.broken and _is_of_torch(pending.error):
+            self._blame(str(pending.error), wait)
+        if not pending.done or _is_of_torch(pending.error):
+            self.check()
+        return pending.result()
+
+    def _await(self, pending: Pending[T], wait: Wait) -> None:
+        deadline = time.monotonic() + self.seconds
+        told = False
+        while not self._changes.wait_for(lambda: pending.done or self.broken, self._nap(deadline)):
+            if not told:
+                self._post(json.dumps([wait.group, wait.number, wait.what, str(here())]))
+                told = True
+            self.hear()
+            if time.monotonic() >= deadline and not pending.done and not self.broken:
+                self.breaks(RpcTimeoutError(self._late(wait)))
+        if told and not self.broken:
+            with contextlib.suppress(RuntimeError):  # who keeps the store may have done its work, and be gone
+                self.store.set(f"waits/{self.rank}", "")
+
+    @staticmethod
+    def _nap(deadline: float) -> float:
+        return max(0.0, min(_GLANCE, deadline - time.monotonic()))
+
+    # -- what ranks tell each other through the store
+    def _post(self, words: str) -> None:
+        with self._kept("tell where it waits"):
+            self.store.set(f"waits/{self.rank}", words)
+
+    def hear(self) -> None:
+        """Take over what has broken the world elsewhere."""
+        with self._kept("hear of the others"):
+            if self._broken is None and self.store.check(["broken"]):
+                self._take(self.store.get("broken"))
+
+    def _take(self, told: bytes) -> None:
+        kind, text = json.loads(told)
+        self.ends(_KINDS[kind](text))
+
+    @contextlib.contextmanager
+    def _kept(self, deed: str) -> Iterator[None]:
+        """Around words with the store, whose keeper may be gone."""
+        try:
+            yield
+        except (c10d.DistError, RuntimeError) as error:
+            gone, cannot = self.gone(), f"no rank can {deed}, as the process group's store is out of reach"
+            words = str(error).splitlines()[0]
+            self.ends(self.lost(gone, cannot) if gone else WorkerLostError(f"{cannot}: {words}. {AGAIN}"))
+
+    def breaks(self, error: RpcError) -> None:
+        """Nobody goes on in this world, for this reason or an earlier one."""
+        if self._broken is None:
+            with self._kept("tell the others"):
+                kind = type(error).__name__
+                self._take(self.store.compare_set("broken", "", json.dumps([kind, error.args[0]])))
+
+    def ends(self, error: RpcError) -> None:
+        """As `breaks`, where the other ranks hear of it in another way, or need not."""
+        if self._broken is None:
+            self.close(error)
+            _abort()
+
+    # -- who is at fault
+    def _late(self, wait: Wait) -> str:
+        """Who has not come, and where the others wait."""
+        lines = [f"{self.seconds:g} s have passed in {wait.what}:"]
+        for rank in sorted({*wait.members, self.rank}):
+            said = ""
+            with self._kept("tell who waits"):
+                said = self.store.get(f"waits/{rank}").decode() if self.store.check([f"waits/{rank}"]) else ""
+            lines.append(f"  {self.named(rank)} {_whereabouts(said, wait)}")
+        return "\n".join([*lines, AGAIN])
+
+    def _blame(self, words: str, wait: Wait) -> None:
+        """A connection has ended, or torch has failed: break the world, with the name of who is gone, if one is."""
+        gone: list[int] = []
+
+        def known() -> bool:
+            self.hear()
+            gone[:] = self.gone()
+            return self.broken or bool(gone)
+
+        polled(known, _NEWS_SECONDS)
+        if gone:
+            self.breaks(self.lost(gone, f"while {self.named(self.rank)} was in {wait.what}"))
+        else:
+            self.breaks(CollectiveError(f"{wait.what} failed on {self.named(self.rank)}: {words} {AGAIN}"))
+
+    def gone(self) -> list[int]:
+        """Ranks that have ended for certain."""
+        return [rank for rank, who in enumerate(self.ranks) if who.is_gone()]
+
+    def lost(self, ranks: Sequence[int], how: str) -> WorkerLostError:
+        """That these ranks are gone."""
+        names = ", ".join(self.named(rank) for rank in ranks)
+        return WorkerLostError(f"{names} of the process group {'are' if len(ranks) > 1 else 'is'} gone, {how}. {AGAIN}")
+
+    def close(self, error: RpcError) -> None:
+        """Free the threads, and whoever waits. What torch has finished here still reaches the others."""
+        self._broken = self._broken or error
+        self._changes.tell()
+        for lane in self._lanes.values():
+            lane.close()
+
+
+def _is_of_torch(error: BaseException | None) -> bool:
+    """Whether a job has failed half-way, and not by what all ranks agreed to raise."""
+    return error is not None and not isinstance(error, CollectiveError)
+
+
+def _whereabouts(said: str, wait: Wait) -> str:
+    if not said:
+        return "has not come"
+    group, number, what, where = json.loads(said)
+    same = group == wait.group and number == wait.number
+    return f"{'waits there' if same else f'has not come; it waits in {what}'}, at {where}"
+
+
+def _abort() -> None:
+    """End what torch has under way. gloo has no word for that; but a wait that is late ends all others of its group."""
+    for group in list(c10d.distributed_c10d._world.pg_map):
+        if isinstance(group, c10d.ProcessGroup) and group.size() > 1:
+            peer = 1 if group.rank() == 0 else 0
+            with contextlib.suppress(RuntimeError):  # that it is late, or that the connection has ended before
+                group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
+            group.abort()  # NCCL has one
+
+
+def patience(seconds: float) -> timedelta:
+    """What torch gets: our own deadline comes first, as it tells who has not come."""
+    return timedelta(seconds=2 * seconds + 10)
+
+
+def found(met: Met, backend: str, behind: str, seconds: float) -> World:
+    """The world of those who have met, and torch's default group with it."""
+    world = World(met, backend, seconds)
+    c10d.init_process_group(
+        behind, store=PrefixStore("torch", met.store), rank=met.rank, world_size=len(met.ranks),
+        timeout=patience(seconds),
+    )  # fmt: skip
+    return world

@@ -1,0 +1,206 @@
+"""What ends a process group in the workbench: a rank that does not come, one that dies, the stop button, a change."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed_outcome import outcome
+from worlds import until
+
+import rpcbench
+import rpcbench.distributed as dist
+from rpcbench.distributed import groups
+from rpcbench.distributed.groups import NamedGroup
+from rpcbench.words.errors import CollectiveError, RpcError, RpcTimeoutError, UnknownWorkerError
+from rpcbench.words.futures import wait_all
+
+pytestmark = pytest.mark.process
+
+INIT = "import torch, rpcbench.distributed as dist\ndist.init_process_group('gloo', timeout={})"
+SUM = "dist.all_reduce(x := torch.ones(1)); x.item()"
+HANG_SECONDS = 25.0  # fivefold of what it may take; without word of the end it would be the group's timeout
+Deed = Callable[[], Any]
+
+
+@pytest.fixture
+def cluster() -> Iterator[rpcbench.Cluster]:
+    with rpcbench.Cluster(3) as made:
+        yield made
+
+
+def begin(cluster: rpcbench.Cluster, timeout: float = 100) -> None:
+    cluster.run("all", INIT.format(timeout))
+    assert cluster.run("all", SUM) == {name: float(len(cluster.workers)) for name in cluster.workers}
+
+
+def ends(deed: Deed) -> tuple[str, float]:
+    """On a worker: how a deed ends, and when."""
+    return outcome(deed), time.monotonic()
+
+
+def kill_oneself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reduced() -> float:
+    dist.all_reduce(x := torch.ones(1))
+    return x.item()
+
+
+def test_a_rank_that_does_not_come_is_named_and_where_the_others_wait(cluster: rpcbench.Cluster) -> None:
+    begin(cluster, timeout=2)
+    with pytest.raises(RpcTimeoutError) as caught:
+        cluster.run("all", "if dist.get_rank() != 1:\n    dist.all_reduce(torch.ones(2))")
+    story = str(caught.value)
+    assert "2 s have passed in all_reduce(SUM) of float32[2]:\n" in story
+    assert "rank 1 (worker2) has not come\n" in story
+    assert all(f"rank {rank} (worker{rank + 1}) waits there, at " in story for rank in (0, 2)), story
+    assert "line 2: dist.all_reduce(torch.ones(2))" in story
+    assert cluster.run("all", "dist.get_rank()") == {f"worker{rank + 1}": rank for rank in range(3)}
+    begin(cluster)  # the next world does not need the old one to be destroyed
+
+
+def test_a_rank_that_waits_elsewhere_is_told_of(cluster: rpcbench.Cluster) -> None:
+    begin(cluster, timeout=2)
+    with pytest.raises(RpcTimeoutError) as caught:
+        cluster.run("all", "dist.recv(torch.ones(1), 2) if dist.get_rank() == 1 else dist.barrier()")
+    assert "has not come; it waits in" in str(caught.value)
+
+
+@pytest.mark.parametrize("rank", [0, 2])  # rank 0 keeps the store
+@pytest.mark.parametrize("deed", [dist.barrier, lambda: dist.recv(torch.ones(1))])
+def test_a_dead_rank_is_named_at_once(cluster: rpcbench.Cluster, rank: int, deed: Deed) -> None:
+    begin(cluster)
+    dead = f"worker{rank + 1}"
+    waiting = [cluster.rpc_async(name, ends, (deed,), timeout=HANG_SECONDS) for name in cluster.workers if name != dead]
+    cluster.rpc_async(dead, kill_oneself)
+    since = time.monotonic()
+    for said, until_then in wait_all(waiting):
+        assert said.startswith(f"WorkerLostError: rank {rank} ({dead}) of the process group is gone, "), said
+        assert until_then - since < HANG_SECONDS
+    cluster.restart(dead)
+    begin(cluster)
+
+
+def all_wait(*ranks: int) -> bool:
+    """On a worker: whether these ranks have told that they wait."""
+    world = groups.member(None).world
+    return world.store.check([f"waits/{rank}" for rank in ranks])
+
+
+def interrupted(cluster: rpcbench.Cluster, worker: str, code: str) -> None:
+    with pytest.raises((KeyboardInterrupt, RpcError)):
+        cluster.run(worker, code)
+
+
+def test_an_interrupted_rank_frees_the_others(cluster: rpcbench.Cluster) -> None:
+    begin(cluster)
+    waiting = cluster.rpc_async("worker3", outcome, (dist.barrier,), timeout=2 * HANG_SECONDS)
+    cell = threading.Thread(target=interrupted, args=(cluster, "worker2", "dist.barrier()"))
+    cell.start()
+    until(lambda: cluster.rpc_sync("worker1", all_wait, (1, 2)))
+    since = time.monotonic()
+    cluster.interrupt("worker2")
+    assert "CollectiveError: rank 1 (worker2) was interrupted in barrier. Call init_process_group" in waiting.wait()
+    assert time.monotonic() - since < HANG_SECONDS
+    cell.join()
+    begin(cluster)
+
+
+def test_a_group_that_is_destroyed_frees_all(cluster: rpcbench.Cluster) -> None:
+    begin(cluster)
+    waiting = [cluster.rpc_async(name, ends, (dist.barrier,), timeout=HANG_SECONDS) for name in ("worker1", "worker3")]
+    until(lambda: cluster.rpc_sync("worker2", all_wait, (0, 2)))
+    cluster.rpc_sync("worker1", dist.destroy_process_group)
+    words = "CollectiveError: rank 0 (worker1) has destroyed the process group while at work in it"
+    assert all(said.startswith(words) for said, _ in wait_all(waiting))
+    begin(cluster)
+
+
+def test_the_stop_of_a_cell_frees_all(cluster: rpcbench.Cluster) -> None:
+    begin(cluster)
+    since = time.monotonic()
+    with pytest.raises(RpcTimeoutError, match="the cell ran for more than 1 s and was interrupted"):
+        cluster.run("all", "dist.get_rank() == 1 or dist.barrier()", timeout=1)
+    assert time.monotonic() - since < HANG_SECONDS
+    begin(cluster)
+
+
+def test_a_change_of_the_cluster_begins_a_generation(cluster: rpcbench.Cluster) -> None:
+    begin(cluster)
+    group = cluster.group("worker1", "worker2")
+    waiting = cluster.rpc_async("worker1", outcome, (dist.barrier,))
+    cluster.scale(4)
+    old = "CollectiveError: this process group is of an earlier generation of the cluster: worker4 joined. Call init_"
+    assert waiting.wait().startswith(old)
+    assert cluster.rpc_sync("worker2", outcome, (dist.get_rank,)).startswith(old)
+    begin(cluster)
+    cluster.group("worker3", "worker4")  # of the same number in its world
+    assert "has ended, not of the one that is here" in cluster.rpc_sync("worker1", outcome, (dist.get_rank, group))
+    cluster.scale(2)
+    assert "worker3, worker4 left" in cluster.rpc_sync("worker1", outcome, (dist.barrier,))
+    begin(cluster)
+    cluster.restart("worker2")
+    assert "rank 1 (worker2) of the process group is gone" in cluster.rpc_sync("worker1", outcome, (dist.barrier,))
+    begin(cluster)
+
+
+def in_group(group: NamedGroup) -> tuple[int, float, int]:
+    dist.all_reduce(x := torch.tensor([10.0 ** dist.get_rank()]), group=group)
+    return dist.get_rank(group), x.item(), torch.distributed.get_world_size(group.here())
+
+
+def test_a_group_of_some_workers(cluster: rpcbench.Cluster) -> None:
+    with pytest.raises(CollectiveError, match=r"worker1, worker2, worker3 is in no process group: run rpcbench.distr"):
+        cluster.group("worker1")
+    begin(cluster)
+    group = cluster.group("worker3", "worker1")
+    assert group.workers == ("worker3", "worker1")
+    assert [f.wait() for f in [cluster.rpc_async(name, in_group, (group,)) for name in ("worker1", "worker3")]] == [
+        (0, 101.0, 2), (1, 101.0, 2)
+    ]  # fmt: skip
+    assert cluster.run("worker1,worker3", "dist.get_world_size(pair)", push={"pair": group}) == dict.fromkeys(
+        ("worker1", "worker3"), 2
+    )
+    said = cluster.rpc_sync("worker2", outcome, (in_group, group))
+    assert said == "CollectiveError: rank 1 (worker2) is not in the group of ranks [2, 0]"
+    with pytest.raises(UnknownWorkerError, match="there is no worker9; the cluster has worker1"):
+        cluster.group("worker9")
+
+
+def test_torch_itself_finds_the_environment(cluster: rpcbench.Cluster) -> None:
+    cluster.run("all", "import torch, torch.distributed as dist\ndist.init_process_group('gloo')")
+    cluster.run("all", "dist.all_reduce(x := torch.ones(1))")
+    assert cluster.run("all", "x.item()") == dict.fromkeys(cluster.workers, 3.0)
+
+
+SCRIPT = """
+import os, sys, torch, rpcbench.distributed as dist
+dist.init_process_group("gloo", "file://" + sys.argv[1], world_size=3, timeout=60)
+if dist.get_rank() == int(sys.argv[2]):
+    os.kill(os.getpid(), 9)
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_scripts_without_a_cluster_name_the_dead_as_well(tmp_path: Path, rank: str) -> None:
+    command = [sys.executable, "-c", SCRIPT, f"{tmp_path}/meeting", rank]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    try:
+        said = [script.communicate(timeout=4 * HANG_SECONDS)[1] for script in running]  # torch is loaded three times
+    finally:
+        for script in running:
+            script.kill()
+    assert sorted(script.returncode for script in running) == [-9, 1, 1]
+    assert len([text for text in said if f"WorkerLostError: rank {rank} (" in text]) == 2, said
