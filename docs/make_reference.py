@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, wherever the command is typed
 API = ROOT / "docs" / "api"
-PAGES = ["errors", "rpc", "autograd", "optim", "nn", "pipeline", "distributed", "named", "testing", ""]  # the last: rpcbench
+PAGES = ["errors", "rpc", "autograd", "optim", "nn", "pipeline", "distributed", "named", "testing", ""]  # "": all
 HOMES = {"errors": "rpcbench.words.errors"}
 WIDTH = 110
 PLAIN = (str, int, float, timedelta)  # constants that are shown with their value
