@@ -110,7 +110,9 @@ class Lab:
     def beside(self, notebook: Notebook) -> Notebook:
         """Another browser on the same notebook and kernel, with the outputs that stand there now."""
         notebook.page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
-        return Notebook(self._page(notebook.name, 1400, 2400, 1), notebook.name, notebook.sources)
+        size = notebook.page.viewport_size
+        assert size is not None
+        return Notebook(self._page(notebook.name, size["width"], size["height"], 1), notebook.name, notebook.sources)
 
     def _page(self, name: str, width: int, height: int, scale: float) -> Page:
         page = self._browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
