@@ -40,7 +40,7 @@ with dist_autograd.context() as context:
     pathlib.Path('go').unlink()"""
 ALL_IN_SIGHT = ".rb-panel .rb-body { max-height: none !important; }"
 
-# All that a panel draws: names, kinds, data and words of its nodes. Not where they lie: a place that was free when a row
+# All that a panel draws: kinds, data and words of its nodes. Not where they lie: a place that was free when a row
 # came is its place, so that hangs on which frames a browser has painted; nor ages, which each browser counts.
 DRAWN = """name => [...document.querySelectorAll(`.rb-${name} :is(.rb-body, .rb-stats, .rb-legend) *`)].map(node => {
   const told = [...node.attributes].filter(one => /^(data|aria)-/.test(one.name));
