@@ -7,7 +7,7 @@ import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
 import { aim } from './aim';
 import type { Benches } from './benches';
 import { openPanel } from './tabs';
-import { count, current, type Cluster, type Worker } from './words';
+import { ALL, count, current, type Action, type Cluster, type Worker } from './words';
 
 export class Deeds {
   constructor(app: JupyterFrontEnd, benches: Benches) {
@@ -25,7 +25,7 @@ export class Deeds {
   async scale(cluster = this._cluster, size?: number): Promise<void> {
     const wanted = cluster && (size ?? (await this._number('How many workers shall there be?', cluster.workers.length)));
     if (cluster && wanted && (await this._mayShrink(cluster, wanted))) {
-      await this._benches.current?.perform({ do: 'scale', of: cluster.name, size: wanted });
+      await this._act(cluster, 'scale', String(wanted));
     }
   }
 
@@ -36,25 +36,25 @@ export class Deeds {
     }
     const loses = `${chosen.name} still serves. What it holds is lost.`;
     if (chosen.state === 'lost' || (await sure(`Restart ${chosen.name}?`, loses, 'Restart'))) {
-      await this._benches.current?.perform({ do: 'restart', of: cluster.name, words: [chosen.name] });
+      await this._act(cluster, 'restart', chosen.name);
     }
   }
 
-  async interrupt(cluster = this._cluster, words: string[] = []): Promise<void> {
+  async interrupt(cluster = this._cluster, worker = ALL): Promise<void> {
     if (cluster) {
-      await this._benches.current?.perform({ do: 'interrupt', of: cluster.name, words });
+      await this._act(cluster, 'interrupt', worker);
     }
   }
 
   async stop(cluster = this._cluster): Promise<void> {
     const loses = 'What its workers hold is lost.';
     if (cluster && (await sure(`Stop ${count(cluster.workers.length)}?`, loses, 'Stop'))) {
-      await this._benches.current?.perform({ do: 'stop', of: cluster.name, words: [] });
+      await this._act(cluster, 'stop', ALL);
     }
   }
 
   async use(cluster: Cluster): Promise<void> {
-    await this._benches.current?.perform({ do: 'use', of: cluster.name, words: [cluster.name] });
+    await this._benches.current?.perform({ do: 'use', of: cluster.name });
   }
 
   async openPanel(name?: string): Promise<void> {
@@ -73,6 +73,10 @@ export class Deeds {
     if (chosen && !aim(notebook?.content.activeCell, chosen === 'notebook' ? null : chosen)) {
       bench?.say('Choose a code cell first: a target is for code.', true);
     }
+  }
+
+  private async _act(cluster: Cluster, action: Action, target: string): Promise<void> {
+    await this._benches.current?.perform({ do: 'act', of: cluster.name, action, target });
   }
 
   private get _cluster(): Cluster | undefined {

@@ -1,7 +1,7 @@
 // What a kernel says of its clusters: the words of rpcbench/notebook/sidebar.py, in types.
 
 /** The version of these words; a kernel that speaks another one is not guessed at. */
-export const SPEAKS = 1;
+export const SPEAKS = 2;
 
 export type WorkerState = 'ready' | 'busy' | 'starting' | 'stopped' | 'lost';
 
@@ -44,11 +44,16 @@ export interface Answer {
   there?: boolean;
 }
 
-/** What a page can ask for, once each. */
+/** What can be done to a cluster, by a button of a panel as well. */
+export type Action = 'scale' | 'restart' | 'interrupt' | 'stop';
+
+export const ALL = 'all';
+
+/** What a page can ask for, once each. `target`: a worker, all, or for `scale` how many there shall be. */
 export type Deed =
   | { do: 'start'; size: number }
-  | { do: 'scale'; of: string; size: number }
-  | { do: 'restart' | 'interrupt' | 'stop' | 'use'; of: string; words: string[] }
+  | { do: 'act'; of: string; action: Action; target: string }
+  | { do: 'use'; of: string }
   | { do: 'stay'; watch: string };
 
 /** What a cell can mean by its first line without naming a group: the current cluster. */

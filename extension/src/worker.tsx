@@ -34,7 +34,7 @@ export function WorkerRow({ worker, cluster, disabled, deeds }: WorkerProps): Re
         <IconButton icon={undoIcon} label={`Let the active cell run on ${name}`} onClick={() => void deeds.aim(name)} flip />
       )}
       {!lost && (
-        <IconButton icon={stopIcon} label={`Interrupt ${name}`} onClick={() => void deeds.interrupt(cluster, [name])} />
+        <IconButton icon={stopIcon} label={`Interrupt ${name}`} onClick={() => void deeds.interrupt(cluster, name)} />
       )}
       <IconButton
         icon={refreshIcon}

@@ -80,7 +80,7 @@ class Commands:
         return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."
 
     def _make(self, size: int, kind: str, voice: Voice) -> Cluster:
-        _warn(size, kind, voice)
+        warn_of_room(size, kind, voice.warn)
         self.started.append(Cluster(size, kind=kind, progress=voice.progress(size)))
         return self.started[-1]
 
@@ -128,7 +128,7 @@ class Commands:
         """Start more workers of the current cluster, or end the last ones."""
         found = cluster()
         if size > len(found.workers):
-            _warn(size, found.kind, voice)
+            warn_of_room(size, found.kind, voice.warn)
         found.scale(size)
         return sentence(found)
 
@@ -141,8 +141,7 @@ class Commands:
         there = [row.name for row in found.status()]  # lost ones as well
         names = self._targets.find(words, there)
         again = [sentence_of_replay(name, found.restart(name, replay=replay)) for name in names]
-        first = f"Started again: {', '.join(names)}."
-        return "\n".join([first, *again]) if replay else f"{first} What they held is lost."
+        return "\n".join([f"Started again: {', '.join(names)}.", *again]) if replay else restarted(names)
 
     def _reload(self, words: Words) -> str:
         if not words:
@@ -156,7 +155,7 @@ class Commands:
         names = self._targets.find(words or ["all"], found.workers)
         for name in names:
             found.interrupt(name)
-        return f"Interrupted: {', '.join(names)}."
+        return interrupted(names)
 
     def _logs(self, words: Words) -> str:
         found = cluster()
@@ -179,6 +178,10 @@ class Commands:
         if found is None:
             return "No cluster runs."
         found.shutdown()
+        return self.stopped()
+
+    def stopped(self) -> str:
+        """One has been: another that runs is the current one then."""
         self._adopt()
         left = running()
         told = "The cluster is stopped."
@@ -197,10 +200,18 @@ def running() -> Cluster | None:
         return None
 
 
-def _warn(size: int, kind: str, voice: Voice) -> None:
+def warn_of_room(size: int, kind: str, warn: Callable[[str], object]) -> None:
     """Say before they start what so many workers lack here."""
     for complaint in room.complaints(size, process.default_mode() if kind == "process" else kind):
-        voice.warn(complaint)
+        warn(complaint)
+
+
+def restarted(names: list[str]) -> str:
+    return f"Started again: {', '.join(names)}. What they held is lost."
+
+
+def interrupted(names: list[str]) -> str:
+    return f"Interrupted: {', '.join(names)}."
 
 
 def sentence(found: Cluster) -> str:

@@ -4,29 +4,37 @@ Rules
 - A page opens one comm for each thing that it wants, with `{"do": …}`. Of "watch" it hears the present state and then
   each change; "panel" answers with what to draw, and stays open as long as its tab. Any other is closed with what came
   of it: `{"text"}`, or `{"error"}` in words for the user.
-- Pages ask on a subshell, so while a cell runs, too. Nothing is done on the thread that hears: each deed has its own,
-  and those that change workers wait for one another. An interrupt waits for none.
-- What a page can do here is what `%cluster` and `%panel` do; the sentences are theirs.
+- Pages ask on a subshell, so while a cell runs, too. Nothing is done on the thread that hears: each deed has its own.
+- What is done to workers goes through `launch.actions`, as what a panel's buttons do: what runs, all pages see. The
+  sentences are those of `%cluster`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import comm
 from IPython.core.error import UsageError
 
-from rpcbench.agent import current
+from rpcbench.launch.actions import ALL, Actions
 from rpcbench.launch.cluster import Cluster, Progress
 from rpcbench.launch.mirrors import heard_where_asked
-from rpcbench.notebook.commands import NONE_RUNS, Commands, Voice, running
+from rpcbench.notebook.commands import (
+    NONE_RUNS,
+    Commands,
+    Voice,
+    interrupted,
+    restarted,
+    running,
+    sentence,
+    warn_of_room,
+)
 from rpcbench.notebook.needs import needs
 from rpcbench.notebook.standing import Standing, State
 from rpcbench.notebook.watchers import Watchers
@@ -34,9 +42,8 @@ from rpcbench.notebook.watchers import Watchers
 logger = logging.getLogger(__name__)
 
 TARGET = "rpcbench"
-SPEAKS = 1
+SPEAKS = 2
 """The version of these words; a page of another one says so instead of guessing."""
-_PLAIN = ("restart", "stop", "use")
 
 
 class Sidebar:
@@ -48,9 +55,8 @@ class Sidebar:
         self._standing = Standing()
         self._watchers = Watchers(self.state)
         self._known: weakref.WeakSet[Cluster] = weakref.WeakSet()
-        self._changing = threading.Lock()
-        self._doing: dict[int, str] = {}
-        self._numbers = itertools.count()
+        self._alone = threading.Lock()  # of two that start a cluster, the second finds that of the first
+        self._starting = ""
         self._panels: dict[str, Any] = {}
         comm.get_comm_manager().register_target(TARGET, self.opened)
 
@@ -71,7 +77,7 @@ class Sidebar:
             "speaks": SPEAKS,
             "clusters": self._standing.at(clusters, chosen),
             "auto": self._auto(),
-            "doing": list(self._doing.values()),
+            "doing": [*filter(None, [self._starting]), *(what for one in clusters.values() for what in _doing(one))],
             "panels": _panels(),
         }
 
@@ -111,42 +117,46 @@ class Sidebar:
             case {"do": "start", "size": int(size)} if size > 0:
                 with self._told(f"Starting {_count(size)}") as told:
                     return self._commands.start(size, voice=Voice(told, warn))
-            case {"do": "scale", "of": str(name), "size": int(size)} if size > 0:
-                with self._told(f"Making it {_count(size)}") as told, self._of(name):
-                    return self._commands.scale(size, Voice(told, warn))
-            case {"do": "interrupt", "of": str(name), "words": [*words]}:
-                with self._of(name):
-                    return self._run("interrupt", words)
-            case {"do": str(action), "of": str(name), "words": [*words]} if action in _PLAIN:
-                with self._told(" ".join([f"%cluster {action}", *map(str, words)])), self._of(name):
-                    return self._run(action, words)
+            case {"do": "use", "of": str(name)}:
+                return str(self._commands.by_name["use"]([name]))
+            case {"do": "act", "of": str(name), "action": str(action), "target": str(target)}:
+                return self._act(self._found(name), action, target, warn)
         raise UsageError(f"this kernel's rpcbench knows no {asked.get('do')!r}: the page's is another version")
 
-    def _run(self, action: str, words: Sequence[Any]) -> str:
-        return str(self._commands.by_name[action]([str(word) for word in words]))
+    def _act(self, found: Cluster, action: str, target: str, warn: Callable[[str], object]) -> str:
+        names = found.workers if target == ALL else [target]
+        if action == "scale" and int(target) > len(found.workers):
+            warn_of_room(int(target), found.kind, warn)
+        done = found.agent.part(Actions).begin(action, target)
+        self._watchers.changed()
+        done.result()
+        match action:
+            case "scale":
+                return sentence(found)
+            case "stop":
+                return self._commands.stopped()
+        return restarted(names) if action == "restart" else interrupted(names)
+
+    def _found(self, name: str) -> Cluster:
+        there = self._commands.present()
+        if name not in there:
+            raise UsageError(f"no cluster {name} runs" if there else NONE_RUNS)
+        return there[name]
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[Callable[[int], Progress]]:
-        """One change after the other; meanwhile pages see that it is done, and how far it is."""
-        number = next(self._numbers)
+        """Meanwhile pages see that it is done, and how far it is."""
 
         def say(text: str) -> None:
-            self._doing[number] = text
+            self._starting = text
             self._watchers.changed()
 
-        try:
-            say(f"{what} …")
-            with self._changing:
+        with self._alone:
+            try:
+                say(f"{what} …")
                 yield lambda of: lambda serve, _: say(f"{what}: {serve} of {of} serve")
-        finally:
-            del self._doing[number]
-
-    def _of(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """What is done inside is done to the cluster of that name, whichever is the current one."""
-        found = self._commands.present().get(name)
-        if found is None:
-            raise UsageError(f"no cluster {name} runs" if self._commands.present() else NONE_RUNS)
-        return current.using(found.agent)
+            finally:
+                self._starting = ""
 
     # -- panels
     def _open(self, page: Any, name: str) -> None:
@@ -170,6 +180,12 @@ def _panels() -> list[str]:
     except ModuleNotFoundError:
         return []
     return list(PANELS)
+
+
+def _doing(one: Cluster) -> list[str]:
+    """What is being done to its workers, whoever asked for it."""
+    rows = one.agent.part(Actions).table().values()
+    return [f"%cluster {row['action']} {row['target']} …" for row in rows if row["state"] == "runs"]
 
 
 def _count(size: int) -> str:

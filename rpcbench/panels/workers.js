@@ -69,7 +69,8 @@ const LOST = "what it holds is lost";
 
 // What a worker does, in words, and how urgent they are.
 function now(worker, action) {
-  if (action) return [{ restart: "starts again …", interrupt: "is interrupted …" }[action.action] ?? "…", "rb-wait"];
+  const asked = { restart: "starts again …", interrupt: "is interrupted …", stop: "stops …" };
+  if (action) return [asked[action.action] ?? "…", "rb-wait"];
   if (worker.state === "lost") return [worker.ended ? `lost: ${worker.ended}` : "lost", "rb-bad"];
   if (worker.state !== "up") return [worker.state, worker.state === "left" ? "" : "rb-wait"];
   const cells = worker.cells > 1 ? `runs a cell, ${worker.cells - 1} wait` : "runs a cell";
@@ -196,7 +197,8 @@ export default panel("workers", "Workers", (frame, model) => {
       const place = last ? last.nextSibling : list.firstChild;
       if (place !== row.node) list.insertBefore(row.node, place), list.insertBefore(row.more, row.node.nextSibling);
       last = row.more;
-      const mine = Object.values(actions).find((one) => one.target === workers[id].name && one.state === "runs");
+      const means = ({ target }) => target === workers[id].name || (target === "all" && id !== "0");
+      const mine = Object.values(actions).find((one) => one.state === "runs" && means(one));
       const own = { log: logs[id]?.text ?? "", links: byWorker.get(Number(id)), action: mine, name, largest };
       row.show(workers[id], own);
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import queue
@@ -68,6 +69,9 @@ class Page:
         """What comes of a deed."""
         return self.hears(self.open(**data), kind="comm_close")
 
+    def acts(self, action, target, of="main"):
+        return self.asks(do="act", of=of, action=action, target=target)
+
     def leave(self):
         self._control("delete_subshell", subshell_id=self.subshell)
 
@@ -109,7 +113,7 @@ def test_a_page_sees_a_worker_die_and_starts_it_again_while_a_cell_runs(kernel, 
         assert {"rrefs", "autograd", "pipeline"} <= {*state["panels"]}
         os.kill(pid, signal.SIGKILL)
         page.hears(watch, lambda seen: workers(seen)["worker2"] == ("lost", "killed by SIGKILL", start))
-        answer = page.asks(do="restart", of="main", words=["worker2"])
+        answer = page.acts("restart", "worker2")
         assert answer == {"text": "Started again: worker2. What they held is lost."}
         page.hears(watch, lambda seen: seen["doing"] == ["%cluster restart worker2 …"])
         page.hears(watch, lambda seen: workers(seen)["worker2"] == ("ready", "", start + 1) and not seen["doing"])
@@ -146,20 +150,20 @@ def test_a_panel_is_drawn_in_a_page_while_a_cell_runs_and_goes_with_its_tab(kern
 
 
 def test_workers_come_and_go_by_a_page(kernel, page):
-    more = page.asks(do="scale", of="main", size=3)
+    more = page.acts("scale", "3")
     assert more["text"].splitlines()[-1] == "3 workers: worker1, worker2, worker3."
-    assert page.asks(do="interrupt", of="main", words=[]) == {"text": "Interrupted: worker1, worker2, worker3."}
-    assert page.asks(do="scale", of="main", size=2) == {"text": "2 workers: worker1, worker2."}
+    assert page.acts("interrupt", "all") == {"text": "Interrupted: worker1, worker2, worker3."}
+    assert page.acts("scale", "2") == {"text": "2 workers: worker1, worker2."}
     assert kernel.value("cluster.workers") == "['worker1', 'worker2']"
 
 
 def test_a_cluster_is_started_used_and_stopped_beside_another(kernel, page):
     kernel.run("%cluster start 1 --name other")
-    assert page.asks(do="use", of="main", words=["main"])["text"] == "main: 2 workers: worker1, worker2."
+    assert page.asks(do="use", of="main")["text"] == "main: 2 workers: worker1, worker2."
     watch = page.open(do="watch")
     state = page.hears(watch)
     assert {one["name"]: one["current"] for one in state["clusters"]} == {"main": True, "other": False}
-    assert page.asks(do="stop", of="other", words=[])["text"].startswith("The cluster is stopped.")
+    assert page.acts("stop", "all", of="other")["text"].startswith("The cluster is stopped.")
     page.hears(watch, lambda seen: [one["name"] for one in seen["clusters"]] == ["main"])
     page.close(watch)
     assert kernel.value("cluster.workers") == "['worker1', 'worker2']"
@@ -168,15 +172,23 @@ def test_a_cluster_is_started_used_and_stopped_beside_another(kernel, page):
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [
-        ({"do": "restart", "of": "main", "words": ["worker9"]}, "this cluster has no 'worker9'"),
-        ({"do": "restart", "of": "gone", "words": ["worker1"]}, "no cluster gone runs"),
-        ({"do": "reload", "of": "main", "words": ["os"]}, "knows no 'reload'"),
+        ({"do": "act", "of": "main", "action": "restart", "target": "worker9"}, "this cluster has no 'worker9'"),
+        ({"do": "act", "of": "main", "action": "reload", "target": "os"}, "no action is called 'reload'"),
+        ({"do": "act", "of": "gone", "action": "restart", "target": "worker1"}, "no cluster gone runs"),
+        ({"do": "restart", "of": "main", "words": ["worker1"]}, "knows no 'restart'"),
         ({"do": "start", "size": "2; import os"}, "knows no 'start'"),
         ({}, "knows no None"),
     ],
 )
 def test_what_cannot_be_done_is_told_to_the_page(page, asked, complaint):
     assert complaint in page.asks(**asked)["error"]
+
+
+def test_what_failed_for_a_page_stands_in_the_workers_panel_too(kernel, page):
+    told = "__import__('rpcbench').panel('workers').snapshot()"
+    error = page.acts("interrupt", "worker9")["error"]
+    shown = kernel.value(f"[line for line in str({told}).splitlines() if 'failed' in line]")
+    assert f"  interrupt worker9 failed: UnknownWorkerError: {error}" in ast.literal_eval(shown)
 
 
 def test_a_kernel_that_forgets_the_magics_says_so_to_the_pages(kernel, page):

@@ -307,11 +307,13 @@ def test_an_action_that_runs_is_not_begun_twice_and_failures_do_not_heap_up(agen
 
     agents[0].owner = Owner()
     actions = agents[0].part(Actions)
-    for _ in range(2):
-        actions.begin("restart", "worker1")
+    first, second = (actions.begin("restart", "worker1") for _ in range(2))
     gate.set()
+    with pytest.raises(RuntimeError, match="no way"):
+        second.result(20)
+    assert first is second and actions.begin("restart", "worker1") is not first
     until(lambda: actions.table()["restart worker1"]["state"] == "failed")
-    assert calls == ["worker1"]
+    assert calls == ["worker1", "worker1"]
     for i in range(2, 12):
         actions.begin("restart", f"worker{i}")
         until(lambda i=i: actions.table()[f"restart worker{i}"]["state"] == "failed")
