@@ -212,7 +212,13 @@ const panel = (name, title, build) => () => {
       };
       const soon = () => (due ||= requestAnimationFrame(paint));
       const watch = new ResizeObserver(soon);
-      const closed = () => model.send({ kind: "closed", eye });
+      const closed = () => {
+        try {
+          model.send({ kind: "closed", eye });
+        } catch (error) {
+          console.debug("nobody is told that a panel is closed, as its kernel has gone", error);
+        }
+      };
       frame.redraw = soon; // for what a reader chooses
       el.append(frame.root);
       live.ears.add(soon);

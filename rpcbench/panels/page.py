@@ -26,11 +26,19 @@ _DEFAULT = "export default "
 _OPENS = "(d => { d.open = !d.closest('div.jp-Notebook') })(document.currentScript.parentElement)"  # nbconvert: a body
 
 
+_DISTRUSTED = (
+    "This notebook is not trusted here, so it may play nothing: Trust Notebook, in JupyterLab's palette of commands."
+)
+
+
 def folded(record: Record, kind: type[Panel]) -> str:
-    """The page inside another one: open where no notebook runs, else to be opened by a click, below the live panel."""
+    """The page inside another one: open where no notebook runs, else to be opened by a click, below the live panel.
+
+    Jupyter leaves frames out of notebooks that are not trusted, but not the words in them, which browsers do not show.
+    """
     frame = f'sandbox="allow-scripts" style="width:100%;height:620px;border:0" srcdoc="{escape(page(record, kind))}"'
-    script = f"<script>{_OPENS}</script>"
-    return f"<details><summary>The record, played without a kernel</summary><iframe {frame}></iframe>{script}</details>"
+    inside, script = f"<iframe {frame}>{_DISTRUSTED}</iframe>", f"<script>{_OPENS}</script>"
+    return f"<details><summary>The record, played without a kernel</summary>{inside}{script}</details>"
 
 
 def page(record: Record, kind: type[Panel]) -> str:

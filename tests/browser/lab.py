@@ -114,6 +114,13 @@ class Lab:
         assert size is not None
         return Notebook(self._page(notebook.name, size["width"], size["height"], 1), notebook.name, notebook.sources)
 
+    def reopen(self, notebook: Notebook) -> Notebook:
+        """The notebook as it was saved, in another browser, with no kernel at all."""
+        page = self._page(notebook.name, 1400, 2400, 1)
+        page.evaluate("jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+        page.locator(".jp-Toolbar-kernelName", has_text="No Kernel").wait_for()
+        return Notebook(page, notebook.name, notebook.sources)
+
     def _page(self, name: str, width: int, height: int, scale: float) -> Page:
         page = self._browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
         page.set_default_timeout(1e3 * SECONDS)
