@@ -17,6 +17,17 @@ DROPPED = "print('dropped')"
 PANELS = "[type(w).__name__ for w in __import__('ipywidgets').Widget.widgets.values() if 'Panel' in str(type(w))]"
 RESTART = "() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
 
+NARROW = """from rpcbench import rpc
+made_here = 'a long line, which begins at the left and goes on to the right until the toolbar would lie upon it, and on'
+rref = rpc.remote('worker1', complex, (1, 2))
+_ = rref.to_here()"""
+LAST = "at = 'the end'"
+IN_SIGHT = """index => {
+  const { content } = jupyterapp.shell.currentWidget;
+  const { top, bottom } = content.widgets[index].node.getBoundingClientRect();
+  return content.activeCellIndex === index && top < bottom && top >= 0 && bottom <= window.innerHeight;
+}"""
+
 
 @pytest.fixture
 def notebook(show, tmp_path):
@@ -145,3 +156,43 @@ def _begin_anew(notebook, side):
     side.get_by_text("Runs %load_ext rpcbench in this notebook's kernel first").wait_for()
     notebook.run(DROPPED)  # its line is no magic there
     notebook.output(DROPPED).filter(has_text="`%%remote` not found").wait_for()
+
+
+def test_a_narrow_cell_has_its_picker_and_a_tab_finds_a_cell(show):
+    """The notebook is narrow as a panel stands beside it."""
+    filler = [f"'line'\n{'#' * i}" + "\n" * 30 for i in range(1, 20)]
+    cells = [
+        nbformat.v4.new_code_cell(each) for each in ("%load_ext rpcbench\n%cluster start 1", NARROW, *filler, LAST)
+    ]
+    notebook = show(nbformat.v4.new_notebook(cells=cells), "narrow.ipynb", width=1000, height=700)
+    page = notebook.page
+    for each in ("%cluster", NARROW):
+        notebook.run(each)
+        notebook.ended(each)
+    page.evaluate("jupyterapp.commands.execute('rpcbench:sidebar')")
+    side = page.get_by_role("region", name="rpcbench: workers")
+    side.get_by_role("button", name="rrefs", exact=True).click()
+    link = page.locator(".rb-tab").get_by_role("link", name="show cell 2, which made it on notebook")
+    link.wait_for()
+    _aim_where_it_is_narrow(notebook)
+
+    notebook.cell(LAST).locator(".cm-content").click()
+    assert not page.evaluate(IN_SIGHT, notebook.index(NARROW))
+    link.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function(IN_SIGHT, arg=notebook.index(NARROW), polling=50)
+    assert notebook.errors() == []
+
+
+def _aim_where_it_is_narrow(notebook):
+    cell = notebook.cell(NARROW)
+    cell.locator(".cm-content").click()
+    picker, copy = cell.get_by_label("Runs on"), cell.locator("[data-command='notebook:duplicate-below']")
+    picker.wait_for()
+    copy.wait_for(state="hidden")  # JupyterLab's own buttons
+    above, code = picker.bounding_box(), cell.locator(".cm-content").bounding_box()
+    assert above["y"] + above["height"] <= code["y"] and above["x"] + above["width"] <= code["x"] + code["width"]
+    picker.select_option("worker1")
+    reads(notebook, NARROW, f"%%remote worker1\n{NARROW}")
+    picker.select_option("")
+    reads(notebook, NARROW, NARROW)
