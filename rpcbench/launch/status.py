@@ -48,7 +48,8 @@ class ClusterStatus(tuple[WorkerStatus, ...]):
     def _repr_html_(self) -> str:
         head, *rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._cells()]
         body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<table><thead><tr>{head.replace('td>', 'th>')}</tr></thead><tbody>{body}</tbody></table>"
+        top = f"<caption>Workers</caption><thead><tr>{head.replace('td>', 'th>')}</tr></thead>"
+        return f"<table>{top}<tbody>{body}</tbody></table>"
 
 
 def _words(row: WorkerStatus) -> tuple[str, ...]:

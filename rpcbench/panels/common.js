@@ -139,6 +139,12 @@ class Live {
 
 const MOST_HIGH = 460; // of its body, as in the style sheet
 
+// Keys pressed in a panel are not the notebook's, where Enter would open the cell and a letter may delete it.
+function keep(event) {
+  const { key, ctrlKey, metaKey, altKey, shiftKey } = event;
+  if (key !== "Escape" && !ctrlKey && !metaKey && !altKey && !shiftKey) event.stopPropagation();
+}
+
 class Frame {
   constructor(name, title) {
     this.stats = html("span", { class: "rb-stats" });
@@ -153,6 +159,7 @@ class Frame {
     this.body.append(this.top, this.picture, this.hint);
     this.root = html("section", { class: `rb-panel rb-${name}`, "aria-label": title });
     this.root.append(this.head, this.problem, this.body, this.legend);
+    this.root.addEventListener("keydown", keep);
     this.tallest = 0;
     this.ends = []; // called when the view goes
   }

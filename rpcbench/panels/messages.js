@@ -201,6 +201,7 @@ export default panel("messages", "Messages", (frame) => {
   const [lives, rows] = [svg("g"), svg("g")];
   frame.picture.append(lives, rows);
   frame.explain(swatches());
+  set(frame.body, { "aria-label": "Messages, picture: arrow keys choose a message" });
   let [view, width, chosen] = [null, 0, null];
   let [plan, planned, sum] = [{ places: [], slots: 0 }, [], null];
   const asked = tools(frame, () => view && paint());
@@ -270,7 +271,6 @@ export default panel("messages", "Messages", (frame) => {
     const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!view || !by) return;
     event.preventDefault();
-    event.stopPropagation();
     stepBy(by);
   });
   rows.addEventListener("click", (event) => choose(event.target.closest("[data-message]").dataset.message));

@@ -93,7 +93,7 @@ function facts(rref, names, find) {
   if (rref.made !== null) parts.push(svg("tspan", { class: "rb-age", "data-made": rref.made }, age(rref.made)));
   if (rref.number !== null) {
     const cell = svg("tspan", { class: "rb-cell", role: "link", tabindex: 0 }, `cell [${rref.number}]`);
-    set(cell, { "aria-label": `show cell ${rref.number}, which made it on ${names(rref.by)}` });
+    set(cell, { "aria-label": `show cell ${rref.number}, which made RRef ${rref.rref} on ${names(rref.by)}` });
     cell.addEventListener("click", () => find(rref));
     cell.addEventListener("keydown", (event) => event.key === "Enter" && find(rref));
     parts.push(cell);
@@ -256,7 +256,7 @@ function reveal(panel, { cell, number }) {
 export default panel("rrefs", "RRefs", (frame) => {
   const slots = new Slots();
   const known = new Set(); // what has been drawn before and only comes into sight again does not fade in
-  const [stripes, rows] = [svg("g"), svg("g")];
+  const [stripes, rows] = [svg("g"), svg("g", { role: "list", "aria-label": "RRefs" })];
   let last = null;
   let due = 0;
   const again = () => (due ||= requestAnimationFrame(() => ((due = 0), last && draw(...last))));
@@ -266,7 +266,7 @@ export default panel("rrefs", "RRefs", (frame) => {
     fill(tools.told, told);
   };
   frame.picture.append(stripes, rows);
-  set(frame.picture, { role: "list" });
+  set(frame.picture, { role: "group" });
   frame.head.after(tools.node);
   frame.explain(legend());
   frame.body.addEventListener("scroll", again);

@@ -82,10 +82,7 @@ const build = panel("step", "Held messages", (frame) => {
     const deed = deeds.find(([, , key]) => key === event.key);
     if (deed) ask(deed[0], node.row_);
     else if (step) choose(step, true);
-    if (deed || step) {
-      event.preventDefault();
-      event.stopPropagation(); // Enter and letters mean other things to a notebook
-    }
+    if (deed || step) event.preventDefault();
   });
 
   return ({ stepper, held }) => {

@@ -41,13 +41,13 @@ class Threads {
   }
 }
 
-// A button that may ask once more before it does what cannot be undone.
-function button(words, help, warning, act) {
-  const node = html("button", { type: "button", title: help }, words);
+// A button that may ask once more before it does what cannot be undone. `name`: all of it in words, for who hears it.
+function button(words, help, warning, act, name = words) {
+  const node = html("button", { type: "button", title: help, "aria-label": name }, words);
   let timer = 0;
   const calm = () => {
     clearTimeout(timer);
-    set(node, { "data-sure": null, title: help, "aria-label": null });
+    set(node, { "data-sure": null, title: help, "aria-label": name });
     fill(node, words);
   };
   node.addEventListener("click", () => {
@@ -57,7 +57,7 @@ function button(words, help, warning, act) {
       act();
       return;
     }
-    set(node, { "data-sure": "asked", title: warning, "aria-label": `${words}: ${warning}. Press again to do it.` });
+    set(node, { "data-sure": "asked", title: warning, "aria-label": `${name}: ${warning}. Press again to do it.` });
     fill(node, "sure?");
     timer = setTimeout(calm, SURE_MS);
   });
@@ -90,8 +90,8 @@ class Row {
     this.acts = cell("rb-acts");
     if (act && worker.id !== 0) {
       const does = (action) => () => act(action, this.name);
-      this.interrupt = button("interrupt", "stop the cell that runs there", "", does("interrupt"));
-      this.restart = button("restart", `end it and start it again: ${LOST}`, LOST, does("restart"));
+      this.interrupt = button("interrupt", "stop the cell that runs there", "", does("interrupt"), `interrupt ${worker.name}`);
+      this.restart = button("restart", `end it and start it again: ${LOST}`, LOST, does("restart"), `restart ${worker.name}`);
       this.acts.append(this.interrupt, this.restart);
     }
     const figures = [this.now, this.cpu.cell, this.memory.cell, this.threads.cell, this.queue, this.bytes, this.log];
@@ -155,15 +155,18 @@ export default panel("workers", "Workers", (frame, model) => {
   const act = model.get("acts") ? (action, target) => model.send({ kind: "act", action, target }) : null;
   const rows = new Map();
   let size = 0;
-  const caption = html("caption", { class: "rb-hidden", role: "status" });
-  const top = html("tr", {}, ...HEADS.map((head) => html("th", { scope: "col" }, head)));
+  const caption = html("caption", { class: "rb-hidden" }, "Workers");
+  const said = html("p", { class: "rb-hidden", role: "status" });
+  const unseen = html("span", { class: "rb-hidden" }, "buttons");
+  const top = html("tr", {}, ...HEADS.map((head) => html("th", { scope: "col" }, head || unseen)));
   const list = html("tbody");
   const table = html("table", {}, caption, html("thead", {}, top), list);
   const failures = html("ul", { class: "rb-failures", role: "alert" });
   const scale = (step) => () => size + step > 0 && act("scale", String(size + step));
   const fewer = button("− worker", "end the last worker", LOST, scale(-1));
   const further = button("+ worker", "start one more", "", scale(1));
-  frame.text = caption;
+  frame.text = said;
+  frame.body.before(said);
   frame.top.remove();
   frame.picture.replaceWith(table);
   frame.head.after(failures);

@@ -172,7 +172,7 @@ def test_a_narrow_cell_has_its_picker_and_a_tab_finds_a_cell(show):
     page.evaluate("jupyterapp.commands.execute('rpcbench:sidebar')")
     side = page.get_by_role("region", name="rpcbench: workers")
     side.get_by_role("button", name="rrefs", exact=True).click()
-    link = page.locator(".rb-tab").get_by_role("link", name="show cell 2, which made it on notebook")
+    link = page.locator(".rb-tab").get_by_role("link", name="show cell 2, which made RRef 0.0 on notebook")
     link.wait_for()
     _aim_where_it_is_narrow(notebook)
 

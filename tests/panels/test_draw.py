@@ -146,13 +146,13 @@ def cells(shown, worker):
 def test_a_row_for_each_worker_says_how_it_is(show):
     shown = show("workers", busy_world())
     first = cells(shown, 1)
-    assert first.pop("") == "interruptrestart"
+    assert first.pop("buttons") == "interruptrestart"
     assert first == {
         "worker": "worker1process 101", "now": "starts again …", "cpu": "150 %", "memory": "20.0 MB",
         "threads": "1 busy, 1 waiting", "queue": "4", "bytes": "↑ 4.2 MB ↓ 12 B", "last words": "worker1 says <b>",
     }  # fmt: skip
     assert cells(shown, 2)["now"] == "silent for 3 s"
-    assert cells(shown, 0)["memory"] == "\N{EN DASH}" and cells(shown, 0)[""] == ""
+    assert cells(shown, 0)["memory"] == "\N{EN DASH}" and cells(shown, 0)["buttons"] == ""
     assert shown.count(".rb-squares .rb-full") == shown.count(".rb-squares .rb-hollow") == 1
     assert shown.texts(".rb-failures li") == ["interrupt worker1: RpcError: worker1"]
     assert shown.texts(".rb-stat") == ["3 up", "2 cells", "4 queued"]
