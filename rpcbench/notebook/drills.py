@@ -48,7 +48,9 @@ class DrillMagics(Magics):
             --hold Call,Result     hold only messages of these kinds
             --of worker1,worker2   hold only messages to and from these workers
 
-        It is back at once, as `%%remote --async` is; without a worker the cell runs here, in the notebook, on a thread.
+        It is back at once, as `%%remote --async` is; without a worker the cell runs here, in the notebook, on a thread,
+        which no stop button reaches: it ends when its messages have gone. A worker that joins meanwhile holds messages
+        as soon as it has been told to, which is after its first ones.
         Below it a panel shows what is held; clicks, and `_.deliver()`, `_.drop(3)`, `_.delay(3)`, `_.go()`, let go of
         it. `_.cell` is the cell's handle, to wait for. Deadlines, retries and heartbeats stand still on all members
         until all is let go. A second `%%step` lets go what the first one held.

@@ -270,9 +270,10 @@ def _await_server(server: subprocess.Popen[bytes], address: str, log: Path) -> N
 
 # A moment in the middle of training at which a step that runs shows forwards and backwards, and the context next to it
 # all pairs. From then on the panels stand still, so that the picture is of one moment.
-MOMENT = """index => {
+MOMENT = """([index, first]) => {
   const count = what => document.querySelectorAll(what).length;
-  const cell = document.querySelectorAll('.jp-Notebook .jp-Cell')[index];
+  const cells = document.querySelectorAll('.jp-Notebook .jp-Cell');
+  const cell = cells[index];
   const epochs = Number(cell.querySelector('.jp-OutputArea')?.textContent.match(/(\\d+)\\/20/)?.[1] ?? 0);
   const [step, card] = ['.rb-pipeline .rb-picture .rb-op:not(.rb-pale)', '.rb-card:not(.rb-gone)'];
   const runs = document.querySelector('.rb-pipeline .rb-stats')?.textContent.includes('so far');
@@ -280,7 +281,7 @@ MOMENT = """index => {
     count(card) === 1 && count(`${card} .rb-paired`) === 1 && count(`${card} [data-member]`) === 3;
   if (good) {
     window.requestAnimationFrame = () => 0;
-    cell.scrollIntoView({block: 'end'});
+    cells[first].scrollIntoView({block: 'start'});
   }
   return good;
 }"""
@@ -322,7 +323,7 @@ HELD = """() => {
 def shoot(picture: Path, dark: bool) -> None:
     """Write a PNG of the first lesson while it trains."""
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), dark) as lab:
-        _train(lab, 1200, 1344).page.screenshot(path=picture)
+        _train(lab, 1200, 1450).page.screenshot(path=picture)
 
 
 def shoot_each(pictures: Path, dark: bool) -> None:
@@ -344,7 +345,8 @@ def _train(lab: Lab, width: int, height: int) -> Notebook:
     notebook = lab.open(nbformat.read(LESSON, 4), LESSON.name, width=width, height=height, scale=7 / 6)
     notebook.page.evaluate(TIDY)
     notebook.run_above("%cluster stop")
-    notebook.page.wait_for_function(MOMENT, arg=notebook.index("pipe.step("), polling=20)
+    cells = [notebook.index("pipe.step("), notebook.index("%panel pipeline")]
+    notebook.page.wait_for_function(MOMENT, arg=cells, polling=20)
     return notebook
 
 
