@@ -39,6 +39,11 @@ export class TargetPicker extends Widget {
     }
   }
 
+  /** JupyterLab takes each new toolbar for one without room until it is idle and looks; until then nothing may move. */
+  protected override onAfterAttach(): void {
+    requestIdleCallback(() => requestIdleCallback(() => this.addClass('rb-settled')));
+  }
+
   private _draw(): void {
     if (this.isDisposed || this._cell.isDisposed) {
       return;

@@ -189,10 +189,10 @@
 }
 /* JupyterLab hides a toolbar that would lie on the code. The picker then stands alone, above the code. While it looks
    whether that is so, it takes the class away, and these rules with it. */
-.jp-toolbar-overlap .jp-InputArea:has(> .jp-cell-toolbar > .rb-picker:not(.lm-mod-hidden)) {
+.jp-toolbar-overlap .jp-InputArea:has(> .jp-cell-toolbar > .rb-settled:not(.lm-mod-hidden)) {
   padding-top: 28px;
 }
-.jp-toolbar-overlap .jp-cell-toolbar:has(> .rb-picker:not(.lm-mod-hidden)) {
+.jp-toolbar-overlap .jp-cell-toolbar:has(> .rb-settled:not(.lm-mod-hidden)) {
   display: flex;
   top: 0;
 }
