@@ -69,6 +69,8 @@ def notebook(lab):
 @pytest.mark.parametrize("place", [SIDE, ".rb-picker", *(f".rb-{name}" for name in (*PANELS, "step"))])
 def test_all_controls_have_names_and_are_reached_by_tab(notebook, place):
     page, at = notebook.page, []
+    # A cell that has just become the active one gets its toolbar, and the focus, a moment later.
+    until(lambda: page.locator(place).first.evaluate(FIND) and page.evaluate(AT) == 0, "the focus on the first")
     count, lost = page.locator(place).first.evaluate(FIND)
     assert lost == [], "only a mouse can click it"
     while (here := page.evaluate(AT)) >= 0 and here not in at:
