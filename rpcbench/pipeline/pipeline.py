@@ -35,6 +35,7 @@ from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.ops import Ops, Schedule
 from rpcbench.pipeline.orders import OrderBook
 from rpcbench.pipeline.recompute import Recompute
+from rpcbench.pipeline.replicas import replicated
 from rpcbench.pipeline.runs import Runs, StepResult
 from rpcbench.pipeline.split import Stage, Stages
 from rpcbench.pipeline.tasks import LossFn, Metric
@@ -94,16 +95,17 @@ class Pipeline:
     ) -> None:
         self._agent: Agent = current.current()
         names = {self._agent.member(worker).id: worker for worker in stages.workers}
-        book = OrderBook(schedule, len(names), microbatches, chunks, recompute)
+        book = OrderBook(schedule, len(stages.row), microbatches, chunks, recompute, stages.replicas)
         microbatch.weights([1], loss_reduction)
         numerics = Numerics(autocast, batch_norm)
         numerics.check()
         self.ops: Ops = book.whole.ops
         self.microbatches = microbatches
-        self.stages: list[Stage] = stages.cut(book.whole.homes)
+        row = stages.cut(book.whole.homes)
+        self.stages: list[Stage] = replicated(row, stages.workers, stages.replicas)
         if batch_norm == batchnorm.WARN and loss_fn is not None:
-            batchnorm.warn_of_microbatches(self.stages, microbatches)
-        self.crew = Crew(self._agent, self.stages, loss_fn, optimizer, numerics)
+            batchnorm.warn_of_microbatches(row, microbatches)
+        self.crew = Crew(self._agent, self.stages, loss_fn, optimizer, numerics, stages.replicas)
         if book.whole.updates:
             self.crew.check_may_update()
         self._schedulers = None if lr_scheduler is None else Schedulers(self.crew, lr_scheduler)
