@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from rpcbench.agent.core import Agent
 from rpcbench.pipeline.layout import Layout
 from rpcbench.pipeline.split import Stage
 
@@ -27,10 +28,12 @@ def replicated(row: Sequence[Stage], workers: Sequence[str], replicas: int) -> l
     ]
 
 
-def warn_of_hosts(layout: Layout, stages: Sequence[Stage], hosts: Mapping[int, str]) -> None:
-    """UserWarning, at the line that makes the pipeline, where replicas of a stage are on several of the `hosts`."""
+def warn_of_hosts(agent: Agent, stages: Sequence[Stage], layout: Layout) -> None:
+    """UserWarning, at the line that makes the pipeline, where replicas of a stage are on several hosts."""
+    members = {member.name: member for member in agent.machine.ask(lambda node: list(node.members.members.values()))}
+    workers = {stage.index: stage.worker for stage in stages}
     for stage in range(layout.stages):
-        if len(set(layout.column(stage, hosts))) > 1:
-            workers = layout.column(stage, {each.index: each.worker for each in stages})
-            warnings.warn(_IN_CLEAR.format(workers=", ".join(workers)), UserWarning, stacklevel=3)
+        column = layout.column(stage, workers)
+        if len({members[worker].host for worker in column if worker in members}) > 1:
+            warnings.warn(_IN_CLEAR.format(workers=" and ".join(column)), UserWarning, stacklevel=3)
             return
