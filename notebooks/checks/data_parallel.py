@@ -20,7 +20,8 @@ def share(answer: Callable[[int, int, int], Sequence[int]]) -> None:
             with trying():
                 numbers = list(returned(answer(microbatches, replicas, replica)))
             names = f"Of {microbatches} micro-batches and {replicas} replicas, replica {replica}"
-            require(all(0 <= number < microbatches for number in numbers), f"{names} gets {numbers}: some are not there.")
+            there = range(microbatches)
+            require(all(number in there for number in numbers), f"{names} gets {numbers}: some are not there.")
             wanted = [number for number in range(microbatches) if number % replicas == replica]
             require(numbers == wanted, f"{names} should get {wanted}, not {shown(numbers)}.")
             dealt += numbers
@@ -51,7 +52,9 @@ def step_time(answer: Callable[[int, int, int, float], float]) -> None:
         stages = workers // replicas
         played = simulate(one_f_one_b(stages, microbatches // replicas)).makespan / stages
         wanted = played + 2 * (replicas - 1) / replicas * reduce / stages
-        names = f"{workers} workers as {replicas} × {stages}, {microbatches} micro-batches, an all-reduce of {reduce:g}"
+        names = (
+            f"{workers} workers as {replicas} times {stages}, {microbatches} micro-batches, an all-reduce of {reduce:g}"
+        )
         require(
             isinstance(found, float | int) and abs(found - wanted) < 1e-9,
             f"{names}: a step takes {wanted:.4g}; you say {shown(found)}.",

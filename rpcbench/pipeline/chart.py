@@ -95,9 +95,11 @@ class Chart:
 
     def _legend(self) -> str:
         kinds = {span.op.kind for span in self.spans}
-        marks = ", ".join(f"{Op(0, kind, 0).label}{FILL[kind]} {NAMES[kind]}" for kind in Kind if kind in kinds)
+        reduces = kinds & {Kind.ALL_REDUCE}
+        marks = ", ".join(f"{kind}0{FILL[kind]} {NAMES[kind]}" for kind in Kind if kind in kinds - reduces)
+        besides = "".join(f"; {kind}{FILL[kind]} {NAMES[kind]}" for kind in reduces)
         still = f"; {RUNNING} still running" if self.running else ""
-        return f"{marks} of micro-batch 0; blank: idle{still}"
+        return f"{marks} of micro-batch 0{besides}; blank: idle{still}"
 
     # -- SVG
     def svg(self) -> str:

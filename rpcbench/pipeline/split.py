@@ -187,12 +187,17 @@ def split(
         sizes = _sizes_by_children(balance, [len(part) for part in parts])
     else:
         weights = weigh(balance, links, taken, None if sample is None else model_inputs(sample, names))
+    return Stages(links, workers, _shared_out(sizes, row), tuple(weights), names, whole, replicas)
+
+
+def _shared_out(sizes: Sequence[int] | None, row: Sequence[str]) -> tuple[int, ...] | None:
+    """The sizes of stages, where they are given, if each worker gets as many."""
     if sizes is not None and len(sizes) % len(row):
         raise PipelineError(
             f"{len(sizes)} stages for {len(row)} workers ({_list(row)}): each worker needs as many stages "
             "as the others. Split into fewer or more stages, or start more workers"
         )
-    return Stages(links, workers, None if sizes is None else tuple(sizes), tuple(weights), names, whole, replicas)
+    return None if sizes is None else tuple(sizes)
 
 
 def _checked_inputs(inputs: Sequence[str]) -> tuple[str, ...]:

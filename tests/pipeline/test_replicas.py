@@ -7,16 +7,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from small import SGD, data, grads, model, same
 from torch import nn
 from torch.nn import functional
-from worlds import nothing_left, world
+from worlds import far_world, nothing_left, world
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
-from rpcbench.pipeline import Pipeline, PipelineError, buckets, schedule, split
+from rpcbench.pipeline import Pipeline, PipelineError, buckets, gloo, schedule, split
 from rpcbench.pipeline.ops import Kind, Op
 
 FOUR = ["worker1", "worker2", "worker3", "worker4"]
@@ -256,7 +257,8 @@ def test_the_timeline_has_the_all_reduce(agents: list[Agent]) -> None:
                for worker in range(1, 5)}  # fmt: skip
     assert numbers == {1: [0, 2], 2: [0, 2], 3: [1, 3], 4: [1, 3]}
     assert result.idle_ideal == pytest.approx(1 / 3) and 0 <= result.idle < 1
-    assert "A◇ all-reduce over the replicas" in result.timeline.text() and "<svg" in result.timeline.svg()
+    assert "of micro-batch 0; A◇ all-reduce over the replicas; blank" in result.timeline.text()
+    assert "A all-reduce over the replicas" in result.timeline.svg()
     assert len({row["worker"] for row in pipe.step(*data(1)).rows if row["op"] == "A"}) == 4
     pipe.predict(data(16)[0])
     assert all("A" not in row["plan"] for row in agents[1].tables()["steps"].values() if row["ideal"] is None)
@@ -317,3 +319,29 @@ def test_sparse_gradients_are_refused(agents: list[Agent]) -> None:
     x = torch.arange(4)
     with pytest.raises(PipelineError, match="sparse gradients cannot be added up over replicas"):
         replicated(net, optimizer=SGD).step(x, x)
+
+
+def test_between_hosts_it_goes_the_workers_own_way_and_that_is_told(tmp_path: Path) -> None:
+    net, (x, y) = model(), data(13)
+    functional.cross_entropy(net(x), y).backward()
+    with far_world(tmp_path, 3) as far:
+        with pytest.warns(UserWarning, match=r"worker1 and worker2 are on different hosts.*neither encrypts"):
+            pipe = replicated(workers=FOUR[:2])
+        with pipe.batch(x, y) as batch:
+            same(batch.gradients(), grads(net))
+        assert [gloo.host_for(far[1], [1, 1]), gloo.host_for(far[1], [1, 2])] == [gloo.LOOPBACK, "127.0.0.1"]
+        del pipe, batch
+
+
+def test_a_group_listens_on_loopback_where_all_are_on_one_host(agents: list[Agent]) -> None:
+    before = listening()
+    pipe = replicated()
+    with pipe.batch(*data(4)):
+        made = listening() - before
+    assert made and {address for address, _ in made} == {"127.0.0.1"}
+
+
+def listening() -> set[tuple[str, int]]:
+    """Addresses and ports of TCP that this process listens at."""
+    own = psutil.Process().net_connections("tcp")
+    return {tuple(each.laddr) for each in own if each.status == psutil.CONN_LISTEN}
