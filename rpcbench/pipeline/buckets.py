@@ -39,9 +39,9 @@ class Bucket:
         self._counts[self._places[param]] = 1
 
     def leaves(self) -> Leaves:
-        """The gradients that are there."""
+        """The gradients that are there, each in memory of its own."""
         there = self._counts.tolist()
-        return [(param, self.views[param]) for param, count in zip(self._params, there, strict=True) if count]
+        return [(param, self.views[param].clone()) for param, count in zip(self._params, there, strict=True) if count]
 
 
 def buckets(params: Iterable[torch.Tensor]) -> list[Bucket]:
