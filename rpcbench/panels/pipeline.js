@@ -5,7 +5,15 @@
 
 const [START, END, AXIS, TALL] = [150, 84, 30, 424];
 const [MOST_STEPS, MEMORY] = [64, 11];
-const NAMES = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient", R: "recompute", U: "update" };
+const NAMES = {
+  F: "forward",
+  B: "backward",
+  I: "input gradient",
+  W: "weight gradient",
+  R: "recompute",
+  U: "update",
+  A: "all-reduce",
+};
 const kindOf = (op) => (op in NAMES ? op : "other");
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
 const stateOf = (op) => (op.failed ? "failed" : op.end === null ? "runs" : "ended");
@@ -22,14 +30,16 @@ function duration(seconds, unit = seconds) {
 }
 
 // Which part of a lane's height an operation takes: [from, to].
-const PLACE = { F: [0, 0.78], R: [0, 0.5], B: [0.22, 1], I: [0.22, 1], W: [0.5, 1], other: [0.22, 0.78] };
+const PLACE = { F: [0, 0.78], R: [0, 0.5], B: [0.22, 1], I: [0.22, 1], W: [0.5, 1], A: [0.3, 0.7], other: [0.22, 0.78] };
 
 function block(key, op, step, at, pale) {
   const [from, to] = [op.begin - step.begin, (op.end ?? step.end) - step.begin];
   const [x, wide] = [at.scale(from), Math.max(1.5, at.scale(to) - at.scale(from) - 0.8)];
   const [high, low] = PLACE[kindOf(op.op)];
   const [y, tall] = [at.y(op.worker) + high * at.tall, (low - high) * at.tall];
-  const words = `${NAMES[op.op] ?? op.op} of micro-batch ${op.microbatch}, stage ${op.stage}, step ${op.step}`;
+  const number = op.op === "A" ? "" : op.microbatch; // an all-reduce is one of no micro-batch
+  const of = op.op === "A" ? "" : ` of micro-batch ${number}`;
+  const words = `${NAMES[op.op] ?? op.op}${of}, stage ${op.stage}, step ${op.step}`;
   const time = op.end === null ? "runs" : `${duration(to - from)}; then the stage holds ${bytes(op.held)}`;
   const state = stateOf(op);
   const node = svg("g", {
@@ -40,7 +50,7 @@ function block(key, op, step, at, pale) {
   node.append(tip(`${words}: ${state === "failed" ? "failed after " : ""}${time}`));
   node.append(svg("rect", { x, y, width: wide, height: tall, rx: Math.min(3, wide / 3) }));
   const mark = state === "failed" ? "!" : "";
-  const fits = [`${mark}${op.op}${op.microbatch}`, `${mark || op.microbatch}`].find(
+  const fits = [`${mark}${op.op}${number}`, `${mark || number}`].find(
     (text) => wide >= 5 + 7 * text.length && tall >= 12,
   );
   if (fits && !pale) node.append(label(x + wide / 2, y + tall / 2 + 4, fits, "rb-number"));
@@ -55,7 +65,8 @@ function lanesOf(view, shown, measured) {
     .map((id) => {
       const [now, full] = [shown, measured].map((step) => step?.lanes.find((lane) => lane.worker === id) ?? null);
       const worker = view.workers[id] ?? { id, name: `id ${id}`, state: "unknown" };
-      return { id, worker, now, stages: (now?.stages.length ? now : full)?.stages ?? [], busy: full?.busy ?? null };
+      const { stages, replica } = (now?.stages.length ? now : full) ?? { stages: [] };
+      return { id, worker, now, stages, replica: replica ?? null, busy: full?.busy ?? null };
     });
 }
 
@@ -64,17 +75,18 @@ const waitsFor = ({ now, stages }) =>
   now?.next ? `, waits for ${stages.length > 1 ? now.next : now.next.replace(/^\d+/, "")}` : "";
 
 function laneHead(lane, y, at, width) {
-  const { id, worker, stages, busy, now } = lane;
+  const { id, worker, stages, replica, busy, now } = lane;
   const { pitch } = at;
   const [roomy, memory] = [pitch >= 34, at.memory > 0];
-  const run = (stages.length === 1 ? "stage" : "stages") + (stages.length ? ` ${stages.join(", ")}` : " –");
+  const own = (stages.length === 1 ? "stage" : "stages") + (stages.length ? ` ${stages.join(", ")}` : " –");
+  const run = replica === null ? own : `${own}, replica ${replica}`;
   const middle = y + pitch / 2;
   const full = 34;
   const holds = now ? `holds ${bytes(now.held)}, ${bytes(now.peak)} at most` : "";
   const data = { "data-worker": id, "data-done": now?.done, "data-planned": now?.planned, "data-next": now?.next };
   return svg(
     "g",
-    { class: `rb-lane rb-is-${worker.state}`, ...data, "data-held": now?.held, "data-peak": now?.peak },
+    { class: `rb-lane rb-is-${worker.state}`, "data-replica": replica, ...data, "data-held": now?.held, "data-peak": now?.peak },
     tip(`${worker.name} (${worker.state}), ${run}${waitsFor(lane)}, busy ${percent(busy)}${now ? `, ${holds}` : ""}`),
     svg("rect", { class: "rb-track", x: START, y: y + 1, width: width - START - END, height: pitch - 2, rx: 3 }),
     label(12, memory ? middle - 10 : roomy ? middle - 2 : middle + 4, short(worker.name, roomy ? 17 : 12), "rb-worker"),

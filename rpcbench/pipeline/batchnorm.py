@@ -62,10 +62,14 @@ class _Moments:
         dims = [dim for dim in range(samples.dim()) if dim != 1]
         count = samples.numel() // samples.shape[1]
         variance, mean = torch.var_mean(samples.detach().double(), dims, correction=0)
+        self.join(count, mean, variance * count)
+
+    def join(self, count: int, mean: torch.Tensor, squares: torch.Tensor) -> None:
+        """Those of other samples."""
         total = self.count + count
         apart = mean - self.mean
         self.mean = self.mean + apart * (count / total)
-        self.squares = self.squares + variance * count + apart**2 * (self.count * count / total)
+        self.squares = self.squares + squares + apart**2 * (self.count * count / total)
         self.count = total
 
 
@@ -99,6 +103,22 @@ class Deferred:
         finally:
             self._counting = False
 
+    # -- over replicas of a module
+    def told(self, module: nn.Module, replica: int, replicas: int) -> list[torch.Tensor]:
+        """What this step has seen in each layer of a module: a row for each replica, and only its own is filled."""
+        return [_row(layer, self._moments[layer], replica, replicas) for layer in self._own(module)]
+
+    def take(self, module: nn.Module, told: Sequence[torch.Tensor]) -> None:
+        """What the step has seen in these layers is what all replicas have seen."""
+        for layer, rows in zip(self._own(module), told, strict=True):
+            moments = self._moments[layer] = _Moments()
+            for row in rows:
+                if row[0]:
+                    moments.join(int(row[0]), *row[1:].chunk(2))
+
+    def _own(self, module: nn.Module) -> list[Any]:
+        return [layer for layer in module.modules() if layer in self._moments]
+
     def _see(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
         if self._counting and layer.training:
             self._moments[layer].add(args[0])
@@ -114,3 +134,13 @@ def _move(layer: Any, moments: _Moments) -> None:
             (layer.running_var, moments.squares / max(moments.count - 1, 1)),
         ):
             running.copy_((1 - share) * running.double() + share * new)
+
+
+def _row(layer: Any, moments: _Moments, replica: int, replicas: int) -> torch.Tensor:
+    """Number of samples, means, sums of squares; on each replica's row its own."""
+    device = layer.running_mean.device
+    rows = torch.zeros(replicas, 1 + 2 * layer.num_features, dtype=torch.double, device=device)
+    if moments.count:
+        rows[replica, 0] = moments.count
+        rows[replica, 1:] = torch.cat([torch.as_tensor(moments.mean), torch.as_tensor(moments.squares)])
+    return rows

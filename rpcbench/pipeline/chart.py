@@ -13,7 +13,15 @@ from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.spans import Span
 from rpcbench.words.picture import Picture, as_html, short
 
-FILL = {Kind.FORWARD: "░", Kind.BACKWARD: "▓", Kind.INPUT: "▒", Kind.WEIGHT: "▚", Kind.RECOMPUTE: "▞", Kind.UPDATE: "▪"}
+FILL = {
+    Kind.FORWARD: "░",
+    Kind.BACKWARD: "▓",
+    Kind.INPUT: "▒",
+    Kind.WEIGHT: "▚",
+    Kind.RECOMPUTE: "▞",
+    Kind.UPDATE: "▪",
+    Kind.ALL_REDUCE: "◇",
+}
 COLOURS = {
     Kind.FORWARD: ("blue", "on-blue"),
     Kind.BACKWARD: ("amber", "on-amber"),
@@ -21,6 +29,7 @@ COLOURS = {
     Kind.WEIGHT: ("purple", "paper"),
     Kind.RECOMPUTE: ("green", "paper"),
     Kind.UPDATE: ("red", "paper"),
+    Kind.ALL_REDUCE: ("orange", "paper"),
 }
 NAMES = {
     Kind.FORWARD: "forward",
@@ -29,6 +38,7 @@ NAMES = {
     Kind.WEIGHT: "weight gradients",
     Kind.RECOMPUTE: "recomputed forward",
     Kind.UPDATE: "update of the weights",
+    Kind.ALL_REDUCE: "all-reduce over the replicas",
 }
 RUNNING = "…"
 TICK = 10
@@ -85,9 +95,11 @@ class Chart:
 
     def _legend(self) -> str:
         kinds = {span.op.kind for span in self.spans}
-        marks = ", ".join(f"{kind}0{FILL[kind]} {NAMES[kind]}" for kind in Kind if kind in kinds)
+        reduces = kinds & {Kind.ALL_REDUCE}
+        marks = ", ".join(f"{kind}0{FILL[kind]} {NAMES[kind]}" for kind in Kind if kind in kinds - reduces)
+        besides = "".join(f"; {kind}{FILL[kind]} {NAMES[kind]}" for kind in reduces)
         still = f"; {RUNNING} still running" if self.running else ""
-        return f"{marks} of micro-batch 0; blank: idle{still}"
+        return f"{marks} of micro-batch 0{besides}; blank: idle{still}"
 
     # -- SVG
     def svg(self) -> str:
@@ -121,7 +133,7 @@ def _rect(picture: Picture, span: Span, x: float, per_time: float, y: float, sta
     width = max(1.5, per_time * (span.end - span.begin) - 0.8)
     colour, ink = COLOURS[span.op.kind]
     picture.rect(x, y + 2, width, _TALL - 4, f"f-{colour}")
-    for words in [str(span.op)] * staged + [f"{span.op.kind}{span.op.microbatch}"]:
+    for words in [str(span.op)] * staged + [span.op.label]:
         if width >= 7 * len(words) + 4:
             picture.text(x + width / 2, y + _TALL / 2 + 4, words, f"middle {ink}")
             return
@@ -162,7 +174,7 @@ class _Scale:
 
 def _block(op: Op, width: int, staged: bool, running: bool) -> str:
     """One op, `width` columns wide, with as much of its name as there is room for."""
-    labels = [str(op)] * staged + [f"{op.kind}{op.microbatch}", ""]
+    labels = [str(op)] * staged + [op.label, ""]
     block = next(label for label in labels if len(label) <= width).ljust(width, FILL[op.kind])
     return block[:-1] + RUNNING if running else block
 

@@ -66,7 +66,8 @@ class Checkpoints:
         number = crew.standing.number
         target.mkdir(parents=True, exist_ok=True)
         written: dict[int, Shard] = crew.on_stages(
-            shards.write, {s: (*crew.stage(s), str(target), f"step{number}.stage{s}") for s in crew.modules}
+            shards.write,
+            {s: (*crew.stage(s), str(target), f"step{number}.stage{s}") for s in range(crew.layout.stages)},
         )
         files = {shard.file for shard in written.values()}
         if unseen := [file for file in sorted(files) if not (target / file).exists()]:
@@ -84,7 +85,7 @@ class Checkpoints:
                 **written[stage.index]._asdict(),
                 "names": {stage.key(own): own for own in written[stage.index].shapes},
             }
-            for stage in crew.stages
+            for stage in crew.row
         ]
         return {
             "format": _FORMAT,

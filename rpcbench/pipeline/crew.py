@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.agent.waiting import label_of
 from rpcbench.pipeline import requests
 from rpcbench.pipeline.exchange import Inputs
+from rpcbench.pipeline.layout import Layout
 from rpcbench.pipeline.lazy import built
 from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.ops import Kind
@@ -45,6 +46,9 @@ _LAST_WORDS = 0.5
 class Crew:
     """`homes`: stage → id of its worker; `modules` and `optimizers`: stage → RRef; `workers`: id → RRef of its loop.
 
+    Stages are known here by their numbers in the `layout`: `row` has those of the first replica, whose parameters and
+    gradients all others have, too.
+
     `standing`: which optimizer step each stage holds. `on_applied` is called, with this and the number, after each.
     """
 
@@ -55,11 +59,14 @@ class Crew:
         loss_fn: LossFn | None,
         optimizer: OptimizerSpec | None,
         numerics: Numerics,
+        replicas: int = 1,
     ) -> None:
         self._agent = agent
         self.stages = stages
+        self.layout = Layout(len(stages) // replicas, replicas)
+        self.row = stages[: self.layout.stages]
         self.homes = {stage.index: agent.member(stage.worker).id for stage in stages}
-        self.standing = Standing(self.homes)
+        self.standing = Standing(self.homes, self.layout)
         self.on_applied: Callable[[Crew, int], object] = lambda crew, number: None
         self._tasks: Mapping[int, Task] = {}  # of the last step
         self._applying: tuple[int, dict[int, Future[Any]]] = (0, {})  # to which step, and who; until all have answered
@@ -67,13 +74,14 @@ class Crew:
         self._key = f"pipeline {agent.id}.{next(_NUMBERS)}"
         self.modules = {stage.index: self._create(stage.index, built, stage.module) for stage in stages}
         self.workers: dict[int, Any] = {}
-        self.ties = ties(stages)
+        self.ties = ties(self.row)
         self._watch = Watch(agent, list(dict.fromkeys(self.homes.values())))
         with self._watch.opening() as records:
             for id_ in dict.fromkeys(self.homes.values()):
-                modules = {stage: rref for stage, rref in self.modules.items() if self.homes[stage] == id_}
-                ports = {stage.index: stage.ports for stage in stages if stage.index in modules}
-                made = (self._key, modules, self.homes, loss_fn, ports, self.ties, records.get(id_, ""), numerics)
+                modules = self._own(id_, self.modules)
+                ports = {stage: self.row[stage].ports for stage in modules}
+                homes = self.layout.homes(id_, self.homes)
+                made = (self._key, modules, homes, loss_fn, ports, self.ties, records.get(id_, ""), numerics)
                 self.workers[id_] = agent.create(id_, StageWorker, made, timeout=0)
             self._await_made(self.workers.values())
         self.optimizers: dict[int, Any] = {}
@@ -81,7 +89,7 @@ class Crew:
             make = requests.make_optimizer
             self.optimizers = {s: self._create(s, make, m, *optimizer) for s, m in self.modules.items()}
             self._await_made(self.optimizers.values())
-            wait_all([self._ask(id_, requests.learn, self._own_optimizers(id_)) for id_ in self.workers])
+            wait_all([self._ask(id_, requests.learn, self._own(id_, self.optimizers)) for id_ in self.workers])
 
     def _create(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
         return self._agent.create(self.homes[stage], function, args, timeout=0)
@@ -89,8 +97,9 @@ class Crew:
     def _await_made(self, rrefs: Any) -> None:
         wait_all([self._agent.call(rref._owner, requests.made, (rref,), timeout=0) for rref in rrefs])
 
-    def _own_optimizers(self, id_: int) -> dict[int, Any]:
-        return {stage: rref for stage, rref in self.optimizers.items() if self.homes[stage] == id_}
+    def _own(self, id_: int, each: Mapping[int, T]) -> dict[int, T]:
+        """Of what is known by number, that of a worker's stages, as they are called there."""
+        return {self.layout.stage(number): own for number, own in each.items() if self.homes[number] == id_}
 
     def _ask(self, id_: int, function: Callable[..., T], *args: Any) -> Future[T]:
         """`function(key, *args)` on a worker, which finds its part of this pipeline by the key."""
@@ -98,14 +107,23 @@ class Crew:
 
     def check_may_update(self) -> None:
         """PipelineError where no schedule may step the optimizers within a step."""
-        if self.ties or not self.optimizers:
-            why = "takes no tied weights" if self.ties else "needs an optimizer"
-            raise PipelineError(f"a schedule that updates within a step {why}")
+        faults = {
+            "takes no tied weights": bool(self.ties),
+            "takes no replicas": self.layout.replicas > 1,
+            "needs an optimizer": not self.optimizers,
+        }
+        for why, there in faults.items():
+            if there:
+                raise PipelineError(f"a schedule that updates within a step {why}")
 
-    def inputs(self, id_: int, batches: Sequence[tuple[Any, ...]]) -> Inputs:
-        """Of the model's inputs, a micro-batch each, those that this worker's stages take."""
-        own = [stage for stage in self.stages if self.homes[stage.index] == id_ and stage.ports.inputs]
-        return {s.index: [tuple(batch[place] for place in s.ports.inputs) for batch in batches] for s in own}
+    def inputs(self, id_: int, batches: Mapping[int, tuple[Any, ...]]) -> Inputs:
+        """Of the model's inputs, by micro-batch, those that this worker's stages take."""
+        takes = {stage: self.row[stage].ports.inputs for stage in self._own(id_, self.homes)}
+        return {
+            stage: {number: tuple(batch[place] for place in places) for number, batch in batches.items()}
+            for stage, places in takes.items()
+            if places
+        }
 
     # -- the first phase
     def run(self, step: int, tasks: dict[int, Task]) -> list[Report]:
@@ -225,8 +243,8 @@ class Crew:
 
     def kept(self) -> dict[str, torch.Tensor]:
         """The gradients that were kept last; of a tied one under its first name."""
-        own = {stage: gradients for each in self.on_workers(requests.kept) for stage, gradients in each.items()}
-        named = {stage.key(name): gradient for stage in self.stages for name, gradient in own[stage.index].items()}
+        own = {stage: gradients for each in self.on_row(requests.kept) for stage, gradients in each.items()}
+        named = {stage.key(name): gradient for stage in self.row for name, gradient in own[stage.index].items()}
         return self._without_copies(named)
 
     def _without_copies(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -234,8 +252,8 @@ class Crew:
         return {name: tensor for name, tensor in named.items() if name not in copies}
 
     def _gather(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:
-        found = self.on_stages(function, {stage.index: (self.modules[stage.index], *args) for stage in self.stages})
-        return {stage.key(own): t for stage in self.stages for own, t in found[stage.index].items()}
+        found = self.on_stages(function, {stage.index: (self.modules[stage.index], *args) for stage in self.row})
+        return {stage.key(own): t for stage in self.row for own, t in found[stage.index].items()}
 
     def stage(self, stage: int) -> tuple[Any, Any, Any]:
         """What a stage is there: RRefs of its worker's loop, of its module and of its optimizer, if it has one."""
@@ -249,8 +267,15 @@ class Crew:
 
     def on_workers(self, function: Callable[..., T], *args: Any) -> list[T]:
         """`function(its StageWorker, *args)` on each worker. StageLostError."""
+        return self._on(self.workers, function, args)
+
+    def on_row(self, function: Callable[..., T], *args: Any) -> list[T]:
+        """As `on_workers`, on those of the first replica."""
+        return self._on(dict.fromkeys(self.homes[stage.index] for stage in self.row), function, args)
+
+    def _on(self, ids: Iterable[int], function: Callable[..., T], args: tuple[Any, ...]) -> list[T]:
         served = partial(self._agent.call, function=requests.served, timeout=0, label=label_of(function))
-        return self._all(lambda: [served(id_, args=(self._key, function, args)) for id_ in self.workers])
+        return self._all(lambda: [served(id_, args=(self._key, function, args)) for id_ in ids])
 
     def scale(self, context: int, factor: float) -> None:
         """Multiply all gradients in this context."""

@@ -21,7 +21,7 @@ from rpcbench.pipeline.ops import Op
 from rpcbench.pipeline.ports import OUTSIDE, Ports, Way
 from rpcbench.pipeline.slots import Slot, Slots
 
-Inputs = dict[int, list[tuple[Any, ...]]]
+Inputs = dict[int, dict[int, tuple[Any, ...]]]
 """Stage → micro-batch → those of the model's inputs that it takes."""
 Messages = list[tuple[Slot, tuple[Any, ...]]]
 Gradients = list[torch.Tensor | None]

@@ -20,6 +20,7 @@ from rpcbench.pipeline.halves import Halves
 from rpcbench.pipeline.oplog import DONE, FAILED, OpLog
 from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.record import Doing
+from rpcbench.pipeline.shared import Shared
 from rpcbench.pipeline.stage import StageWorker
 from rpcbench.pipeline.stash import Leaves, Stash
 from rpcbench.pipeline.sums import Sums
@@ -41,6 +42,7 @@ class Execution:
         self._tied = TiedGradients(task.step, worker.copies)
         self._sums = Sums({} if self._context is None else self._recorder.gradients(self._context))
         self._stash = Stash(task.ops, worker.modules, worker.optimizers, task.weights)
+        self._shared = Shared(task.step, worker.column, worker.computing.norms)
         self._exchange = Exchange(task.step, worker.ports, worker.slots, task.inputs)
         self._kept: dict[tuple[int, int], tuple[_Values, _Values]] = {}  # (stage, micro-batch) → taken, given
         self._held: dict[int, int] = {}  # stage → bytes of what is kept
@@ -53,8 +55,10 @@ class Execution:
             Kind.WEIGHT: (lambda op: None, self._weight_half),
             Kind.RECOMPUTE: (lambda op: None, self._recompute),
             Kind.UPDATE: (lambda op: None, self._update),
+            Kind.ALL_REDUCE: (lambda op: self._shared.ready(op.stage), self._all_reduce),
         }
         self._later = {(op.stage, op.microbatch) for op in task.ops if op.kind is Kind.RECOMPUTE}
+        self._reduced = 0  # bytes of the latest all-reduce
         self._report = Report()
 
     def run(self) -> Report:
@@ -66,7 +70,9 @@ class Execution:
 
     def _logged(self) -> Report:
         task = self._task
-        row = self._log.open(task.step, task.ops, task.workers, task.ideal)
+        column = self._worker.column
+        replica = None if column is None else column.rank
+        row = self._log.open(task.step, task.ops, task.workers, task.ideal, replica)
         state = FAILED
         try:
             report = self._run()
@@ -101,13 +107,13 @@ class Execution:
             failed = not self._worker.slots.aborted(step)  # else another one has, and this lacks what went with it
             self._log.end(key, row, sent=0, held=self._held.get(op.stage, 0), failed=failed)
             raise
-        sent = sum(nbytes(message) for _, message in made)
+        sent = self._reduced if op.kind is Kind.ALL_REDUCE else sum(nbytes(message) for _, message in made)
         self._report.rows.append(self._log.end(key, row, sent=sent, held=self._held.get(op.stage, 0)))
         if made:
             note(step, Doing.SENDS, index)
         for slot, message in made:
             self._worker.send(slot, message)
-        self._add_up()
+        self._add_up(op)
 
     # -- forward
     def _forward(self, op: Op, values: _Values) -> Messages:
@@ -220,10 +226,17 @@ class Execution:
             self._leaves = self._stash.keep(op, halves.weights())
         return []
 
-    def _add_up(self) -> None:
+    def _add_up(self, op: Op) -> None:
         """After what others wait for has been sent. Gradients of tied parameters are kept until the end."""
         leaves, self._leaves = self._leaves, []
+        if op.kind is not Kind.ALL_REDUCE:
+            leaves = self._shared.add(op.stage, self._worker.parameters(op.stage), leaves)
         self._sums.add(self._tied.keep(leaves))
+
+    def _all_reduce(self, op: Op, agreed: int) -> Messages:
+        module, params = self._worker.modules[op.stage], self._worker.parameters(op.stage)
+        self._leaves, self._reduced = self._shared.total(op.stage, module, params, agreed)
+        return []
 
     def _update(self, op: Op, _: None) -> Messages:
         self._stash.update(op)

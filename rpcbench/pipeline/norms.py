@@ -14,7 +14,7 @@ from rpcbench.words.errors import PipelineError
 
 def grad_norm(crew: Crew, context: int, norm_type: float) -> float:
     """The norm of all gradients in the context, seen as one vector."""
-    return total_norm(crew.on_workers(_norm, context, norm_type), norm_type)
+    return total_norm(crew.on_row(_norm, context, norm_type), norm_type)
 
 
 def clip(crew: Crew, context: int, max_norm: float, norm_type: float) -> float:

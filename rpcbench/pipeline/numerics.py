@@ -43,16 +43,16 @@ class Computing:
     def __init__(self, numerics: Numerics, modules: Iterable[nn.Module]) -> None:
         modules = list(modules)
         self._autocast = numerics.autocast
-        self._norms = batchnorm.Deferred(modules if numerics.batch_norm == batchnorm.DEFERRED else [])
+        self.norms = batchnorm.Deferred(modules if numerics.batch_norm == batchnorm.DEFERRED else [])
         self._devices = {module: _device(module) for module in modules}
 
     def step(self) -> contextlib.AbstractContextManager[None]:
-        return self._norms.step()
+        return self.norms.step()
 
     @contextlib.contextmanager
     def forward(self, module: nn.Module, first: bool = True) -> Iterator[None]:
         """Around the forward of a stage; `first`: it is no recomputed one."""
-        with self._norms.counting(first), self._casting(module):
+        with self.norms.counting(first), self._casting(module):
             yield
 
     def _casting(self, module: nn.Module) -> contextlib.AbstractContextManager[Any]:

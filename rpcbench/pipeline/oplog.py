@@ -29,8 +29,16 @@ class OpLog:
         for name in self._tables:
             agent.bus.register(name, partial(self.table, name))
 
-    def open(self, step: int, ops: Sequence[Op], workers: Sequence[int], ideal: float | None) -> Row:
-        """A step begins: what is to be done here, who else takes part, its ideal idle share; a row to give to `close`.
+    def open(
+        self,
+        step: int,
+        ops: Sequence[Op],
+        workers: Sequence[int],
+        ideal: float | None,
+        replica: int | None = None,
+    ) -> Row:
+        """A step begins: what is to be done here, who else takes part, its ideal idle share, of which replica these
+        stages are, where there are several; a row to give to `close`.
 
         Rows of steps long before it are dropped.
         """
@@ -41,6 +49,7 @@ class OpLog:
             "workers": list(workers),
             "plan": [str(op) for op in ops],
             "ideal": ideal,
+            "replica": replica,
             "state": RUNNING,
         }
         self._set("StepBegan", "steps", self._key(step), row)

@@ -9,7 +9,8 @@ kind micro-batch`; 1F1B for two workers and three micro-batches is
 A backward is one op, B, or two: I makes the gradient of the stage's input, which the stage before waits for, and W
 those of its weights, which nobody waits for before the end of the step. Where an R comes before the backward, the
 forward keeps its input only, and R computes it once more. A U, after a backward, is a step of the stage's optimizer
-with the gradients of this micro-batch alone.
+with the gradients of this micro-batch alone. An A adds up the gradients that the replicas of a stage have made; no
+schedule has one, as the pipeline itself puts them where there are replicas.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ class Kind(StrEnum):
     WEIGHT = "W"
     RECOMPUTE = "R"
     UPDATE = "U"
+    ALL_REDUCE = "A"
 
 
-_OP = re.compile(rf"(\d+)([{''.join(Kind)}])(\d+)", re.ASCII)
+_WRITTEN = [kind for kind in Kind if kind is not Kind.ALL_REDUCE]
+_OP = re.compile(rf"(\d+)([{''.join(_WRITTEN)}])(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,17 @@ class Op:
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"
 
+    @property
+    def label(self) -> str:
+        """What it is called within its stage: `F3`; an all-reduce is one of no micro-batch."""
+        return str(self.kind) if self.kind is Kind.ALL_REDUCE else f"{self.kind}{self.microbatch}"
+
     @staticmethod
     def parse(word: str) -> Op:
         """The op written as `word`; PipelineError if it is none."""
         match = _OP.fullmatch(word)
         if match is None:
-            kinds = f"{', '.join(list(Kind)[:-1])} or {list(Kind)[-1]}"
+            kinds = f"{', '.join(_WRITTEN[:-1])} or {_WRITTEN[-1]}"
             raise PipelineError(f"{word!r} is no operation; write stage, {kinds}, micro-batch: 0F3")
         stage, kind, microbatch = match.groups()
         return Op(int(stage), Kind(kind), int(microbatch))

@@ -3,13 +3,17 @@
 Guarantees
 - Orders fit the stages: all those of a pipeline have the same stages on the same workers.
 - A batch with fewer samples than the pipeline has micro-batches gets orders with one micro-batch for each sample.
+- Where there are replicas, each has the same order, for micro-batches of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+from rpcbench.pipeline.layout import dealt, reducing
 from rpcbench.pipeline.ops import Kind, Ops, Schedule
 from rpcbench.pipeline.recompute import Recompute, with_recompute
 from rpcbench.pipeline.schedules import named
@@ -22,13 +26,15 @@ from rpcbench.words.errors import PipelineError
 class Orders:
     """Operations for each worker; `ideal` is their idle share if all stages take equally long, None where none is said.
 
-    `homes[stage]` is the number of its worker.
+    `homes[stage]` is the number of its worker among those of a replica; the lists of the `replicas` come one after the
+    other.
     """
 
     ops: Ops
     microbatches: int
     homes: tuple[int, ...]
     ideal: float | None
+    replicas: int = 1
 
     @property
     def updates(self) -> bool:
@@ -38,20 +44,43 @@ class Orders:
     def forwards(self) -> Orders:
         """Only the forwards, for a run that does not train."""
         ops = [[op for op in own if op.kind is Kind.FORWARD] for own in self.ops]
-        return Orders(ops, self.microbatches, self.homes, None)
+        return Orders(ops, self.microbatches, self.homes, None, self.replicas)
+
+    def numbers(self, worker: int) -> range:
+        """The micro-batches of the replica that a worker, by its number, belongs to."""
+        return range(worker // (len(self.ops) // self.replicas), self.microbatches, self.replicas)
+
+    def judged(self, worker: int, targets: Sequence[Any] | None) -> dict[int, Any] | None:
+        """Of the targets, by micro-batch, those that a worker needs."""
+        if targets is None or not self.has_last(worker):
+            return None
+        return {number: targets[number] for number in self.numbers(worker)}
+
+    def has_last(self, worker: int) -> bool:
+        """Whether the last stage is there."""
+        return worker % (len(self.ops) // self.replicas) == self.homes[-1]
 
 
 class OrderBook:
-    """Orders by one schedule, for batches of any size. PipelineError where schedule and workers do not fit."""
+    """Orders by one schedule, for batches of any size. PipelineError where schedule and workers do not fit.
+
+    `workers` and `microbatches` are those of one replica.
+    """
 
     def __init__(
-        self, schedule: str | Schedule, workers: int, microbatches: int, chunks: int | None, recompute: Recompute
+        self,
+        schedule: str | Schedule,
+        workers: int,
+        microbatches: int,
+        chunks: int | None,
+        recompute: Recompute,
+        replicas: int = 1,
     ) -> None:
         self._schedule = named(schedule) if isinstance(schedule, str) else schedule
         self._workers, self._chunks, self._recompute = workers, chunks, recompute
-        self.microbatches = microbatches
+        self.microbatches, self._replicas = microbatches * replicas, replicas
         self._cached = lru_cache(maxsize=16)(self._make)
-        self.whole = self._cached(microbatches)
+        self.whole = self._cached(self.microbatches)
 
     def fitting(self, samples: int) -> Orders:
         """For a batch of so many samples."""
@@ -64,11 +93,31 @@ class OrderBook:
         return orders
 
     def _make(self, microbatches: int) -> Orders:
+        if self._replicas == 1:
+            return self._row(microbatches, 0)
+        counts = [len(range(replica, microbatches, self._replicas)) for replica in range(self._replicas)]
+        rows = [self._row(max(1, count), replica) for replica, count in enumerate(counts)]
+        ops: Ops = []
+        for replica, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            ops += [(dealt(own, replica, self._replicas) if count else []) + reducing(own) for own in row.ops]
+        if any(row.homes != rows[0].homes for row in rows):
+            raise PipelineError("the schedule puts stages elsewhere for one micro-batch more")
+        return Orders(ops, microbatches, rows[0].homes, simulate(ops).idle, self._replicas)
+
+    def _row(self, microbatches: int, replica: int) -> Orders:
+        """Of one replica, its micro-batches counted from 0."""
         chunks = {} if self._chunks is None else {"chunks": self._chunks}
-        ops = with_recompute(self._schedule(self._workers, microbatches, **chunks), self._recompute, microbatches)
+        ops = with_recompute(self._schedule(self._workers, microbatches, **chunks), self._wanted(replica), microbatches)
         stage_count = 1 + max((op.stage for own in ops for op in own), default=-1)
         validate(ops, stage_count, microbatches)
         if len(ops) != self._workers:
             raise PipelineError(f"the schedule has lists for {len(ops)} workers, the split names {self._workers}")
         homes = placement(ops)
         return Orders(ops, microbatches, tuple(homes[stage] for stage in range(stage_count)), simulate(ops).idle)
+
+    def _wanted(self, replica: int) -> Recompute:
+        """What is to be recomputed, asked by the numbers that micro-batches have in the batch."""
+        wanted = self._recompute
+        if isinstance(wanted, str) or self._replicas == 1:
+            return wanted
+        return lambda stage, microbatch: wanted(stage, microbatch * self._replicas + replica)

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from rpcbench.pipeline.layout import Layout
 from rpcbench.words.errors import StageLostError
 
 ANEW = (
@@ -33,10 +34,11 @@ class Lost(NamedTuple):
 
 
 class Standing:
-    """Which optimizer step each stage holds."""
+    """Which optimizer step each stage holds, by its number in the layout."""
 
-    def __init__(self, stages: Iterable[int]) -> None:
+    def __init__(self, stages: Collection[int], layout: Layout | None = None) -> None:
         self.held: dict[int, Held] = dict.fromkeys(stages, (0, 0))
+        self.layout = layout or Layout(len(stages))
 
     @property
     def number(self) -> int | None:
@@ -78,7 +80,8 @@ class Standing:
         for stage in sorted(stages):
             groups.setdefault(self.held[stage], []).append(stage)
         return ", ".join(
-            f"{named(same)} {'hold' if len(same) > 1 else 'holds'} {_amount(held)}" for held, same in groups.items()
+            f"{self.layout.named(same)} {'hold' if len(same) > 1 else 'holds'} {_amount(held)}"
+            for held, same in groups.items()
         )
 
 
@@ -89,7 +92,7 @@ def lost_error(lost: Sequence[Lost], when: str, standing: Standing, changed: boo
     them = "it" if len(lost) == 1 else "them"
     told = [f"{each.worker} was lost {when}, {each.at}" for each in lost]
     amounts = " and ".join(dict.fromkeys(_amount(standing.held[stage]) for stage in gone))
-    told.append(f"{named(gone)}, at {amounts}, went with {them}")
+    told.append(f"{standing.layout.named(gone)}, at {amounts}, went with {them}")
     if left:
         told.append(("" if changed else "no parameter has changed: ") + standing.words(left))
     restarts = ", ".join(f"cluster.restart({each.worker!r})" for each in lost)
@@ -97,14 +100,6 @@ def lost_error(lost: Sequence[Lost], when: str, standing: Standing, changed: boo
     reasons = "; ".join(dict.fromkeys(each.reason for each in lost))
     at = {each.worker: each.at for each in lost}
     return StageLostError("; ".join(told) + f". The reason: {reasons}", at, tuple(gone), dict(standing.held))
-
-
-def named(stages: Sequence[int]) -> str:
-    """As "stage 1", or "stages 0, 1 and 2"."""
-    if len(stages) == 1:
-        return f"stage {stages[0]}"
-    *most, last = sorted(stages)
-    return f"stages {', '.join(map(str, most))} and {last}"
 
 
 def _amount(held: Held) -> str:

@@ -35,6 +35,7 @@ from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.ops import Ops, Schedule
 from rpcbench.pipeline.orders import OrderBook
 from rpcbench.pipeline.recompute import Recompute
+from rpcbench.pipeline.replicas import replicated, warn_of_hosts
 from rpcbench.pipeline.runs import Runs, StepResult
 from rpcbench.pipeline.split import Stage, Stages
 from rpcbench.pipeline.tasks import LossFn, Metric
@@ -48,7 +49,8 @@ class Pipeline:
     microbatches, chunks) -> ops. "async" is an experiment, which trains to other weights: each stage steps its
     optimizer after each micro-batch, as if that were a batch of its own, and a step that fails has changed some.
     chunks: stages for each worker; by default as many as the schedule is made for. A batch with fewer samples than
-    `microbatches` is cut into as many as it has samples.
+    `microbatches` is cut into as many as it has samples. Where `split` has made replicas, each has so many of them; the
+    gradients of all replicas are added up at the end of a step.
     loss_fn(output, target) where the last stage is gives a scalar; loss_reduction says whether it is the "mean" or the
     "sum" over samples, so that micro-batches add up to the gradient of the whole batch.
     optimizer: class and arguments; None to only compute gradients. lr_scheduler: class and arguments, as
@@ -57,7 +59,8 @@ class Pipeline:
     are computed anew for the backward, not kept. Random numbers of a forward, as for dropout, depend on step, stage,
     micro-batch and `torch.manual_seed` here, before the pipeline is made.
     batch_norm: what running statistics of batch norms do, which see micro-batches: with "microbatch" they move at each
-    of these; "warn" is the same with a warning; with "deferred" they move once a step, by the whole batch.
+    of these; "warn" is the same with a warning; with "deferred" they move once a step, by the whole batch. All other
+    buffers of replicas are those of the first one, after each step that trains.
     autocast: torch.bfloat16 runs the stages' forwards under autocast; the loss stays in single precision.
     keep_gradients: the workers keep those of a step until the next one, for `gradients`; as much memory as parameters.
     checkpoint: a folder that all workers reach; checkpoint_every: after so many optimizer steps a checkpoint is written
@@ -94,16 +97,18 @@ class Pipeline:
     ) -> None:
         self._agent: Agent = current.current()
         names = {self._agent.member(worker).id: worker for worker in stages.workers}
-        book = OrderBook(schedule, len(names), microbatches, chunks, recompute)
+        book = OrderBook(schedule, len(stages.row), microbatches, chunks, recompute, stages.replicas)
         microbatch.weights([1], loss_reduction)
         numerics = Numerics(autocast, batch_norm)
         numerics.check()
         self.ops: Ops = book.whole.ops
         self.microbatches = microbatches
-        self.stages: list[Stage] = stages.cut(book.whole.homes)
+        row = stages.cut(book.whole.homes)
+        self.stages: list[Stage] = replicated(row, stages.workers, stages.replicas)
         if batch_norm == batchnorm.WARN and loss_fn is not None:
-            batchnorm.warn_of_microbatches(self.stages, microbatches)
-        self.crew = Crew(self._agent, self.stages, loss_fn, optimizer, numerics)
+            batchnorm.warn_of_microbatches(row, microbatches)
+        self.crew = Crew(self._agent, self.stages, loss_fn, optimizer, numerics, stages.replicas)
+        warn_of_hosts(self._agent, self.stages, self.crew.layout)
         if book.whole.updates:
             self.crew.check_may_update()
         self._schedulers = None if lr_scheduler is None else Schedulers(self.crew, lr_scheduler)

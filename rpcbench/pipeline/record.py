@@ -15,7 +15,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from rpcbench.pipeline.ops import Op
+from rpcbench.pipeline.ops import Kind, Op
 
 _BYTES = 8
 _PLACES = 1 << 16
@@ -91,7 +91,7 @@ def words(place: Place, step: int, ops: Sequence[Op]) -> str:
     if place.doing in (Doing.READY, Doing.APPLIED):
         return "after its last operation" if place.doing is Doing.READY else "after its optimizers"
     op = ops[place.where]
-    name = f"{op.kind}{op.microbatch} of stage {op.stage}"
+    name = f"{'the all-reduce' if op.kind is Kind.ALL_REDUCE else op.label} of stage {op.stage}"
     return {
         Doing.WAITS: f"waiting to begin {name}",
         Doing.RUNS: f"in {name}",

@@ -130,21 +130,20 @@ class Runs:
         metrics: Mapping[str, Metric] | None = None,
     ) -> tuple[int, list[Report]]:
         step, seed, ids = next(_STEPS), self._seeds.draw(), list(self._names)
-        last = ids[orders.homes[-1]]
         batches = [model_inputs(part, self._inputs) for part in inputs]
         tasks = {
             id_: Task(
                 step=step,
-                ops=tuple(own),
-                inputs=self.crew.inputs(id_, batches),
-                targets=targets if id_ == last else None,
+                ops=tuple(orders.ops[place]),
+                inputs=self.crew.inputs(id_, {number: batches[number] for number in orders.numbers(place)}),
+                targets=orders.judged(place, targets),
                 weights=weights,
                 train=train,
                 workers=ids,
                 ideal=orders.ideal,
                 seed=seed,
-                metrics=metrics if id_ == last else None,
+                metrics=metrics if orders.has_last(place) else None,
             )
-            for id_, own in zip(ids, orders.ops, strict=True)
+            for place, id_ in enumerate(ids)
         }
         return step, self.crew.run(step, tasks)

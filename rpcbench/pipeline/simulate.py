@@ -25,7 +25,8 @@ class Costs:
     """A cost by kind of op: how long each takes, the same in all stages or a number for each stage, in any unit.
 
     A backward takes twice as long as a forward if not told, each of its halves as long as half a backward, and a
-    recomputed forward as long as the forward. Updates of weights take no time, as at the end of a step.
+    recomputed forward as long as the forward. Updates of weights take no time, as at the end of a step, and neither do
+    all-reduces, as transfers.
 
     >>> from rpcbench.pipeline import Costs, schedule
     >>> schedule("1f1b", workers=2, microbatches=2).simulate(Costs(forward=[1, 3])).makespan
@@ -43,7 +44,7 @@ class Costs:
             return _of(self.forward, op.stage)
         if op.kind is Kind.BACKWARD:
             return 2 * _of(self.forward, op.stage) if self.backward is None else _of(self.backward, op.stage)
-        if op.kind is Kind.UPDATE:
+        if op.kind in (Kind.UPDATE, Kind.ALL_REDUCE):
             return 0.0
         if op.kind is Kind.RECOMPUTE:
             return _of(self.forward if self.recompute is None else self.recompute, op.stage)

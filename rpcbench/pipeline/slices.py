@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.words.events import Row
 
 Event = dict[str, Any]
@@ -29,7 +30,8 @@ def slice_of(row: Row, member: int, since: float) -> Event:
     """One operation that has ended, times in seconds after `since`; with its bytes sent, and held by its stage."""
     args = {name: row[name] for name in _TOLD if name in row}
     at = {"pid": member, "tid": TRACK, "ts": row["begin"] - since, "dur": row["end"] - row["begin"]}
-    return {"ph": "X", "name": f"{row['op']}{row['microbatch']}", "cat": "pipeline", **at, "args": args}
+    name = Op(row["stage"], Kind(row["op"]), row["microbatch"]).label
+    return {"ph": "X", "name": name, "cat": "pipeline", **at, "args": args}
 
 
 def in_microseconds(event: Event, since: float = 0.0) -> None:

@@ -1,7 +1,9 @@
 """Where activations and gradients wait for the operation that needs them.
 
 A slot is named by step, kind ("F": for a forward, "B": gradients for a backward, "T": gradient of a tied weight),
-stage, micro-batch and the stage that it comes from; it is filled once, by that stage, and emptied once. A step that was
+stage, micro-batch and the stage that it comes from; it is filled once, by that stage, and emptied once. Between
+replicas ("A": has the gradients of a stage, "G": where it is found) it is named by the replica that takes it, in place
+of the micro-batch, and the one that it comes from; and "D" is filled here, when an all-reduce is done. A step that was
 aborted wakes all who wait; what still comes for it, or for a step that is over, is dropped. So nothing is left after a
 step, however it ends.
 
@@ -20,8 +22,7 @@ from rpcbench.words.futures import Waits, blocked
 
 Opened = Callable[[], Any]
 """Gives what is in a slot."""
-Help = Callable[[Waits, int], object]
-"""Of a thread that waits until something is reached: takes part in what brings the words of a stage here."""
+AMONG_REPLICAS, DONE = "AG", "D"
 
 
 class Slot(NamedTuple):
@@ -43,13 +44,19 @@ class Slot(NamedTuple):
 
     def __str__(self) -> str:
         """As in pictures: "F3 for stage 1"."""
+        if self.kind in AMONG_REPLICAS:
+            return f"{self.kind} for replica {self.microbatch} of stage {self.stage}"
         return f"{self.kind}{self.microbatch} for stage {self.stage}"
+
+
+Help = Callable[[Waits, Slot], object]
+"""Of a thread that waits until something is reached: takes part in what brings it into this slot."""
 
 
 class Slots:
     """The slots of one worker in one pipeline. Steps are numbered upward."""
 
-    def __init__(self, help_along: Help = lambda reached, stage: None) -> None:
+    def __init__(self, help_along: Help = lambda reached, slot: None) -> None:
         self._help_along = help_along
         self._lock = threading.Lock()
         self._changes = Changes()
@@ -68,7 +75,7 @@ class Slots:
         """What was put there, waited for. PipelineError where the step is aborted."""
         if not self._decided(slot):
             with blocked():
-                self._help_along(lambda: self._decided(slot), slot.source)
+                self._help_along(lambda: self._decided(slot), slot)
                 self._changes.wait_for(lambda: self._decided(slot))
         with self._lock:
             if reason := self._ended(slot.step):

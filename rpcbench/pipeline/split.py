@@ -22,6 +22,7 @@ from torch import nn
 
 from rpcbench.pipeline.balance import balanced
 from rpcbench.pipeline.check import Check, check
+from rpcbench.pipeline.layout import check_count
 from rpcbench.pipeline.lazy import checked
 from rpcbench.pipeline.links import Link, Model, children, expanded
 from rpcbench.pipeline.ports import Ports, Wiring, connect, model_inputs
@@ -61,7 +62,8 @@ class Stage:
 class Stages:
     """A model to be cut for these workers. Made by `split`.
 
-    `sizes`: links per stage, or None to balance the links' `weights`.
+    `sizes`: links per stage, or None to balance the links' `weights`. `workers`: those of the first of the `replicas`,
+    then those of the second.
     """
 
     links: tuple[Link, ...]
@@ -70,21 +72,27 @@ class Stages:
     weights: tuple[int, ...] = ()
     inputs: tuple[str, ...] = ()
     whole: nn.Module | None = None
+    replicas: int = 1
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """The workers of the first replica."""
+        return self.workers[: len(self.workers) // self.replicas]
 
     def cut(self, homes: Sequence[int] | None = None) -> list[Stage]:
-        """The stages. `homes` has the number of each stage's worker, from 0; by default each worker has one, in order.
+        """The stages of one replica. `homes`: the number of each one's worker, from 0; else each has one, in order.
 
         PipelineError if the split names another number of stages, if the model has too few modules, or if two stages
         share a buffer.
         """
-        homes = range(len(self.workers)) if homes is None else homes
+        homes = range(len(self.row)) if homes is None else homes
         bounds = list(accumulate(self._sizes(len(homes)), initial=0))
         wiring = Wiring(self.links, connect(self.links, self.inputs), bounds)
         own = [self.links[begin:end] for begin, end in pairwise(bounds)]
         stages = [
             Stage(
                 index,
-                self.workers[home],
+                self.row[home],
                 tuple(link.name for link in own[index]),
                 wiring.module(index),
                 wiring.ports(index),
@@ -104,7 +112,7 @@ class Stages:
         inputs = model_inputs(x, self.inputs)
         whole = self.whole
         if whole is None:
-            (one,) = replace(self, workers=self.workers[:1], sizes=(len(self.links),)).cut()
+            (one,) = replace(self, workers=self.workers[:1], sizes=(len(self.links),), replicas=1).cut()
             return check(self.cut(), inputs, one.module, [inputs[number] for number in one.ports.inputs], {})
         args, kwargs = call_of(x)
         return check(self.cut(), inputs, whole, args, kwargs)
@@ -115,7 +123,7 @@ class Stages:
             return balanced(self.weights, stages)
         if len(self.sizes) != stages:
             raise PipelineError(
-                f"the split has {len(self.sizes)} stages, but this schedule runs {stages} on {_list(self.workers)}: "
+                f"the split has {len(self.sizes)} stages, but this schedule runs {stages} on {_list(self.row)}: "
                 "split into as many, or choose other workers or another schedule"
             )
         return self.sizes
@@ -128,6 +136,7 @@ def split(
     at: Sequence[str] | None = None,
     inputs: Sequence[str] = (),
     sample: Any = None,
+    replicas: int = 1,
 ) -> Stages:
     """Plan to cut `model`, an nn.Sequential or a list of modules, for these workers.
 
@@ -137,6 +146,7 @@ def split(
         split(model, ["worker1", "worker2"], balance="time", sample=x[:8])      # ... in time, as measured here
         split(model, ["worker1", "worker2"], balance="memory", sample=x[:8])    # ... in bytes, weights and activations
         split([lazy(nn.Linear, 4, 8), nn.ReLU()], ["worker1", "worker2"], balance=[1, 1])    # built on the workers
+        split(model, ["worker1", "worker2", "worker3", "worker4"], replicas=2)      # on 1 and 2, and on 3 and 4
 
     In a chain each module is called with what the one before returned, one value, and the first with the batch. Where
     values skip modules, or a module takes or gives several, give a list (or a dict, for names of your own) with their
@@ -147,19 +157,23 @@ def split(
 
     A value goes from the stage that gives it straight to those that take it, and its gradients come back the same way;
     see `part`. The model's inputs get no gradient. A model with any other forward is cut as `traced(model, x)`.
+    With replicas each has the whole model, split alike, on workers of its own, and trains on its share of each batch;
+    gradients are added up over all, so they stay equal.
     A parameter that modules of several stages share has a copy in each, and all copies get the sum of their gradients,
     so they stay equal.
 
     Nothing is sent or copied. PipelineError if the model is no chain, or the numbers or names do not fit it.
     """
     workers = _checked_workers(workers)
+    check_count(workers, replicas)
+    row = workers[: len(workers) // replicas]
     whole = model.model if isinstance(model, Traced) else None
     if isinstance(model, Traced):
         parts, inputs = [[link] for link in model.links], model.inputs
     else:
         parts = [expanded(child) for child in children(model)]
     links = tuple(link for part in parts for link in part)
-    _enough(links, len(workers))
+    _enough(links, len(row))
     checked({link.name: link.module for link in links})
     names = _checked_inputs(inputs)
     taken = connect(links, names)
@@ -173,12 +187,17 @@ def split(
         sizes = _sizes_by_children(balance, [len(part) for part in parts])
     else:
         weights = weigh(balance, links, taken, None if sample is None else model_inputs(sample, names))
-    if sizes is not None and len(sizes) % len(workers):
+    return Stages(links, workers, _shared_out(sizes, row), tuple(weights), names, whole, replicas)
+
+
+def _shared_out(sizes: Sequence[int] | None, row: Sequence[str]) -> tuple[int, ...] | None:
+    """The sizes of stages, where they are given, if each worker gets as many."""
+    if sizes is not None and len(sizes) % len(row):
         raise PipelineError(
-            f"{len(sizes)} stages for {len(workers)} workers ({_list(workers)}): each worker needs as many stages "
+            f"{len(sizes)} stages for {len(row)} workers ({_list(row)}): each worker needs as many stages "
             "as the others. Split into fewer or more stages, or start more workers"
         )
-    return Stages(links, workers, None if sizes is None else tuple(sizes), tuple(weights), names, whole)
+    return None if sizes is None else tuple(sizes)
 
 
 def _checked_inputs(inputs: Sequence[str]) -> tuple[str, ...]:

@@ -24,9 +24,11 @@ from rpcbench.agent.serve import caller
 from rpcbench.autograd import recorder
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.exchange import cut_off
+from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.numerics import Computing, Numerics
 from rpcbench.pipeline.ports import Ports, Segment, sendable
 from rpcbench.pipeline.record import Record
+from rpcbench.pipeline.shared import Column
 from rpcbench.pipeline.slots import Slot, Slots
 from rpcbench.pipeline.tasks import LossFn
 from rpcbench.pipeline.ties import Copies, Tie
@@ -59,7 +61,7 @@ def here(key: str) -> StageWorker:
 
 
 class StageWorker:
-    """The stages of one pipeline, `key`, on one worker. `modules`: stage → module; `homes`: stage → worker id.
+    """The stages of one pipeline, `key`, on one worker. `modules`: stage → module; `homes`: where the others are.
 
     `record`: the file behind what the driver reads if this process dies, empty where there is none.
     """
@@ -68,7 +70,7 @@ class StageWorker:
         self,
         key: str,
         modules: dict[int, RRef[Any]],
-        homes: dict[int, int],
+        homes: Homes,
         loss_fn: LossFn | None,
         ports: dict[int, Ports],
         ties: Sequence[Tie],
@@ -84,7 +86,7 @@ class StageWorker:
         self.computing = Computing(numerics, self.modules.values())
         self.optimizers: dict[int, LocalOptimizer | None] = {}
         self.driver = caller()
-        self.last_stage = len(homes) - 1
+        self.last_stage = len(homes.stages) - 1
         self.turn = threading.Lock()
         """Held while a step runs here, even the rest of one that was aborted."""
         self._params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
@@ -92,6 +94,7 @@ class StageWorker:
         self._agent: Agent = current.current()
         self._homes = homes
         self.slots = Slots(self._help_along)
+        self.column = Column(self._agent, homes, self.slots, self.send) if len(homes.column) > 1 else None
         self._agent.part(_Directory).workers[key] = self
         self._agent.parcels.listen(key, _Mailbox(self._agent, key, homes, self.slots))
         weakref.finalize(self, self._agent.parcels.deaf, key)
@@ -125,21 +128,23 @@ class StageWorker:
         return sendable(made if isinstance(self.modules[stage], Segment) else (made,), stage)
 
     def send(self, slot: Slot, values: tuple[Any, ...]) -> None:
-        """Values for another stage, wherever that is."""
-        to = self._homes[slot.stage]
+        """Values for another stage, or another replica of one, wherever that is."""
+        to = self._homes.taker(slot)
         if to == self._agent.id:
             self.slots.put(slot, partial(cut_off, values))
         else:
             self._agent.parcels.post(to, self.key, slot.place, str(slot), values[0] if len(values) == 1 else values)
 
-    def _help_along(self, reached: Waits, stage: int) -> None:
-        self._agent.read_while(lambda: not reached(), self._homes[stage], free=True)
+    def _help_along(self, reached: Waits, slot: Slot) -> None:
+        giver = self._homes.giver(slot)
+        if giver is not None:
+            self._agent.read_while(lambda: not reached(), giver, free=True)
 
 
 class _Mailbox:
     """What comes for one pipeline; it does not hold that."""
 
-    def __init__(self, agent: Agent, key: str, homes: dict[int, int], slots: Slots) -> None:
+    def __init__(self, agent: Agent, key: str, homes: Homes, slots: Slots) -> None:
         self._agent, self._key, self._homes, self._slots = agent, key, homes, slots
 
     def came(self, place: tuple[int, ...], values: Callable[[], Any]) -> None:
@@ -153,7 +158,7 @@ class _Mailbox:
 
     def _end_there(self, slot: Slot, reason: str) -> None:
         with contextlib.suppress(WorkerLostError):  # then nobody waits there
-            self._agent.call(self._homes[slot.stage], abort, (self._key, slot.step, reason))
+            self._agent.call(self._homes.taker(slot), abort, (self._key, slot.step, reason))
 
 
 def _opened(values: Callable[[], Any]) -> tuple[Any, ...]:

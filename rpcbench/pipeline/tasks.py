@@ -28,7 +28,7 @@ class Task:
     step: int
     ops: tuple[Op, ...]
     inputs: Inputs
-    targets: Sequence[Any] | None
+    targets: Mapping[int, Any] | None
     weights: Sequence[float]
     train: bool
     workers: Sequence[int]

@@ -38,6 +38,8 @@ def validate(ops: Ops, stages: int, microbatches: int, most_live: int | None = N
     for worker, index, op in walk(ops):
         if op.stage >= stages or op.microbatch >= microbatches:
             raise _fault(worker, index, op, f"there are {stages} stages and {microbatches} micro-batches, both from 0")
+        if op.kind is Kind.ALL_REDUCE:
+            raise _fault(worker, index, op, "the pipeline itself adds up the gradients of replicas")
         if op in seen:
             raise _fault(worker, index, op, f"{seen[op]} is the same operation")
         seen[op] = f"ops[{worker}][{index}]"
@@ -104,9 +106,10 @@ def live(own: list[Op], activation: Callable[[int], float] = lambda stage: 1) ->
     """How much is kept after each op: a forward keeps an activation, its backward, or its weights, let it go; one that
     is to be recomputed counts from then on."""
     later = {(op.stage, op.microbatch) for op in own if op.kind is Kind.RECOMPUTE}
-    changes = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUT: 0, Kind.WEIGHT: -1, Kind.RECOMPUTE: 1, Kind.UPDATE: 0}
+    changes = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHT: -1, Kind.RECOMPUTE: 1}
     skipped = [op.kind is Kind.FORWARD and (op.stage, op.microbatch) in later for op in own]
-    kept = (0 if skip else changes[op.kind] * activation(op.stage) for op, skip in zip(own, skipped, strict=True))
+    pairs = zip(own, skipped, strict=True)
+    kept = (0 if skip else changes.get(op.kind, 0) * activation(op.stage) for op, skip in pairs)
     return itertools.accumulate(kept)
 
 
@@ -118,6 +121,8 @@ def needs(op: Op, stages: int) -> list[Op]:
         return [Op(op.stage, Kind.INPUT, op.microbatch)]
     if op.kind is Kind.RECOMPUTE:
         return [Op(op.stage, Kind.FORWARD, op.microbatch)]
+    if op.kind is Kind.ALL_REDUCE:  # it stands after all that it needs, and so do those of the other replicas
+        return []
     gradient = [Op(op.stage + 1, Kind.INPUT, op.microbatch)] if op.stage + 1 < stages else []
     return [Op(op.stage, Kind.FORWARD, op.microbatch), *gradient]
 

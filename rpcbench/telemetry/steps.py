@@ -22,8 +22,9 @@ def pipeline_view(world: World) -> View:
     operation has raised, the step was given up or a worker is gone, else `running`. A complete one has its measured
     `idle` share; `ideal` is what the schedule cannot avoid. `ops` holds the operations of the latest few, times in
     monotonic seconds, `end` None while an op runs, `held` the bytes of activations that its stage holds after it.
-    `lanes` (`step/worker`) sum that up for a worker: its stages, how many operations are `done` of those `planned`,
-    which is `next` while it waits for something, how `busy` it was, bytes `held` now and at the `peak`.
+    `lanes` (`step/worker`) sum that up for a worker: its stages, of which `replica` where there are several, how many
+    operations are `done` of those `planned`, which is `next` while it waits for something, how `busy` it was, bytes
+    `held` now and at the `peak`.
     Steps are ordered by when they began, as a new pipeline counts from 0 again.
     """
     found = _gathered(world)
@@ -106,6 +107,7 @@ def _lane(step: Row, worker: int, part: Row | None, ops: list[Row]) -> Row:
         "step": step["step"],
         "worker": worker,
         "stages": sorted({op["stage"] for op in ops}),
+        "replica": part.get("replica") if part else None,
         "done": len(ended),
         "planned": len(plan),
         "next": plan[len(ops)] if waits else "",

@@ -82,7 +82,8 @@ class StageLostError(WorkerLostError):
     """Workers of a pipeline are gone, and their stages with them.
 
     `at`: worker -> what it was at, as "in B3 of stage 1"; `stages` went with them; `held`: stage -> the least and the
-    most optimizer steps that it holds, or held when it went; None where nobody knows.
+    most optimizer steps that it holds, or held when it went; None where nobody knows. With replicas these numbers are
+    places in `pipe.stages`, which has all stages of the first replica, then those of the second.
     """
 
     def __init__(

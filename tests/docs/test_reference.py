@@ -88,10 +88,11 @@ def test_examples_that_make_their_own_world_run(doc, no_leaks):
 
 
 @pytest.mark.process
-def test_examples_of_the_migration_page_run(names):
-    examples = FENCE.findall((ROOT / "docs" / "migration.md").read_text())
+@pytest.mark.parametrize("page", ["migration", "pipelines"])
+def test_examples_of_pages_run(names, page):
+    examples = FENCE.findall((ROOT / "docs" / f"{page}.md").read_text())
     assert examples
-    assert failures("\n".join(examples), "migration", names) == ""
+    assert failures("\n".join(examples), page, names) == ""
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))

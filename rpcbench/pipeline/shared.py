@@ -1,0 +1,154 @@
+"""What replicas of a stage share, on the worker of one: gradients are added up over all, and buffers are kept equal.
+
+    add ── gradients of micro-batches, as they are made     ready ── all replicas have made theirs, or the step is over
+    total ── the same sums for all replicas, to the last bit, and with that the same statistics and buffers
+
+Guarantees
+- A parameter has a gradient on all replicas or on none: on all, if any micro-batch of the batch gives it one.
+- Nobody begins an all-reduce that another replica of this step will not come to; waiting for them ends with the step.
+- After one that broke, the replicas meet anew in the next step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline import gloo
+from rpcbench.pipeline.batchnorm import Deferred
+from rpcbench.pipeline.buckets import Bucket, buckets
+from rpcbench.pipeline.layout import Homes
+from rpcbench.pipeline.slots import DONE, Slot, Slots
+
+Leaves = list[tuple[torch.Tensor, torch.Tensor]]
+Send = Callable[[Slot, tuple[Any, ...]], None]
+_NOBODY = -1
+
+
+class Column:
+    """The workers that have this worker's stages, one for each replica; and the group they have made."""
+
+    def __init__(self, agent: Agent, homes: Homes, slots: Slots, send: Send) -> None:
+        self._agent, self._slots, self._send = agent, slots, send
+        self.ids, self.rank = homes.column, homes.replica
+        self.peers = [rank for rank in range(len(self.ids)) if rank != self.rank]
+        self.since = _NOBODY  # the step in which the group was made, on all of them
+        self._group: Any = None
+
+    def ready(self, step: int, stage: int) -> int:
+        """Wait until all have come so far; since when they have a group, or _NOBODY if not all have the same."""
+        found = {since for (since,) in self._exchange(Slot(step, "A", stage, 0, 0), (self.since,))}
+        return self.since if found == {self.since} else _NOBODY
+
+    def _exchange(self, slot: Slot, message: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Tell all others; what they tell."""
+        for rank in self.peers:
+            self._send(slot._replace(microbatch=rank, source=self.rank), message)
+        return [self._slots.take(slot._replace(microbatch=self.rank, source=rank)) for rank in self.peers]
+
+    def meet(self, step: int, agreed: int) -> None:
+        """See to it that all have a group, as `ready` has told them."""
+        if agreed != _NOBODY:
+            return
+        self.part()
+        rounds = itertools.count()
+        meeting = gloo.Meeting(lambda key, value: self._exchange(Slot(step, "G", next(rounds), 0, 0), (key, value)))
+        host = gloo.host_for(self._agent, self.ids)
+        self._group = gloo.group(meeting, self.rank, len(self.ids), host)
+        self.since = step
+
+    def part(self) -> None:
+        """Forget the group, which may be broken."""
+        self.since, group = _NOBODY, self._group
+        self._group = None
+        if group is not None:
+            gloo.let_go([group])
+
+    def add_up(self, step: int, stage: int, flats: Sequence[torch.Tensor]) -> None:
+        """Let each of these be the sum over all replicas."""
+        self._finish(step, stage, [self._group.allreduce([flat]) for flat in flats])
+
+    def copy_first(self, step: int, stage: int, flat: torch.Tensor) -> None:
+        """Let this be what the first replica has."""
+        self._finish(step, stage, [self._group.broadcast(flat, 0)])
+
+    def _finish(self, step: int, stage: int, works: Sequence[Any]) -> None:
+        """Wait until they are done, or the step is over. The error of one that failed."""
+        slots = [Slot(step, DONE, stage, number, self.rank) for number in range(len(works))]
+        for slot, work in zip(slots, works, strict=True):
+            gloo.then(work, partial(self._done, slot))
+        for slot in slots:
+            (error,) = self._slots.take(slot)
+            if error is not None:
+                raise error
+
+    def _done(self, slot: Slot, error: BaseException | None) -> None:
+        self._slots.put(slot, lambda: (error,))
+
+
+class Shared:
+    """One step on one worker. `column` None: there are no other replicas, and nothing is to be done."""
+
+    def __init__(self, step: int, column: Column | None, norms: Deferred) -> None:
+        self._step, self._column, self._norms = step, column, norms
+        self._kept: dict[int, list[Bucket]] = {}
+
+    def add(self, stage: int, params: Iterable[torch.Tensor], leaves: Leaves) -> Leaves:
+        """Keep the gradients of some of a stage's `params` until `total`. Where nothing is to be done: all of them."""
+        if self._column is None or not leaves:
+            return leaves
+        kept = self._buckets(stage, params)
+        for leaf, gradient in leaves:
+            next(bucket for bucket in kept if leaf in bucket.views).add(leaf, gradient)
+        return []
+
+    def _buckets(self, stage: int, params: Iterable[torch.Tensor]) -> list[Bucket]:
+        if stage not in self._kept:
+            self._kept[stage] = buckets(params)
+        return self._kept[stage]
+
+    def ready(self, stage: int) -> int:
+        """Wait until all replicas have all gradients of the stage; give what is returned to `total`."""
+        assert self._column is not None
+        return self._column.ready(self._step, stage)
+
+    def total(self, stage: int, module: nn.Module, params: Iterable[torch.Tensor], agreed: int) -> tuple[Leaves, int]:
+        """The stage's gradients of the whole batch, and the bytes that were added up."""
+        column = self._column
+        assert column is not None
+        kept = self._buckets(stage, params)
+        try:
+            column.meet(self._step, agreed)
+            column.add_up(self._step, stage, [bucket.flat for bucket in kept])
+            self._share_statistics(column, stage, module)
+            self._share_buffers(column, stage, module)
+        except BaseException:
+            column.part()
+            raise
+        del self._kept[stage]
+        return [leaf for bucket in kept for leaf in bucket.leaves()], sum(bucket.flat.nbytes for bucket in kept)
+
+    def _share_statistics(self, column: Column, stage: int, module: nn.Module) -> None:
+        """Those of batch norms that move once a step: each replica's own are put together on all of them."""
+        told = self._norms.told(module, column.rank, len(column.ids))
+        column.add_up(self._step, stage, told)
+        self._norms.take(module, told)
+
+    def _share_buffers(self, column: Column, stage: int, module: nn.Module) -> None:
+        """All replicas get those of the first, as with DistributedDataParallel."""
+        buffers = [buffer for buffer in module.buffers() if buffer.numel()]
+        if buffers:
+            flat = torch.cat([_as_bytes(buffer) for buffer in buffers])
+            column.copy_first(self._step, stage, flat)
+            for buffer, part in zip(buffers, torch.split(flat, [buffer.nbytes for buffer in buffers]), strict=True):
+                buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,196 @@
+"""Workers of replicas that are killed, or hang, in a step: the error, what all others hold, and that nothing waits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rpcbench import Cluster
+from rpcbench.agent import current
+from rpcbench.pipeline import Pipeline, gloo, split
+from rpcbench.pipeline.shared import Column
+from rpcbench.words.errors import ConnectionLostError, StageLostError
+
+pytestmark = pytest.mark.process
+SECONDS = 5.0
+"""The goal is one second."""
+SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Cluster]:
+    with Cluster(4) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(workers: Cluster) -> Cluster:
+    """Four workers that live, though a test before may have killed some."""
+    for name in workers.lost:
+        workers.restart(name)
+    return workers
+
+
+class Mortal(nn.Module):
+    """Ends the process of this name in its forward, once it has been told to."""
+
+    armed = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if Mortal.armed == current.current().name:
+            die(Mortal.sign)
+        return x
+
+    sign = ""
+
+
+def die(sign: str) -> None:
+    Path(sign).write_text(str(time.monotonic()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(sign: str) -> None:
+    Mortal.armed, Mortal.sign = current.current().name, sign
+
+
+def dies_in_the_all_reduce(sign: str, signal_: int = signal.SIGKILL) -> None:
+    """From now on this process ends, or stops, where gradients are to be added up, and those of others are sent."""
+    add_up = Column.add_up
+
+    def dies(self: Column, *args: Any) -> None:
+        Column.add_up = add_up  # type: ignore[method-assign]
+        Path(sign).write_text(str(time.monotonic()))
+        os.kill(os.getpid(), signal_)
+        add_up(self, *args)
+
+    Column.add_up = dies  # type: ignore[method-assign]
+
+
+def dies_in_its_optimizer(sign: str) -> None:
+    torch.optim.SGD.step = lambda self, closure=None: die(sign)  # type: ignore[assignment, method-assign]
+
+
+def pipeline(cluster: Cluster, **options: Any) -> Pipeline:
+    """Stage 0 on worker1 and worker3, stage 1 on worker2 and worker4."""
+    torch.manual_seed(7)
+    layers = [nn.Linear(6, 6), Mortal(), Mortal(), nn.Linear(6, 6)]
+    stages = split(layers, ["worker1", "worker2", "worker3", "worker4"], balance=[2, 2], replicas=2)
+    fields: dict[str, Any] = {"microbatches": 2, "loss_fn": functional.mse_loss, "optimizer": SGD}
+    return Pipeline(stages, **{**fields, **options})
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(3)
+    return torch.rand(13, 6, generator=made), torch.rand(13, 6, generator=made)
+
+
+def killed(pipe: Pipeline, sign: Path) -> StageLostError:
+    """The error of a step in which a worker dies; it comes soon after the death."""
+    with pytest.raises(StageLostError) as caught:
+        pipe.step(*data())
+    assert time.monotonic() - float(sign.read_text()) < SECONDS
+    return caught.value
+
+
+def state(module: Any) -> dict[str, torch.Tensor]:
+    return {key: tensor.detach() for key, tensor in module.local_value().state_dict().items()}
+
+
+def held(cluster: Cluster, pipe: Pipeline) -> dict[str, dict[str, torch.Tensor]]:
+    """What the stages of all workers that live hold, by worker, under the names of the model."""
+    return {
+        stage.worker: {
+            stage.key(own): tensor
+            for own, tensor in cluster.rpc_sync(stage.worker, state, (pipe.crew.modules[stage.index],)).items()
+        }
+        for stage in pipe.stages
+        if stage.worker in cluster.workers
+    }
+
+
+def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
+
+
+@pytest.mark.parametrize(
+    ("kill", "name", "at", "lost"),
+    [
+        (arm, "worker3", "in F1 of stage 0", "stage 0 of replica 1"),
+        (arm, "worker2", "in F0 of stage 1", "stage 1 of replica 0"),
+        (dies_in_the_all_reduce, "worker1", "in the all-reduce of stage 0", "stage 0 of replica 0"),
+        (dies_in_the_all_reduce, "worker4", "in the all-reduce of stage 1", "stage 1 of replica 1"),
+    ],
+)
+def test_a_worker_killed_in_a_step_changes_no_parameter(
+    cluster: Cluster, tmp_path: Path, kill: Any, name: str, at: str, lost: str
+) -> None:
+    pipe = pipeline(cluster)
+    pipe.step(*data())
+    before = pipe.state_dict()
+    cluster.rpc_sync(name, kill, (str(tmp_path / "sign"),))
+    error = killed(pipe, tmp_path / "sign")
+    assert error.at == {name: at}
+    assert [pipe.stages[number].worker for number in error.stages] == [name]
+    assert set(error.held.values()) == {(1, 1)}
+    assert f"{name} was lost in step" in str(error) and f"{lost}, at optimizer step 1, went with it" in str(error)
+    assert "no parameter has changed: " in str(error) and "of replicas 0 and 1" not in str(error).split("changed")[0]
+    survivors = held(cluster, pipe)
+    assert len(survivors) == 3 and all(same(found, before) for found in survivors.values())
+    with pytest.raises(StageLostError, match=rf"cluster.restart\('{name}'\)"):
+        pipe.step(*data())
+
+
+def test_a_worker_killed_while_it_applies_leaves_replicas_apart_and_a_checkpoint_joins_them(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"checkpoint": tmp_path / "kept", "checkpoint_every": 1}
+    undisturbed = pipeline(cluster)
+    losses = [undisturbed.step(*data()).loss for _ in range(3)]
+    pipe = pipeline(cluster, **options)
+    pipe.step(*data())
+    cluster.rpc_sync("worker4", dies_in_its_optimizer, (str(tmp_path / "sign"),))
+    error = killed(pipe, tmp_path / "sign")
+    assert error.at == {"worker4": "in the optimizer of stage 1"}
+    assert error.held == {0: (2, 2), 1: (2, 2), 2: (2, 2), 3: (1, 2)}
+    assert "stage 1 of replica 1, at optimizer step 1 or 2, went with it" in str(error)
+    assert "stages 0 and 1 of replica 0 and stage 0 of replica 1 hold optimizer step 2" in str(error)
+    cluster.restart("worker4")
+    again = pipeline(cluster, **options)
+    assert again.resume() == 1
+    assert [again.step(*data()).loss for _ in range(2)] == pytest.approx(losses[1:], rel=1e-6)
+
+
+def hurry(seconds: float) -> None:
+    gloo.SECONDS = seconds
+
+
+def test_a_worker_that_hangs_in_the_all_reduce_is_waited_for_in_vain_but_not_for_ever(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    for name in cluster.workers:
+        cluster.rpc_sync(name, hurry, (1.0,))
+    pipe = pipeline(cluster)
+    pipe.step(*data())
+    before = pipe.state_dict()
+    cluster.rpc_sync("worker4", dies_in_the_all_reduce, (str(tmp_path / "sign"), signal.SIGSTOP))
+    try:
+        with pytest.raises(ConnectionLostError, match="could not be added up over the replicas"):
+            pipe.step(*data())
+        assert time.monotonic() - float((tmp_path / "sign").read_text()) < 5 * SECONDS
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(cluster.pid("worker4"), signal.SIGCONT)
+    assert all(same(found, before) for found in held(cluster, pipe).values())
+    pipe.step(*data())
+    first, second, third, fourth = (held(cluster, pipe)[f"worker{number}"] for number in range(1, 5))
+    assert same(first, third) and same(second, fourth) and not same(first, before)

@@ -1,0 +1,347 @@
+"""Replicas of a pipeline's stages: what they give together is what one pipeline gives, and they stay equal."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from small import SGD, data, grads, model, same
+from torch import nn
+from torch.nn import functional
+from worlds import far_world, nothing_left, world
+
+from rpcbench.agent import current
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline import Pipeline, PipelineError, buckets, gloo, schedule, split
+from rpcbench.pipeline.ops import Kind, Op
+
+FOUR = ["worker1", "worker2", "worker3", "worker4"]
+SCHEDULES = ["sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev"]
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    """A notebook and four workers in this process, with nothing left in them afterwards."""
+    with world(tmp_path, 5) as made:
+        yield made
+        nothing_left(made)
+
+
+def replicated(
+    net: nn.Sequential | None = None, workers: Sequence[str] = FOUR, replicas: int = 2, **changes: Any
+) -> Pipeline:
+    fields: dict[str, Any] = {"microbatches": 2, "loss_fn": functional.cross_entropy}
+    stages = split(model() if net is None else net, workers, replicas=replicas)
+    return Pipeline(stages, **{**fields, **changes})
+
+
+def states(pipe: Pipeline) -> list[dict[str, torch.Tensor]]:
+    """What each replica holds, under un-split names."""
+    wide, crew = pipe.crew.layout.stages, pipe.crew
+    found = crew.on_stages(_state, {stage.index: (crew.modules[stage.index],) for stage in pipe.stages})
+    return [
+        {stage.key(own): t for stage in pipe.stages[begin : begin + wide] for own, t in found[stage.index].items()}
+        for begin in range(0, len(pipe.stages), wide)
+    ]
+
+
+def _state(module: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in module.local_value().state_dict().items()}
+
+
+def equal(pipe: Pipeline) -> bool:
+    """Whether all replicas hold the same, to the last bit."""
+    first, *others = states(pipe)
+    return all(torch.equal(each[name], first[name]) for each in others for name in first)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "samples"), [*itertools.product(SCHEDULES, [13]), ("1f1b", 1), ("gpipe", 3), ("zbv", 16)]
+)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_gradients_are_those_of_one_process(agents: list[Agent], schedule: str, samples: int, reduction: str) -> None:
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(output, target, reduction=reduction)
+
+    net, (x, y) = model(nn.Tanh()), data(samples)
+    loss = loss_fn(net(x), y)
+    loss.backward()
+    pipe = replicated(model(nn.Tanh()), schedule=schedule, loss_fn=loss_fn, loss_reduction=reduction)
+    with pipe.batch(x, y) as batch:
+        same(batch.gradients(), grads(net))
+    assert batch.result.loss == pytest.approx(loss.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("workers", "replicas"), [(FOUR[:2], 2), (FOUR[:3], 3), (FOUR, 4)])
+def test_one_stage_may_be_the_whole_model(agents: list[Agent], workers: list[str], replicas: int) -> None:
+    """Data parallel alone; with 4 replicas and 3 samples one has nothing to do but to add up."""
+    net, (x, y) = model(), data(3)
+    functional.cross_entropy(net(x), y).backward()
+    pipe = replicated(workers=workers, replicas=replicas, keep_gradients=True, optimizer=SGD)
+    pipe.step(x, y)
+    same(pipe.gradients(), grads(net))
+    assert equal(pipe)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_training_is_that_of_one_process_and_replicas_stay_equal(agents: list[Agent], schedule: str) -> None:
+    net = model(nn.Tanh())
+    pipe = replicated(model(nn.Tanh()), schedule=schedule, optimizer=(torch.optim.Adam, {"lr": 0.01}))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for number, samples in enumerate([13, 8, 1, 29]):
+        x, y = data(samples, number)
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        assert pipe.step(x, y).loss == pytest.approx(loss.item(), rel=1e-9)
+    assert equal(pipe)
+    state = pipe.state_dict()
+    for name, tensor in net.state_dict().items():
+        torch.testing.assert_close(state[name], tensor, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(pipe.predict(data(7)[0]), net(data(7)[0]))
+    assert pipe.evaluate(*data(7))["loss"] == pytest.approx(
+        functional.cross_entropy(net(data(7)[0]), data(7)[1]).item()
+    )
+
+
+def test_several_batches_and_clipping(agents: list[Agent]) -> None:
+    net, (x, y) = model(), data(21)
+    functional.cross_entropy(net(x), y).backward()
+    norm = float(nn.utils.clip_grad_norm_(net.parameters(), 0.01))
+    pipe = replicated(optimizer=SGD, keep_gradients=True)
+    with pipe.accumulate() as batch:
+        for begin, end in [(0, 4), (4, 5), (5, 21)]:
+            batch.add(x[begin:end], y[begin:end])
+        assert batch.grad_norm() == pytest.approx(norm, rel=1e-12)
+        assert batch.clip(0.01) == pytest.approx(norm, rel=1e-12)
+        batch.apply()
+    same(pipe.gradients(), grads(net))
+    assert equal(pipe)
+
+
+def test_dropout_is_that_of_one_pipeline_with_as_many_micro_batches(agents: list[Agent]) -> None:
+    losses = []
+    for workers, replicas, microbatches in [(FOUR[:2], 1, 6), (FOUR, 2, 3)]:
+        torch.manual_seed(1)
+        pipe = replicated(model(nn.Dropout(0.5)), workers, replicas, microbatches=microbatches, optimizer=SGD)
+        losses.append([pipe.step(*data(samples)).loss for samples in (13, 6, 4)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
+class Sometimes(nn.Module):
+    """Has one parameter that only samples above a half use, and one that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rare, self.never = nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.rare if bool(x.mean() > 0.5) else x
+
+
+def test_a_parameter_that_one_replica_uses_has_a_gradient_on_all(agents: list[Agent]) -> None:
+    x, y = data(4)
+    x[0], x[1:] = 0.9, x[1:] / 4
+    nets = [nn.Sequential(Sometimes(), *model()).double() for _ in range(2)]
+    for row, wanted in zip(x, y, strict=True):
+        (functional.cross_entropy(nets[0](row[None]), wanted[None]) / 4).backward()
+    pipe = replicated(nets[1], optimizer=(torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.1}))
+    with pipe.batch(x, y) as batch:
+        same(batch.gradients(), {name: grad for name, grad in grads(nets[0]).items() if name != "0.never"})
+        batch.apply()
+    assert equal(pipe)
+
+
+def test_tied_weights_keep_equal_copies_in_all_replicas(agents: list[Agent]) -> None:
+    def tied() -> nn.Sequential:
+        torch.manual_seed(6)
+        made = nn.Sequential(nn.Embedding(9, 5), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 9)).double()
+        made[3].weight = made[0].weight
+        return made
+
+    net, made = tied(), torch.Generator().manual_seed(5)
+    x, y = torch.randint(0, 9, (2, 13), generator=made)
+    functional.cross_entropy(net(x), y).backward()
+    pipe = replicated(tied(), optimizer=SGD)
+    with pipe.batch(x, y) as batch:
+        same(batch.gradients(), grads(net))
+        batch.apply()
+    found = [state[name] for state in states(pipe) for name in ("0.weight", "3.weight")]
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_deferred_statistics_are_those_of_whole_batches(agents: list[Agent], momentum: float | None) -> None:
+    net = model(nn.BatchNorm1d(16, momentum=momentum))
+    pipe = replicated(model(nn.BatchNorm1d(16, momentum=momentum)), batch_norm="deferred", optimizer=SGD)
+    for x, y in (data(29), data(9), data(8)):
+        with pipe.batch(x, y):
+            net(x)
+    wanted = {name: tensor for name, tensor in net.state_dict().items() if name.startswith(("3.running", "3.num"))}
+    same({name: pipe.state_dict()[name] for name in wanted}, wanted)
+    assert len(wanted) == 3 and equal(pipe)
+
+
+def test_other_buffers_are_those_of_the_first_replica(agents: list[Agent]) -> None:
+    pipe = replicated(model(nn.BatchNorm1d(16)), batch_norm="microbatch", optimizer=SGD)
+    x, y = data(16)
+    pipe.step(x, y)
+    net = model(nn.BatchNorm1d(16))
+    for number in (0, 2):
+        net(x[4 * number : 4 * number + 4])
+    state = pipe.state_dict()
+    torch.testing.assert_close(state["3.running_mean"], net.state_dict()["3.running_mean"])
+    assert state["3.num_batches_tracked"] == 2 and equal(pipe)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.complex128])
+def test_gradients_of_other_types(agents: list[Agent], dtype: torch.dtype) -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.arange(1, 7).to(dtype))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.to(dtype) * self.weight).abs().double()
+
+    net, (x, y) = nn.Sequential(Complex(), *model()), data(2)
+    functional.cross_entropy(net(x), y).backward()
+    with replicated(nn.Sequential(Complex(), *model()), microbatches=1).batch(x, y) as batch:
+        found = batch.gradients()["0.weight"]
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, net[0].weight.grad)
+
+
+def test_a_checkpoint_of_replicas_is_one_of_the_model(agents: list[Agent], tmp_path: Path) -> None:
+    first = replicated(optimizer=(torch.optim.Adam, {"lr": 0.01}))
+    for _ in range(2):
+        first.step(*data(13))
+    first.save(tmp_path / "kept")
+    assert len(list((tmp_path / "kept").glob("*.pt"))) == 2
+    first.step(*data(13))
+    for workers, replicas, microbatches in [(FOUR, 2, 2), (FOUR[:2], 1, 4), (FOUR, 4, 1)]:
+        other = replicated(
+            None, workers, replicas, microbatches=microbatches, optimizer=(torch.optim.Adam, {"lr": 0.01})
+        )
+        assert other.load(tmp_path / "kept") == 2
+        other.step(*data(13))
+        assert equal(other)
+        for name, tensor in first.state_dict().items():
+            torch.testing.assert_close(other.state_dict()[name], tensor, rtol=1e-9, atol=1e-12)
+    first.load_state_dict(model().state_dict())
+    assert equal(first)
+
+
+def test_large_models_go_in_several_pieces(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "BYTES", 200)
+    net, (x, y) = model(), data(13)
+    functional.cross_entropy(net(x), y).backward()
+    with replicated().batch(x, y) as batch:
+        same(batch.gradients(), grads(net))
+
+
+def test_the_timeline_has_the_all_reduce(agents: list[Agent]) -> None:
+    pipe = replicated(optimizer=SGD)
+    result = pipe.step(*data(16))
+    rows = [row for row in result.rows if row["op"] == "A"]
+    assert [(row["worker"], row["stage"]) for row in rows] == [(1, 0), (2, 1), (3, 0), (4, 1)]
+    sizes = {stage.index: 8 * sum(p.numel() + 1 for p in stage.module.parameters()) for stage in pipe.stages}
+    assert [row["bytes"] for row in rows] == [sizes[number] for number in range(4)]
+    numbers = {worker: sorted(r["microbatch"] for r in result.rows if r["worker"] == worker and r["op"] == "F")
+               for worker in range(1, 5)}  # fmt: skip
+    assert numbers == {1: [0, 2], 2: [0, 2], 3: [1, 3], 4: [1, 3]}
+    assert result.idle_ideal == pytest.approx(1 / 3) and 0 <= result.idle < 1
+    assert "of micro-batch 0; A◇ all-reduce over the replicas; blank" in result.timeline.text()
+    assert "A all-reduce over the replicas" in result.timeline.svg()
+    assert len({row["worker"] for row in pipe.step(*data(1)).rows if row["op"] == "A"}) == 4
+    pipe.predict(data(16)[0])
+    assert all("A" not in row["plan"] for row in agents[1].tables()["steps"].values() if row["ideal"] is None)
+
+
+def test_nobody_else_is_told_of_a_group(agents: list[Agent]) -> None:
+    with replicated().batch(*data(4)):
+        pass
+    assert not torch.distributed.is_initialized()
+
+
+class Breaks(nn.Module):
+    """In the second step, on the workers with these ids."""
+
+    def __init__(self, ids: tuple[int, ...]) -> None:
+        super().__init__()
+        self.ids, self.calls = ids, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 3 and current.current().id in self.ids:
+            raise ArithmeticError("on purpose")
+        return x
+
+
+@pytest.mark.parametrize("ids", [(1,), (2,), (3,), (4,)])
+def test_a_replica_that_raises_changes_nothing_and_the_next_step_works(agents: list[Agent], ids: tuple[int]) -> None:
+    layers = [Breaks(ids), *model(), Breaks(ids)]
+    pipe = Pipeline(split(layers, FOUR, at=["3"], replicas=2), "1f1b", 2, functional.cross_entropy, SGD)
+    pipe.step(*data(4))
+    before = states(pipe)
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        pipe.step(*data(4))
+    assert all(torch.equal(new[name], old[name]) for new, old in zip(states(pipe), before, strict=True) for name in old)
+    assert pipe.step(*data(4)).loss > 0
+    assert equal(pipe)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: replicated(workers=FOUR[:3]), "3 workers cannot hold 2 replicas"),
+        (lambda: replicated(replicas=0), "whole number of at least 1, not 0"),
+        (lambda: replicated(schedule="async", optimizer=SGD), "updates within a step takes no replicas"),
+        (lambda: replicated(schedule=lambda *_, **__: [[Op(0, Kind.ALL_REDUCE, 0)]]), r"ops\[0\]\[0\] = 0A0 cannot be"),
+        (lambda: schedule("0F0 0B0 0A0"), "'0A0' is no operation"),
+        (lambda: replicated(nn.Sequential(nn.Linear(6, 4))), "2 stages need at least 2 modules"),
+        (lambda: replicated().step(*data(0)), "0 samples"),
+    ],
+)
+def test_bad_input_is_told(agents: list[Agent], make: Any, reason: str) -> None:
+    with pytest.raises(PipelineError, match=reason):
+        make()
+
+
+def test_sparse_gradients_are_refused(agents: list[Agent]) -> None:
+    net = nn.Sequential(nn.Embedding(9, 6, sparse=True), nn.Linear(6, 9))
+    x = torch.arange(4)
+    with pytest.raises(PipelineError, match="sparse gradients cannot be added up over replicas"):
+        replicated(net, optimizer=SGD).step(x, x)
+
+
+def test_between_hosts_it_goes_the_workers_own_way_and_that_is_told(tmp_path: Path) -> None:
+    net, (x, y) = model(), data(13)
+    functional.cross_entropy(net(x), y).backward()
+    with far_world(tmp_path, 3) as far:
+        with pytest.warns(UserWarning, match=r"worker1 and worker2 are on different hosts.*neither encrypts"):
+            pipe = replicated(workers=FOUR[:2])
+        with pipe.batch(x, y) as batch:
+            same(batch.gradients(), grads(net))
+        assert [gloo.host_for(far[1], [1, 1]), gloo.host_for(far[1], [1, 2])] == [gloo.LOOPBACK, "127.0.0.1"]
+        del pipe, batch
+
+
+def test_a_group_listens_on_loopback_where_all_are_on_one_host(agents: list[Agent]) -> None:
+    before = listening()
+    pipe = replicated()
+    with pipe.batch(*data(4)):
+        made = listening() - before
+    assert made and {address for address, _ in made} == {"127.0.0.1"}
+
+
+def listening() -> set[tuple[str, int]]:
+    """Addresses and ports of TCP that this process listens at."""
+    own = psutil.Process().net_connections("tcp")
+    return {tuple(each.laddr) for each in own if each.status == psutil.CONN_LISTEN}
