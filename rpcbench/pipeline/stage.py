@@ -154,10 +154,11 @@ class _Mailbox:
         """The step is to end here and where the values are waited for; the driver hears of it from whoever fails."""
         slot, reason = Slot.at(place), f"{type(error).__name__}: {error}"
         self._slots.abort(slot.step, reason)
-        self._agent.submit(lambda: self._end_there(slot, reason))
+        if self._agent.running and not isinstance(error, WorkerLostError):  # else nobody waits there
+            self._agent.submit(lambda: self._end_there(slot, reason))
 
     def _end_there(self, slot: Slot, reason: str) -> None:
-        with contextlib.suppress(WorkerLostError):  # then nobody waits there
+        with contextlib.suppress(WorkerLostError):  # it has gone since
             self._agent.call(self._homes.taker(slot), abort, (self._key, slot.step, reason))
 
 
