@@ -132,8 +132,8 @@ def failures_are_told_to_the_root_alone(patch: pytest.MonkeyPatch) -> None:
 def late_calls_revive_contexts(patch: pytest.MonkeyPatch) -> None:
     release = Contexts.release
 
-    def forget(self: Contexts, context: int, source: int | None = None) -> Any:
-        outcome = release(self, context, source)
+    def forget(self: Contexts, context: int, told: Iterable[int] = ()) -> Any:
+        outcome = release(self, context, told)
         self._released.clear()
         return outcome
 
