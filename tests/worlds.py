@@ -79,6 +79,9 @@ def left(agents: list[Agent]) -> dict[str, Any]:
         agent.name: {n: rows for n, rows in agent.tables().items() if n not in ("ops", "steps") and rows}
         for agent in agents
     }
+    for agent in agents:
+        if channels := agent.parcels.channels():
+            tables[agent.name]["listens"] = channels
     return {name: rows for name, rows in tables.items() if rows}
 
 

@@ -47,9 +47,14 @@ class Parcels:
     def listen(self, channel: str, listener: Listener) -> None:
         self._listeners[channel] = listener
 
-    def deaf(self, channel: str) -> None:
-        """Nobody listens there any more: what comes is dropped."""
-        self._listeners.pop(channel, None)
+    def deaf(self, channel: str, listener: Listener) -> None:
+        """This one listens there no more: what comes is dropped."""
+        if self._listeners.get(channel) is listener:
+            del self._listeners[channel]
+
+    def channels(self) -> list[str]:
+        """Those that somebody listens on."""
+        return list(self._listeners)
 
     def post(self, to: int, channel: str, place: Place, label: str, values: Any) -> None:
         """Values to whoever listens on `channel` there. Waits while `to` is far behind in reading.

@@ -116,8 +116,7 @@ class Batch:
         self._settle()
         self._closed = _APPLIED
         with uninterrupted:  # all stages or none; if one hangs, a second Ctrl-C ends it all the same
-            self._runs.crew.apply(self.context, self._keeps, last)
-            self._told = list(self._runs.crew.workers) if last else []
+            self._told = self._runs.crew.apply(self.context, self._keeps, last)
             self.applied = True
 
     def _settle(self) -> None:

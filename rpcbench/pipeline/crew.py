@@ -9,7 +9,6 @@ Guarantees
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -24,11 +23,12 @@ from rpcbench.pipeline import requests
 from rpcbench.pipeline.exchange import Inputs
 from rpcbench.pipeline.layout import Layout
 from rpcbench.pipeline.lazy import built
+from rpcbench.pipeline.mail import end
 from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.ops import Kind
 from rpcbench.pipeline.phases import ANEW, Lost, Standing, lost_error
 from rpcbench.pipeline.split import Stage
-from rpcbench.pipeline.stage import StageWorker, abort
+from rpcbench.pipeline.stage import StageWorker
 from rpcbench.pipeline.tasks import Apply, LossFn, Report, Task
 from rpcbench.pipeline.ties import ties
 from rpcbench.pipeline.watch import Watch
@@ -71,7 +71,7 @@ class Crew:
         self._tasks: Mapping[int, Task] = {}  # of the last step
         self._applying: tuple[int, dict[int, Future[Any]]] = (0, {})  # to which step, and who; until all have answered
         self._told: StageLostError | None = None
-        self._key = f"pipeline {agent.id}.{next(_NUMBERS)}"
+        self._key = f"pipeline {agent.id}.{agent.incarnation}.{next(_NUMBERS)}"
         self.modules = {stage.index: self._create(stage.index, built, stage.module) for stage in stages}
         self.workers: dict[int, Any] = {}
         self.ties = ties(self.row)
@@ -136,37 +136,33 @@ class Crew:
                 running[id_] = self._ask(id_, requests.run, task)
             return wait_all(running.values())  # the first failure at once, whichever worker it comes from
         except BaseException as error:
-            self._abort(step, f"{type(error).__name__}: {error}", running)
+            waits = [id_ for id_ in tasks if id_ not in running or not _succeeded(running[id_])]
+            for id_ in waits:  # for each other, perhaps; nobody waits for them, so the error is told at once
+                end(self._agent, id_, self._key, step, f"{type(error).__name__}: {error}")
             changed = any(op.kind is Kind.UPDATE for task in tasks.values() for op in task.ops)
             if changed:
                 self.standing.unknown()
             self._tell_of_the_lost(error, f"in step {step}", changed)
             raise
 
-    def _abort(self, step: int, reason: str, running: dict[int, Future[Any]]) -> None:
-        """Wake the workers that still wait for each other, though the call may have failed here only; none of them is
-        waited for, so the error is told at once."""
-        for id_, future in running.items():
-            if not _succeeded(future):
-                with contextlib.suppress(WorkerLostError):
-                    self._ask(id_, abort, step, reason)
-
     # -- the second phase
-    def apply(self, context: int, keep: bool = False, last: bool = False) -> None:
+    def apply(self, context: int, keep: bool = False, last: bool = False) -> list[int]:
         """One step of every stage's optimizer, with the gradients in this context.
 
-        `keep`: the workers keep these in place of those kept before. `last`: the context is over on the workers then.
+        `keep`: the workers keep these in place of those kept before. `last`: they need the context no more; returned
+        are those that have let go of it by themselves.
         Where one fails, its error as it was, or StageLostError; either says what the stages hold.
         """
         autograd.recorder(self._agent).recorded(context)  # raises where it is over, before anything is sent
         self.check()
         number = self.standing.begin()
-        _, applying = self._applying = (number, {})
+        applying: dict[int, Future[bool]] = {}
+        self._applying = (number, applying)
         try:
             for id_ in self.workers:
-                what = Apply(self._tasks[id_].step, context, keep, last, [self._agent.id, *self.workers])
+                what = Apply(self._tasks[id_].step, context, keep, last, self._agent.id, list(self.workers))
                 applying[id_] = self._ask(id_, requests.apply, what)
-            wait_all(applying.values())
+            free = wait_all(applying.values())
         except BaseException as error:
             self._settle(_LAST_WORDS)
             self._tell_of_the_lost(error, f"while optimizer step {number} was applied", changed=True)
@@ -175,6 +171,7 @@ class Crew:
         self._applying = (0, {})
         self.standing.reached(number)
         self.on_applied(self, number)
+        return [id_ for id_, over in zip(applying, free, strict=True) if over]
 
     def _settle(self, seconds: float | None) -> None:
         """Take in who has applied, of those that were told to, once all have answered, or after so many seconds."""

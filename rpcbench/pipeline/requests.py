@@ -45,8 +45,8 @@ def run(key: str, task: Task) -> Report:
         return Execution(worker, task).run()
 
 
-def apply(key: str, what: Apply) -> None:
-    """One step of the optimizers here."""
+def apply(key: str, what: Apply) -> bool:
+    """One step of the optimizers here; whether this worker has let go of the context."""
     worker, note = here(key), here(key).record.note
     if what.keep:
         worker.keep(what.context)
@@ -55,8 +55,17 @@ def apply(key: str, what: Apply) -> None:
             note(what.step, Doing.APPLIES, stage)
             optimizer.step(what.context)
     note(what.step, Doing.APPLIED)
-    if what.last:
-        recorder().release(what.context, told=what.workers)
+    return what.last and _let_go(what)
+
+
+def _let_go(what: Apply) -> bool:
+    """Unless somebody else has part in the context, who would pass the word on to workers that still apply; or the
+    driver is here, whose word all wait for that have failed."""
+    known = recorder().known_workers(what.context)
+    if recorder().agent.id == what.driver or not known <= {what.driver, *what.workers}:
+        return False
+    recorder().release(what.context, told=known)
+    return True
 
 
 # -- between steps

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rpcbench.words.changes import Changes
-from rpcbench.words.errors import PipelineError
+from rpcbench.words.errors import PipelineError, WorkerLostError
 from rpcbench.words.futures import Waits, blocked
 
 Opened = Callable[[], Any]
@@ -72,12 +72,14 @@ class Slots:
         self._changes.tell()
 
     def take(self, slot: Slot) -> Any:
-        """What was put there, waited for. PipelineError where the step is aborted."""
+        """What was put there, waited for. PipelineError where the step is aborted, WorkerLostError where all are."""
         if not self._decided(slot):
             with blocked():
                 self._help_along(lambda: self._decided(slot), slot)
                 self._changes.wait_for(lambda: self._decided(slot))
         with self._lock:
+            if self._closed:
+                raise WorkerLostError(f"step {slot.step} was aborted: {self._closed}")
             if reason := self._ended(slot.step):
                 raise PipelineError(f"step {slot.step} was aborted: {reason}")
             values = self._filled.pop(slot)
@@ -104,7 +106,7 @@ class Slots:
         del dropped
 
     def close(self, reason: str) -> None:
-        """Nobody shall wait for any step any more."""
+        """Somebody has gone without whom no step can go on."""
         with self._lock:
             self._closed = reason
             dropped = [self._filled.popitem() for _ in range(len(self._filled))]

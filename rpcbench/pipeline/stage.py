@@ -6,12 +6,10 @@ for what becomes of them.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,18 +21,16 @@ from rpcbench.agent.roster import GONE, WorkerInfo
 from rpcbench.agent.serve import caller
 from rpcbench.autograd import recorder
 from rpcbench.optim import LocalOptimizer
-from rpcbench.pipeline.exchange import cut_off
 from rpcbench.pipeline.layout import Homes
+from rpcbench.pipeline.mail import ENDS, Mail
 from rpcbench.pipeline.numerics import Computing, Numerics
 from rpcbench.pipeline.ports import Ports, Segment, sendable
 from rpcbench.pipeline.record import Record
 from rpcbench.pipeline.shared import Column
-from rpcbench.pipeline.slots import Slot, Slots
 from rpcbench.pipeline.tasks import LossFn
 from rpcbench.pipeline.ties import Copies, Tie
 from rpcbench.rpc import RRef
-from rpcbench.words.errors import PipelineError, WorkerLostError
-from rpcbench.words.futures import Waits
+from rpcbench.words.errors import PipelineError
 
 
 class _Directory:
@@ -43,13 +39,19 @@ class _Directory:
     def __init__(self, agent: Agent) -> None:
         self.workers: weakref.WeakValueDictionary[str, StageWorker] = weakref.WeakValueDictionary()
         agent.on_member(self._member)
+        agent.on_notice(ENDS, self._ends)
 
     def _member(self, kind: str, who: WorkerInfo, reason: str) -> None:
-        """No step goes on whose driver has gone: nobody would end it."""
+        """No step goes on without its driver, who would end it, nor without a worker that it waits for."""
         if kind in GONE:
             for worker in list(self.workers.values()):
-                if worker.driver == who.id:
-                    worker.slots.close(f"its driver, {who.name}, has gone: {reason}")
+                if who.id in worker.others:
+                    worker.slots.close(f"{who.name} has gone: {reason}")
+
+    def _ends(self, _source: int, told: tuple[str, int, str]) -> None:
+        key, step, reason = told
+        if (worker := self.workers.get(key)) is not None:
+            worker.slots.abort(step, reason)
 
 
 def here(key: str) -> StageWorker:
@@ -85,19 +87,20 @@ class StageWorker:
         self.record = Record.at(record)
         self.computing = Computing(numerics, self.modules.values())
         self.optimizers: dict[int, LocalOptimizer | None] = {}
-        self.driver = caller()
+        self.others = {caller(), *homes.stages.values(), *homes.column}
+        """Its driver, and the workers of other stages and replicas, by id."""
         self.last_stage = len(homes.stages) - 1
         self.turn = threading.Lock()
         """Held while a step runs here, even the rest of one that was aborted."""
         self._params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}
-        self._agent: Agent = current.current()
-        self._homes = homes
-        self.slots = Slots(self._help_along)
-        self.column = Column(self._agent, homes, self.slots, self.send) if len(homes.column) > 1 else None
-        self._agent.part(_Directory).workers[key] = self
-        self._agent.parcels.listen(key, _Mailbox(self._agent, key, homes, self.slots))
-        weakref.finalize(self, self._agent.parcels.deaf, key)
+        agent: Agent = current.current()
+        mail = Mail(agent, key, homes)
+        self.slots, self.send = mail.slots, mail.send
+        self.column = Column(agent, homes, mail.slots, mail.send) if len(homes.column) > 1 else None
+        agent.part(_Directory).workers[key] = self
+        agent.parcels.listen(key, mail)
+        weakref.finalize(self, agent.parcels.deaf, key, mail)
 
     def learn(self, optimizers: dict[int, RRef[Any]]) -> None:
         """Take the stages' optimizers."""
@@ -126,48 +129,3 @@ class StageWorker:
     def values(self, stage: int, made: Any) -> tuple[Any, ...]:
         """What the stage's module has returned, as the values that go to other stages."""
         return sendable(made if isinstance(self.modules[stage], Segment) else (made,), stage)
-
-    def send(self, slot: Slot, values: tuple[Any, ...]) -> None:
-        """Values for another stage, or another replica of one, wherever that is."""
-        to = self._homes.taker(slot)
-        if to == self._agent.id:
-            self.slots.put(slot, partial(cut_off, values))
-        else:
-            self._agent.parcels.post(to, self.key, slot.place, str(slot), values[0] if len(values) == 1 else values)
-
-    def _help_along(self, reached: Waits, slot: Slot) -> None:
-        giver = self._homes.giver(slot)
-        if giver is not None:
-            self._agent.read_while(lambda: not reached(), giver, free=True)
-
-
-class _Mailbox:
-    """What comes for one pipeline; it does not hold that."""
-
-    def __init__(self, agent: Agent, key: str, homes: Homes, slots: Slots) -> None:
-        self._agent, self._key, self._homes, self._slots = agent, key, homes, slots
-
-    def came(self, place: tuple[int, ...], values: Callable[[], Any]) -> None:
-        self._slots.put(Slot.at(place), partial(_opened, values))
-
-    def undelivered(self, place: tuple[int, ...], error: Exception) -> None:
-        """The step is to end here and where the values are waited for; the driver hears of it from whoever fails."""
-        slot, reason = Slot.at(place), f"{type(error).__name__}: {error}"
-        self._slots.abort(slot.step, reason)
-        if self._agent.running and not isinstance(error, WorkerLostError):  # else nobody waits there
-            self._agent.submit(lambda: self._end_there(slot, reason))
-
-    def _end_there(self, slot: Slot, reason: str) -> None:
-        with contextlib.suppress(WorkerLostError):  # it has gone since
-            self._agent.call(self._homes.taker(slot), abort, (self._key, slot.step, reason))
-
-
-def _opened(values: Callable[[], Any]) -> tuple[Any, ...]:
-    """One value travels alone: none is a tuple by itself."""
-    found = values()
-    return found if type(found) is tuple else (found,)
-
-
-def abort(key: str, step: int, reason: str) -> None:
-    """On a worker: whoever runs this step there waits for nothing any more."""
-    here(key).slots.abort(step, reason)

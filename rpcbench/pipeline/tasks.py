@@ -50,11 +50,12 @@ class Report:
 class Apply:
     """The end of a training step, once all workers have all gradients: the optimizers step with those of `context`.
 
-    `keep`: these gradients until the next step. `last`: the context is over then, as all `workers` are told.
+    `keep`: these gradients until the next step. `last`: the context is over then for all `workers` of the pipeline.
     """
 
     step: int
     context: int
     keep: bool
     last: bool
+    driver: int
     workers: Sequence[int]

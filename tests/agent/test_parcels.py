@@ -85,7 +85,9 @@ def test_nothing_is_opened_that_nobody_needs(agents: list[Agent]) -> None:
 
 def test_who_is_deaf_hears_no_more(agents: list[Agent]) -> None:
     box, other = inbox(agents[1]), inbox(agents[1], "other")
-    agents[1].parcels.deaf("box")
+    agents[1].parcels.deaf("box", other)
+    assert agents[1].parcels.channels() == ["box", "other"]
+    agents[1].parcels.deaf("box", box)
     agents[0].parcels.post(1, "box", (0,), "word", 0)
     agents[0].parcels.post(1, "other", (1,), "word", 1)
     until(lambda: bool(other.here))

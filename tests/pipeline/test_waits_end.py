@@ -5,6 +5,8 @@ Those that are marked show paths on which somebody still is; each says which.
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, stage
 from rpcbench.pipeline.slots import Slot, Slots
 from rpcbench.testing import Faults
-from rpcbench.words.errors import PipelineError
+from rpcbench.words.errors import PipelineError, StageLostError
 
 
 class Held(nn.Module):
@@ -66,18 +68,20 @@ def nobody_waits(seconds: float = 5.0) -> bool:
 
 
 class Stepping:
-    """A step of a pipeline, on a thread."""
+    """A step of a pipeline, or its forwards alone, on a thread."""
 
-    def __init__(self, pipe: Pipeline, agents: list[Agent]) -> None:
+    def __init__(self, pipe: Pipeline, agents: list[Agent], train: bool) -> None:
         self.error: BaseException | None = None
-        self._pipe, self._agents = pipe, agents
+        self._pipe, self._agents, self._train = pipe, agents, train
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        x, y = small.data(4)
         try:
-            with self._pipe.batch(*small.data(4)):
-                pass
+            with self._pipe.batch(x, y) if self._train else contextlib.nullcontext():
+                if not self._train:
+                    self._pipe.predict(x)
         except BaseException as error:  # told to the test
             self.error = error
 
@@ -109,8 +113,8 @@ def step(agents: list[Agent]) -> Iterator[Any]:
         event.clear()
     begun: list[Stepping] = []
 
-    def begin(net: nn.Sequential | None = None) -> Stepping:
-        begun.append(Stepping(small.pipeline(net, microbatches=1), agents))
+    def begin(net: nn.Sequential | None = None, train: bool = True) -> Stepping:
+        begun.append(Stepping(small.pipeline(net, microbatches=1), agents, train))
         return begun[-1]
 
     yield begin
@@ -181,3 +185,45 @@ def test_a_lost_parcel_ends_the_step_on_both_sides(step: Any, agents: list[Agent
     assert stepping.ended() and isinstance(stepping.error, PipelineError)
     assert "ConnectionLostError" in str(stepping.error)
     assert nobody_waits()
+
+
+def test_a_stage_that_waits_for_a_worker_that_dies_ends(step: Any, agents: list[Agent]) -> None:
+    """Its last parcel is still under way, but its call has been answered."""
+    faults = Faults()
+    faults.hold("Parcel")
+    agents[1].links.use(faults)
+    stepping = step(train=False)
+    until(lambda: taking() == 1 and any("Result" in line for line in faults.history))
+    agents[1].stop()
+    assert stepping.ended() and isinstance(stepping.error, StageLostError)
+    assert nobody_waits()
+
+
+def test_that_a_step_ends_is_told_until_it_is_heard(step: Any, agents: list[Agent]) -> None:
+    faults = Faults(retry_seconds=0.02)
+    faults.drop("Parcel")
+    faults.drop("Notice")
+    agents[1].links.use(faults)
+    stepping = step()
+    assert stepping.ended() and isinstance(stepping.error, PipelineError)
+    assert nobody_waits()
+
+
+def test_ctrl_c_between_two_calls_ends_the_step_on_the_worker_that_has_one(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = small.pipeline(microbatches=1)
+    begin = Agent._begin
+
+    def interrupted(self: Agent, to: int, message: Any, seconds: float | None) -> None:
+        begin(self, to, message, seconds)
+        if message.label.endswith("run"):  # the other worker gets none
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Agent, "_begin", interrupted)
+    with pytest.raises(KeyboardInterrupt), pipe.batch(*small.data(4)):
+        pass
+    monkeypatch.setattr(Agent, "_begin", begin)
+    with pipe.batch(*small.data(4)) as batch:
+        assert batch.loss > 0
+    assert not _taking

@@ -1,0 +1,64 @@
+"""What the workers of one pipeline send each other: values, into slots, and that a step is not to go on.
+
+Guarantees
+- A value goes as a parcel, straight to the worker that needs it; on that worker itself it stays where it is.
+- Where one does not arrive, its step ends on both sides. That a step ends is told again until it is heard.
+- Nothing here holds the stages, so a pipeline is gone as soon as its driver lets go of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline.exchange import cut_off
+from rpcbench.pipeline.layout import Homes
+from rpcbench.pipeline.slots import Slot, Slots
+from rpcbench.words.futures import Waits
+
+ENDS = "pipeline ends"
+"""The channel of notices (key, step, reason)."""
+
+
+class Mail:
+    """One worker's, of the pipeline `key`. It listens for parcels under that name."""
+
+    def __init__(self, agent: Agent, key: str, homes: Homes) -> None:
+        self._agent, self._key, self._homes = agent, key, homes
+        self.slots = Slots(partial(_help_along, agent, homes))
+
+    def send(self, slot: Slot, values: tuple[Any, ...]) -> None:
+        """Values for another stage, or another replica of one, wherever that is."""
+        to = self._homes.taker(slot)
+        if to == self._agent.id:
+            self.slots.put(slot, partial(cut_off, values))
+        else:
+            self._agent.parcels.post(to, self._key, slot.place, str(slot), values[0] if len(values) == 1 else values)
+
+    def came(self, place: tuple[int, ...], values: Callable[[], Any]) -> None:
+        self.slots.put(Slot.at(place), partial(_opened, values))
+
+    def undelivered(self, place: tuple[int, ...], error: Exception) -> None:
+        """The driver hears of it from whoever fails."""
+        slot, reason = Slot.at(place), f"{type(error).__name__}: {error}"
+        self.slots.abort(slot.step, reason)
+        end(self._agent, self._homes.taker(slot), self._key, slot.step, reason)
+
+
+def end(agent: Agent, to: int, key: str, step: int, reason: str) -> None:
+    """Tell a worker that a step of a pipeline is not to go on."""
+    agent.notify(to, ENDS, (key, step, reason))
+
+
+def _help_along(agent: Agent, homes: Homes, reached: Waits, slot: Slot) -> None:
+    giver = homes.giver(slot)
+    if giver is not None:
+        agent.read_while(lambda: not reached(), giver, free=True)
+
+
+def _opened(values: Callable[[], Any]) -> tuple[Any, ...]:
+    """One value travels alone: none is a tuple by itself."""
+    found = values()
+    return found if type(found) is tuple else (found,)
