@@ -1,0 +1,32 @@
+"""What tables, panels and reprs call the type of a value: its class, or what somebody who knows the class has to say.
+
+A class registers from its own floor; nobody here imports it. Its values must answer at once, as torch's own tensors do:
+they are asked while they are registered as values of RRefs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_WORDS: dict[type, Callable[[Any], str]] = {}
+
+
+def describe(kind: type, words: Callable[[Any], str]) -> None:
+    """Have `words(value)` say what a tensor of exactly this class is: `Tensor (N=32, C=3)`, a class before a space."""
+    _WORDS[kind] = words
+
+
+def is_described(kind: type) -> bool:
+    return kind in _WORDS
+
+
+def type_of(value: object) -> str:
+    """As `list`, or `Tensor (N=32, C=3)`."""
+    words = _WORDS.get(type(value))
+    return type(value).__name__ if words is None else words(value)
+
+
+def class_of(type_: str) -> str:
+    """Of what `type_of` says, the class alone."""
+    return type_.partition(" ")[0]
