@@ -46,7 +46,9 @@ def fault(name: str, tensor: object) -> str:
 
 
 def layout(tensor: object) -> str:
-    """As `float32[4, 2]`."""
+    """As `float32[4, 2]`; with names of dimensions, of `rpcbench.named`, as `float32[N=4, C=2]`."""
     if not isinstance(tensor, torch.Tensor):
         return type(tensor).__name__
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    names = getattr(tensor, "_dim_names", None) or (None,) * tensor.dim()
+    sizes = [f"{name}={size}" if name else f"{size}" for name, size in zip(names, tensor.shape, strict=True)]
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
