@@ -7,7 +7,10 @@ they are asked while they are registered as values of RRefs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 _WORDS: dict[type, Callable[[Any], str]] = {}
 
@@ -25,6 +28,13 @@ def type_of(value: object) -> str:
     """As `list`, or `Tensor (N=32, C=3)`."""
     words = _WORDS.get(type(value))
     return type(value).__name__ if words is None else words(value)
+
+
+def layout_of(tensor: torch.Tensor) -> str:
+    """As `float32[4, 2]`; where dimensions have names, of `rpcbench.named`, as `float32[N=4, C=2]`."""
+    names = getattr(tensor, "_dim_names", None) or (None,) * tensor.dim()
+    sizes = [f"{name}={size}" if name else f"{size}" for name, size in zip(names, tensor.shape, strict=True)]
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
 
 
 def class_of(type_: str) -> str:
