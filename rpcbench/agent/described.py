@@ -31,10 +31,16 @@ def type_of(value: object) -> str:
 
 
 def layout_of(tensor: torch.Tensor) -> str:
-    """As `float32[4, 2]`; where dimensions have names, of `rpcbench.named`, as `float32[N=4, C=2]`."""
-    names = getattr(tensor, "_dim_names", None) or (None,) * tensor.dim()
+    """As `float32[4, 2]`, or `float32[N=4, C=2]`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{shape_of(tensor)}"
+
+
+def shape_of(tensor: torch.Tensor) -> str:
+    """As `[4, 2]`; where dimensions have names, of `rpcbench.named`, as `[N=4, C=2]`."""
+    names = getattr(tensor, "_dim_names", None) if is_described(type(tensor)) else None  # a user's class is not asked
+    names = names or (None,) * tensor.dim()
     sizes = [f"{name}={size}" if name else f"{size}" for name, size in zip(names, tensor.shape, strict=True)]
-    return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
+    return f"[{', '.join(sizes)}]"
 
 
 def class_of(type_: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from worlds import nothing_left, until, world
 
-from rpcbench import named
+from rpcbench import autograd, named
 from rpcbench.agent.core import Agent
 from rpcbench.agent.described import type_of
 from rpcbench.agent.sizes import size_of
@@ -65,6 +65,15 @@ def test_what_the_panel_of_rrefs_is_drawn_from(agents: list[Agent]) -> None:
 
     until(lambda: types() == [SHOWN, SHOWN, "list"])
     del there, holds
+
+
+def test_the_panel_of_gradients(agents: list[Agent]) -> None:
+    value = made().requires_grad_()
+    plain = torch.ones(4, requires_grad=True)
+    with autograd.context() as context:
+        autograd.backward(context, [(value + plain).sum()])
+        (row,) = agents[0].tables()["graphs"].values()
+        assert sorted(leaf["shape"] for leaf in row["leaves"]) == ["[4]", "[N=3, C=4]"]
 
 
 def test_the_repr_of_an_rref(agents: list[Agent]) -> None:
