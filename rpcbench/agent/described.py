@@ -1,7 +1,7 @@
-"""What tables, panels and reprs call the type of a value: its class, or what somebody who knows the class has to say.
+"""What panels, reprs and errors call a value: its class, or what somebody who knows the class says; tensors' layouts.
 
-A class registers from its own floor; nobody here imports it. Its values must answer at once, as torch's own tensors do:
-they are asked while they are registered as values of RRefs.
+A class of ours registers from its own floor; nobody here imports it. Its values must answer at once, as torch's own
+tensors do: they are asked while they become values of RRefs.
 """
 
 from __future__ import annotations
