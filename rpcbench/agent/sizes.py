@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from rpcbench.agent.described import is_described
+
 MOST = 1000
 """Of lists and the like at most so many entries are looked at: else it would not be cheap."""
 
@@ -22,8 +24,9 @@ def size_of(value: Any) -> int | None:
 
 
 def _plain(value: Any) -> bool:
-    """Tensors of torch's own classes: a subclass may do anything when it is asked."""
-    known = type(value) is torch.Tensor or type(value) is torch.nn.Parameter
+    """Tensors of torch's own classes and ours: another subclass may do anything when it is asked."""
+    kind = type(value)
+    known = kind is torch.Tensor or kind is torch.nn.Parameter or is_described(kind)
     return known and value.layout is torch.strided and value.device.type != "meta"
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from rpcbench.agent.described import type_of
 from rpcbench.agent.handles import Handle, Home, Incoming, Outgoing
 from rpcbench.agent.hooks import Recorder
 from rpcbench.agent.interrupts import on_main_thread
@@ -157,13 +158,13 @@ class Values:
         rref, fork = self._machine.ask(lambda node: node.rrefs.create_user(to, label))
         return self._make(self._home, rref, to, fork, self.owned(rref) if to == self._home.id else None, "")
 
-    def keep(self, value: Any, type_: str) -> Handle:
+    def keep(self, value: Any) -> Handle:
         """A handle on a value of this process's own, as its owner."""
         future: Future[Any] = Future()
         future.set_result(value)
         future.origin = self.cell()  # type: ignore[attr-defined]
         rref = self._machine.ask(lambda node: node.rrefs.new_id())
-        return self._make(self._home, rref, self._home.id, None, future, type_)
+        return self._make(self._home, rref, self._home.id, None, future, type_of(value))
 
     def confirmed(self, fork: Id | None) -> bool:
         """Whether the owner knows of a fork held here."""
@@ -205,7 +206,7 @@ class Values:
             self.forget(rref)
 
     def _tell(self, rref: Id, value: Any, error: BaseException | None) -> None:
-        type_, size = (type(value).__name__, size_of(value)) if error is None else ("", None)
+        type_, size = (type_of(value), size_of(value)) if error is None else ("", None)
         self._machine.ask(lambda node: node.rrefs.value_set(rref, type_, error is not None, size))
 
     def forget(self, rref: Id) -> Future[Any] | None:

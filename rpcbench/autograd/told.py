@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rpcbench.agent.core import Agent
+from rpcbench.agent.described import shape_of
 from rpcbench.autograd.names import Names
 from rpcbench.autograd.recorded import Recorded
 from rpcbench.words.events import Row, Table
@@ -62,5 +63,5 @@ class Told:
 
 def _leaf(name: str, leaf: Tensor) -> dict[str, Any]:
     plain = leaf.layout is torch.strided and not leaf.is_nested
-    shape = "nested" if leaf.is_nested else str(list(leaf.shape))
+    shape = "nested" if leaf.is_nested else shape_of(leaf)
     return {"name": name, "shape": shape, "bytes": leaf.nbytes if plain else 0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as c10d
 
+from rpcbench.agent.described import layout_of
 from rpcbench.words.errors import CollectiveError
 
 _NUMBERS = {
@@ -46,7 +47,5 @@ def fault(name: str, tensor: object) -> str:
 
 
 def layout(tensor: object) -> str:
-    """As `float32[4, 2]`."""
-    if not isinstance(tensor, torch.Tensor):
-        return type(tensor).__name__
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    """As `float32[4, 2]`, or `float32[N=4, C=2]`."""
+    return layout_of(tensor) if isinstance(tensor, torch.Tensor) else type(tensor).__name__

@@ -1,8 +1,9 @@
 """What ranks do together, with the names and rules of torch.distributed 0.4, by torch's own process groups.
 
 Before a tensor moves the ranks compare what each of them calls. Guarantees
-- Where they differ, in the operation, a shape, a dtype or who gives and who takes, or where one of them asks for what
-  cannot be, every rank raises a CollectiveError that tells what each one called; the group goes on after it.
+- Where they differ, in the operation, a shape, names of dimensions, a dtype or who gives and who takes, or where one of
+  them asks for what cannot be, every rank raises a CollectiveError that tells what each one called; the group goes on
+  after it. So what has names keeps them.
 - Each wait ends as `world` says, and a rank that has not come is named.
 """
 

@@ -73,6 +73,7 @@ def all_gather_multigpu(
     wrong = _wrong(input_tensor_list)
     if not wrong and [len(each) for each in output_tensor_lists] != [n * size] * n:
         wrong = f"output_tensor_lists wants {n} lists of {n * size} tensors"
+    wrong = wrong or _wrong([input_tensor_list[0], *(each for outputs in output_tensor_lists for each in outputs)])
 
     def act() -> None:
         mine = torch.stack([each.to(input_tensor_list[0].device) for each in input_tensor_list])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from rpcbench.agent.described import describe
 from rpcbench.named import changes
 from rpcbench.named.call import names_of, show
 from rpcbench.named.dims import Names, NamesError, listed, unify
@@ -158,6 +159,14 @@ class NamedTensor(Tensor):
         with _PLAIN():
             text = Tensor.__repr__(self, **options)  # type: ignore[no-untyped-call]
         return f"{text[:-1]}, {show(self)})"
+
+
+def _type_of(tensor: NamedTensor) -> str:
+    """`Tensor (N=32, C=3)`, for panels."""
+    return f"{'Parameter' if isinstance(tensor, torch.nn.Parameter) else 'Tensor'} {show(tensor)}"
+
+
+describe(NamedTensor, _type_of)
 
 
 def operate(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -162,8 +162,8 @@ def masked(call: Call) -> Names:
 
 
 def same_shape(call: Call) -> Names:
-    """Only a resize that changes no size."""
-    given = call.arg(1, "size", call.arg(1, "the_template"))
+    """Only a resize, or a view as another, that changes no size."""
+    given = call.arg(1, "size", call.arg(1, "the_template", call.arg(1, "other")))
     size = given.shape if isinstance(given, torch.Tensor) else given
     wanted = tuple(size) if isinstance(size, list | tuple) else tuple(call.args[1:])
     if wanted != tuple(call.args[0].shape):

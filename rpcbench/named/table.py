@@ -190,6 +190,7 @@ def _besides() -> Iterator[Row]:
     yield from _moving()
     yield Row("stack", Rule.UNIFIES, rules.stacked)
     yield Row("unsqueeze", Rule.OWN, rules.unsqueezed)
+    yield Row("view_as", Rule.OWN, rules.same_shape)
     yield Row("data=", Rule.OWN, rules.replaced)
     yield Row("__getitem__", Rule.OWN, rules.indexed)
     yield Row("__setitem__", Rule.OWN, rules.assigned)

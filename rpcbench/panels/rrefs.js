@@ -71,12 +71,15 @@ function wire(rref, forks, cols) {
   return svg("line", { class: "rb-wire", x1: low, x2: high, y1: MIDDLE, y2: MIDDLE });
 }
 
+// Of a type such as `Tensor (N=32, C=3)`, its class.
+const kind = (rref) => rref.type.split(" ")[0];
+
 function words(rref, forks, names) {
   const users = forks.map((fork) => `${fork.fork} at ${names(fork.holder)}: ${MEANING[fork.state]}`);
-  const kind = rref.type ? ` (${rref.type})` : "";
+  const type = rref.type ? ` (${rref.type})` : "";
   const size = rref.size === null ? [] : [`${bytes(rref.size)} in tensors when it was made`];
   const cell = rref.number === null ? [] : [`made by cell [${rref.number}] on ${names(rref.by)}`];
-  return [`RRef ${rref.rref}${kind}, ${rref.state}, owned by ${names(rref.owner)}`, ...users, ...size, ...cell].join("\n");
+  return [`RRef ${rref.rref}${type}, ${rref.state}, owned by ${names(rref.owner)}`, ...users, ...size, ...cell].join("\n");
 }
 
 function age(made) {
@@ -217,7 +220,7 @@ class Tools {
     const all = Object.values(rrefs);
     this.worker.offer(Object.values(workers).map(({ id, name }) => [String(id), name]));
     const named = (values) => [...new Set(values)].filter(Boolean).sort(natural).map((value) => [value, value]);
-    this.type.offer(named(all.map((rref) => rref.type)));
+    this.type.offer(named(all.map((rref) => kind(rref))));
     this.state.offer(named([...all.map((rref) => rref.state), ...COMING]));
   }
 
@@ -230,7 +233,7 @@ class Tools {
     const fits = (rref) => {
       const forks = byRref.get(rref.rref);
       if (worker && rref.owner !== Number(worker) && !forks.some((fork) => fork.holder === Number(worker))) return false;
-      if (type && rref.type !== type) return false;
+      if (type && kind(rref) !== type) return false;
       if (state && rref.state !== state && !forks.some((fork) => fork.state === state)) return false;
       return !wanted || words(rref, forks, names).toLowerCase().includes(wanted);
     };

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
+from rpcbench.agent.described import layout_of
 from rpcbench.pipeline.exchange import nbytes
 from rpcbench.pipeline.ports import OUTSIDE, Ports, Segment, sendable
 from rpcbench.words.errors import PipelineError
@@ -107,9 +108,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _told(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return layout_of(value) if isinstance(value, torch.Tensor) else repr(value)
 
 
 def _difference(found: Any, wanted: Any) -> float:

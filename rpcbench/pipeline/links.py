@@ -7,10 +7,11 @@ the row is taken apart, as long as it does nothing but run its modules.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from rpcbench.pipeline.dimensions import Stated, Terms, Values, stated
 from rpcbench.words.errors import PipelineError
 
 Names = tuple[str, ...]
@@ -18,11 +19,13 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A module of a list, with names for what it takes and gives. Made by `part`."""
+    """A module of a list, with names for what it takes and gives, and for their dimensions. Made by `part`."""
 
     module: nn.Module
     takes: Names | None
     gives: Names | None
+    dims_taken: Stated
+    dims_given: Stated
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +40,42 @@ class Link:
     takes: Names | None = None
     gives: Names | None = None
     prefix: str | None = None
+    dims_taken: Stated = field(default_factory=dict)
+    dims_given: Stated = field(default_factory=dict)
 
     @property
     def keys(self) -> str:
         """What the un-split model puts before the names of the module's parameters and buffers."""
         return f"{self.name}." if self.prefix is None else self.prefix
 
+    @property
+    def terms(self) -> Terms:
+        return Terms(self.name, self.takes, self.gives, self.dims_taken, self.dims_given)
+
 
 Model = nn.Module | Sequence[nn.Module | Part] | Mapping[str, nn.Module | Part]
 
 
-def part(module: nn.Module, takes: Sequence[str] | None = None, gives: Sequence[str] | None = None) -> Part:
+def part(module: nn.Module, takes: Values | None = None, gives: Values | None = None) -> Part:
     """A module for a list given to `split`, with names for what it takes and gives.
 
     It is called with the values of these names, in their order: each is the latest that a module before it has given
     under this name, or the model's input. It returns one value, or as many as it has names for: a tuple in their order,
     or a dict. Without `takes` it gets all that the module before it gives; without `gives` it gives one value that only
     the next module can take. Values are tensors of any type and shape, and plain numbers.
+
+    A dict states the names of dimensions as well, of `rpcbench.named`, or None for a value that it says nothing of:
+
+        part(encode, takes={"x": ("N", "T")}, gives={"h": ("N", "T", "E"), "mask": None})
+
+    A value that comes, or that the module gives, has these names then: a dimension without a name gets it, and one of
+    another name is a PipelineError. None in a tuple is a dimension that stays without.
     """
-    return Part(module, _checked("takes", takes), _checked("gives", gives))
+    names_taken, names_given = _checked("takes", takes), _checked("gives", gives)
+    return Part(module, names_taken, names_given, stated("takes", takes), stated("gives", gives))
 
 
-def _checked(what: str, names: Sequence[str] | None) -> Names | None:
+def _checked(what: str, names: Values | None) -> Names | None:
     if names is None:
         return None
     if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
@@ -89,14 +106,16 @@ def _link(name: str, item: object) -> Link:
     module = item.module if isinstance(item, Part) else item
     if not isinstance(module, nn.Module):
         raise PipelineError(f"item {name} of the list is {module!r}, not a torch.nn.Module")
-    return Link(name, module, item.takes, item.gives) if isinstance(item, Part) else Link(name, module)
+    if not isinstance(item, Part):
+        return Link(name, module)
+    return Link(name, module, item.takes, item.gives, dims_taken=item.dims_taken, dims_given=item.dims_given)
 
 
 def expanded(child: Link) -> list[Link]:
     """The child, or what it chains: the first of these takes what the child takes, the last gives what it gives."""
     found = list(_walk(child.name, child.module))
-    found[0] = replace(found[0], takes=child.takes)
-    found[-1] = replace(found[-1], gives=child.gives)
+    found[0] = replace(found[0], takes=child.takes, dims_taken=child.dims_taken)
+    found[-1] = replace(found[-1], gives=child.gives, dims_given=child.dims_given)
     return found
 
 

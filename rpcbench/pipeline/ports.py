@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from rpcbench.pipeline.dimensions import Terms, agree
 from rpcbench.pipeline.links import Link
 from rpcbench.words.errors import PipelineError
 
@@ -54,7 +55,8 @@ class Ports:
 
 
 def connect(links: Sequence[Link], inputs: Sequence[str]) -> list[tuple[Value, ...]]:
-    """For each link, the values it takes. PipelineError for a name that nothing before it has."""
+    """For each link, the values it takes. PipelineError for a name that nothing before it has, and where links state
+    different names for the dimensions of a value."""
     known = {name: Value(OUTSIDE, place) for place, name in enumerate(inputs)}
     before = tuple(known.values()) or (Value(OUTSIDE, 0),)
     taken = []
@@ -62,6 +64,10 @@ def connect(links: Sequence[Link], inputs: Sequence[str]) -> list[tuple[Value, .
         taken.append(before if link.takes is None else tuple(_find(name, known, link) for name in link.takes))
         before = tuple(Value(number, place) for place in range(len(link.gives or [None])))
         known.update(zip(link.gives or (), before, strict=False))
+    for link, values in zip(links, taken, strict=True):
+        for name, value in zip(link.takes or (), values, strict=False):
+            if value.link != OUTSIDE:
+                agree(name, links[value.link].terms, link.terms)
     return taken
 
 
@@ -109,15 +115,17 @@ class Wiring:
         row = [(Value(begin + number, 0),) for number in range(len(own))]
         gives = None if stage + 1 == self._count else self._gives(stage)
         plain = len(self._needs[stage]) == 1 and taken == [tuple(self._needs[stage]), *row[:-1]]
-        if plain and all(link.gives is None for link in own) and (gives is None or gives == [*row[-1]]):
+        unnamed = all(link.gives is None and not link.dims_taken for link in own)
+        if plain and unnamed and (gives is None or gives == [*row[-1]]):
             return nn.Sequential(*modules)
-        return Segment(modules, own, begin, taken, self._needs[stage], gives)
+        return Segment(modules, own, begin, taken, self._needs[stage], gives, stage)
 
 
 class Segment(nn.Sequential):
     """Some links of the row, which hand values to each other by number; called with `needs`, it returns `gives`.
 
-    `gives` None: what the last of them returns, as it is.
+    `gives` None: what the last of them returns, as it is but for names of dimensions that it states. `stage`: which of
+    the pipeline's this is, for errors.
     """
 
     def __init__(
@@ -128,30 +136,46 @@ class Segment(nn.Sequential):
         taken: Sequence[tuple[Value, ...]],
         needs: Sequence[Value],
         gives: Sequence[Value] | None,
+        stage: int,
     ) -> None:
         super().__init__(*modules)
-        self._named = [(link.name, link.gives) for link in links]
+        self._terms = [link.terms for link in links]
         self._begin, self._taken, self._needs, self._values = begin, taken, needs, gives
+        self._where = f"stage {stage}, "
 
     def forward(self, *values: Any) -> Any:
         held = dict(zip(self._needs, values, strict=True))
         made: Any = None
-        for number, (module, taken, (name, gives)) in enumerate(zip(self, self._taken, self._named, strict=True)):
-            made = module(*[held[value] for value in taken])
+        for number, (module, taken, terms) in enumerate(zip(self, self._taken, self._terms, strict=True)):
+            made = module(*terms.taken([held[value] for value in taken], self._where))
             if number + 1 < len(self) or self._values is not None:
-                held.update((Value(self._begin + number, p), v) for p, v in enumerate(given(made, gives, name)))
-        return made if self._values is None else tuple(held[value] for value in self._values)
+                own = given(made, terms, self._where)
+                held.update((Value(self._begin + number, p), v) for p, v in enumerate(own))
+        if self._values is None:
+            return _output(made, self._terms[-1], self._where)
+        return tuple(held[value] for value in self._values)
 
 
-def given(made: Any, names: Sequence[str] | None, link: str) -> tuple[Any, ...]:
-    """What a module has returned, as the values it has names for."""
+def given(made: Any, terms: Terms, where: str = "") -> tuple[Any, ...]:
+    """What a module has returned, as the values it has names for. `where`: as "stage 1, ", for errors."""
+    names = terms.gives
     if names is not None and isinstance(made, dict) and made.keys() >= set(names):
-        return tuple(made[name] for name in names)
+        return terms.given([made[name] for name in names], where)
     if names is None or (len(names) == 1 and not isinstance(made, tuple | list)):
-        return (made,)
+        return terms.given([made], where)
     if isinstance(made, tuple | list) and len(made) == len(names):
-        return tuple(made)
-    raise PipelineError(f"{link!r} gives {', '.join(names)}, but its forward returned {_told(made)}")
+        return terms.given(made, where)
+    raise PipelineError(f"{terms.name!r} gives {', '.join(names)}, but its forward returned {_told(made)}")
+
+
+def _output(made: Any, terms: Terms, where: str) -> Any:
+    """What the last module of all has returned, as it is but for names of dimensions that it states."""
+    if not terms.dims_given:
+        return made
+    values = given(made, terms, where)
+    if isinstance(made, dict):
+        return {**made, **dict(zip(terms.gives or (), values, strict=True))}
+    return values if isinstance(made, tuple | list) else values[0]
 
 
 def sendable(values: tuple[Any, ...], stage: int) -> tuple[Any, ...]:

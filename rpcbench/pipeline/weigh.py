@@ -77,11 +77,11 @@ def _measured(
     held = {Value(OUTSIDE, place): value for place, value in enumerate(sample)}
     measured = []
     for number, (link, values) in enumerate(zip(links, taken, strict=True)):
-        module, args = copy.deepcopy(link.module), tuple(held[value] for value in values)
+        module, args = copy.deepcopy(link.module), link.terms.taken([held[value] for value in values])
         with seeded(0), torch.enable_grad():
             measured.append(measure(module, args))
             made = module(*map(_own, args))
-        held.update((Value(number, place), value) for place, value in enumerate(given(made, link.gives, link.name)))
+        held.update((Value(number, place), value) for place, value in enumerate(given(made, link.terms)))
     return measured
 
 

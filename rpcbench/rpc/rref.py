@@ -10,6 +10,7 @@ import torch
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.agent.described import class_of, type_of
 from rpcbench.agent.handles import Handle
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.autograd import backward
@@ -39,7 +40,7 @@ class RRef(Handle, Generic[T]):
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
         agent = current.current()
-        made = agent.values.keep(value, type(value).__name__)
+        made = agent.values.keep(value)
         Handle.__init__(self, agent, made._rref, made._owner, None, made._value, made._type)
         self._has, self._asked = set(), None
 
@@ -171,7 +172,7 @@ class RRef(Handle, Generic[T]):
 
     def _label(self, function: Callable[..., Any], args: tuple[Any, ...]) -> str:
         name = args[1] if len(args) > 1 and isinstance(args[1], str) else function.__name__.strip("_")
-        return f"{self._type or 'value'}.{name}"
+        return f"{class_of(self._type) or 'value'}.{name}"
 
     def _here(self) -> WorkerInfo:
         return WorkerInfo(self._agent.name, self._agent.id)
@@ -211,8 +212,14 @@ class RRef(Handle, Generic[T]):
     def __repr__(self) -> str:
         rref = _global(self._rref)
         if self._fork is None or self.is_owner():
-            return f"OwnerRRef({rref})"
-        return f"UserRRef(RRefId = {rref}, ForkId = {_global(self._fork)})"
+            return f"OwnerRRef({rref}{self._names()})"
+        return f"UserRRef(RRefId = {rref}, ForkId = {_global(self._fork)}{self._names()})"
+
+    def _names(self) -> str:
+        """`, Tensor (N=32, C=3)`: more of a value than its class, where that is here or came with the reference."""
+        outcome = None if self._value is None else self._value.outcome()
+        type_ = self._type if outcome is None or outcome[1] is not None else type_of(outcome[0])
+        return "" if type_ == class_of(type_) else f", {type_}"
 
 
 def _global(id_: Id) -> str:

@@ -12,6 +12,7 @@ import cloudpickle
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from rpcbench import named
 from rpcbench.named import NamedTensor, NamesError
@@ -114,6 +115,29 @@ def test_gradients_given_and_asked_for() -> None:
     torch.testing.assert_close(second.rename(None), 3 * value.detach().rename(None) ** 2)
     plain = torch.rand(4, requires_grad=True)
     assert type(torch.autograd.grad((value * plain).sum(), plain)[0]) is Tensor
+
+
+def test_gradients_by_edges_of_the_graph() -> None:
+    value = weight()
+    doubled = value * 2
+    leaf, end = get_gradient_edge(value), get_gradient_edge(doubled)
+    ones = torch.ones(3, 4)
+    [gradient] = torch.autograd.grad(end, value, ones, retain_graph=True)
+    assert (gradient.names, gradient.rename(None).unique().tolist()) == (("N", "C"), [2.0])
+    given, plain = torch.autograd.grad([end], [doubled, leaf], [ones])
+    assert (given.names, type(plain), plain.unique().tolist()) == (("N", "C"), Tensor, [2.0])
+
+
+def test_backward_of_several_tensors_and_into_some() -> None:
+    value, other = weight(), weight()
+    made = [value * 2, other * value]
+    torch.autograd.backward(made, [torch.ones(3, 4), named.ones(3, 4, names=("N", "C"))], inputs=[value])
+    assert (value.grad.names, other.grad) == (("N", "C"), None)
+    assert torch.equal(value.grad.rename(None), (other + 2).rename(None))
+    (value * other).sum().backward(inputs=[other])
+    assert torch.equal(other.grad.rename(None), value.rename(None))
+    with pytest.raises(NamesError, match=r"grad of \(N=3, C=4\)"):
+        torch.autograd.backward([value * 2], [named.ones(3, 4, names=("C", "N"))])
 
 
 def test_hooks_see_names_and_work_by_them() -> None:

@@ -110,6 +110,14 @@ def test_where_and_expand_as() -> None:
         torch.where(mask, tensor, tensor.rename(N="Q"))
 
 
+def test_view_as_keeps_names_where_the_shape_stays() -> None:
+    tensor = cases.x()
+    seen = tensor.view_as(other=torch.ones(3, 4))
+    assert (seen.names, seen.data_ptr()) == (("N", "C"), tensor.data_ptr())
+    with pytest.raises(NamesError, match=r"view_as of \(N=3, C=4\) and \(4, 3\): the shape would become \(4, 3\)"):
+        tensor.view_as(torch.ones(4, 3))
+
+
 def test_products_by_sign_and_turned_matrices() -> None:
     tensor = cases.x()
     assert (torch.rand(2, 3) @ tensor).names == (None, "C")

@@ -395,6 +395,18 @@ def test_filters_show_what_fits_all_of_them(show):
     assert drawn(shown) == []
 
 
+def test_names_of_dimensions_are_shown_and_a_filter_looks_at_the_class(show):
+    at = world(2)
+    for number, kind in enumerate(["Tensor (N=32, C=3)", "Tensor", "Linear"]):
+        own(at, 1, f"0.{number}", kind)
+    shown = show("rrefs", at)
+    assert shown.texts(".rb-row .rb-kind") == ["Tensor (N=32, C=3)", "Tensor", "Linear"]
+    select(shown, "type", "Tensor")
+    assert drawn(shown) == ["0.0", "0.1"]
+    offered = shown.page.get_by_label("type", exact=True).locator("option")
+    assert offered.all_inner_texts() == ["any", "Linear", "Tensor"]
+
+
 def test_a_choice_stays_while_what_there_is_changes(show):
     at = many_rrefs(9)
     shown = show("rrefs", at)

@@ -1,0 +1,48 @@
+"""What panels, reprs and errors call a value: its class, or what somebody who knows the class says; tensors' layouts.
+
+A class of ours registers from its own floor; nobody here imports it. Its values must answer at once, as torch's own
+tensors do: they are asked while they become values of RRefs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+_WORDS: dict[type, Callable[[Any], str]] = {}
+
+
+def describe(kind: type, words: Callable[[Any], str]) -> None:
+    """Have `words(value)` say what a tensor of exactly this class is: `Tensor (N=32, C=3)`, a class before a space."""
+    _WORDS[kind] = words
+
+
+def is_described(kind: type) -> bool:
+    return kind in _WORDS
+
+
+def type_of(value: object) -> str:
+    """As `list`, or `Tensor (N=32, C=3)`."""
+    words = _WORDS.get(type(value))
+    return type(value).__name__ if words is None else words(value)
+
+
+def layout_of(tensor: torch.Tensor) -> str:
+    """As `float32[4, 2]`, or `float32[N=4, C=2]`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{shape_of(tensor)}"
+
+
+def shape_of(tensor: torch.Tensor) -> str:
+    """As `[4, 2]`; where dimensions have names, of `rpcbench.named`, as `[N=4, C=2]`."""
+    names = getattr(tensor, "_dim_names", None) if is_described(type(tensor)) else None  # a user's class is not asked
+    names = names or (None,) * tensor.dim()
+    sizes = [f"{name}={size}" if name else f"{size}" for name, size in zip(names, tensor.shape, strict=True)]
+    return f"[{', '.join(sizes)}]"
+
+
+def class_of(type_: str) -> str:
+    """Of what `type_of` says, the class alone."""
+    return type_.partition(" ")[0]
