@@ -7,18 +7,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch.distributed as c10d
 
-from rpcbench.distributed import backends, stores
+from rpcbench.distributed import backends, making, stores
+from rpcbench.distributed.making import listed
 from rpcbench.distributed.meeting import meet
 from rpcbench.distributed.watch import Watch
-from rpcbench.distributed.world import AGAIN, Wait, World, found, patience
-from rpcbench.words.errors import CollectiveError
+from rpcbench.distributed.world import AGAIN, Wait, World
+from rpcbench.words.errors import CollectiveError, WorkerLostError
 
 T = TypeVar("T")
 
@@ -91,11 +91,25 @@ def init(backend: str, method: str, world_size: int, rank: int, name: str, secon
     behind = backends.behind(backend)
     place = stores.read(method, rank, world_size)
     destroy()
-    met = meet(place, name, MEETING_SECONDS if seconds is None else seconds)
-    world = _State.world = found(met, backend.lower(), behind, SECONDS if seconds is None else seconds)
-    everyone = tuple(range(len(met.ranks)))
-    _State.members = {"0": Member(world, everyone, c10d.distributed_c10d._get_default_group(), "0")}
+    world = _world(place, name, backend.lower(), seconds)
     Watch.over(world)
+    everyone = tuple(range(len(world.ranks)))
+    others = tuple(rank for rank in everyone if rank != world.rank)
+    pending = world.lane("0").put(lambda: making.default_group(world, behind))
+    made = world.finish(pending, Wait("init_process_group", "0", 0, others))
+    _State.world, _State.members = world, {"0": Member(world, everyone, made, "0")}
+
+
+def _world(place: stores.Place, name: str, backend: str, seconds: float | None) -> World:
+    """The world of those who meet there."""
+    try:
+        met = meet(place, name, MEETING_SECONDS if seconds is None else seconds)
+        return World(met, backend, SECONDS if seconds is None else seconds)
+    except c10d.DistError as error:
+        raise WorkerLostError(
+            "the process group was not founded: the rank that keeps its store is gone, or out of reach "
+            f"({str(error).splitlines()[0]}). {AGAIN}"
+        ) from error
 
 
 def destroy() -> None:
@@ -141,7 +155,7 @@ def member(group: AnyGroup, at_work: bool = True) -> Member:
         raise CollectiveError(
             f"this process group is of a world that has ended, not of the one that is here now. {AGAIN}"
         )
-    raise CollectiveError(f"{world.named(world.rank)} is not in the group of ranks {_listed(found.ranks)}")
+    raise CollectiveError(f"{world.named(world.rank)} is not in the group of ranks {listed(found.ranks)}")
 
 
 def _find(group: AnyGroup) -> Member | Outsider | None:
@@ -162,9 +176,7 @@ def new(ranks: Sequence[int] | None) -> NamedGroup:
     everyone = member(None)
     world = everyone.world
     chosen = everyone.ranks if ranks is None else tuple(ranks)
-    everyone.carry(lambda: _agree(world, chosen), f"new_group({_listed(chosen)})")
-    made = c10d.new_group(list(chosen), timeout=patience(world.seconds))
-    key = str(world.made)
+    key, made = everyone.carry(lambda: making.new_group(world, chosen), f"new_group({listed(chosen)})")
     inside = world.rank in chosen
     _State.members[key] = Member(world, tuple(sorted(chosen)), made, key) if inside else Outsider(chosen)
     return NamedGroup(world.token, key, chosen, tuple(world.ranks[rank].name for rank in chosen))
@@ -174,23 +186,3 @@ def opened(handle: NamedGroup) -> c10d.ProcessGroup | Outsider:
     """What `new_group` returns for a handle, on this rank."""
     found = _State.members[handle.key]
     return found.group if isinstance(found, Member) else found
-
-
-def _agree(world: World, ranks: tuple[int, ...]) -> None:
-    """All ranks ask for the same group, or all raise."""
-    world.made += 1
-    keys = [f"new/{world.made}/{rank}" for rank in range(len(world.ranks))]
-    world.store.set(keys[world.rank], json.dumps(ranks))
-    while not stores.polled(lambda: world.broken or world.store.check(keys), 1.0):
-        pass
-    world.check()
-    asked = [tuple(json.loads(world.store.get(key))) for key in keys]
-    if len(set(asked)) > 1:
-        lines = [f"  {world.named(rank)}: {_listed(each)}" for rank, each in enumerate(asked)]
-        raise CollectiveError("\n".join(["ranks make different groups; all must call new_group alike:", *lines]))
-    if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(len(keys))):
-        raise CollectiveError(f"new_group({_listed(ranks)}): name different ranks, from 0 to {len(keys) - 1}")
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, ranks))}]"

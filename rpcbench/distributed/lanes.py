@@ -1,7 +1,7 @@
 """Blocking work of torch's process groups, on threads of its own: who waits for it can be freed at any moment.
 
 Guarantees
-- Jobs of one lane run one after the other, in the order in which they came.
+- Jobs of one lane run one after the other, in the order in which they came, from any thread.
 - A lane that is closed takes no more jobs and ends after the one it is at; nobody waits for its end.
 """
 
@@ -49,6 +49,7 @@ class Lane:
 
     def __init__(self, name: str, tell: Callable[[], None]) -> None:
         self._name, self._tell = name, tell
+        self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[Pending[object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._last: Pending[object] | None = None
@@ -61,11 +62,12 @@ class Lane:
     def put(self, job: Callable[[], T]) -> Pending[T]:
         """Run a job after those before it."""
         pending = Pending(job, self._tell)
-        self._last = pending  # type: ignore[assignment]
-        self._jobs.put(self._last)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-            self._thread.start()
+        with self._lock:  # the last one is the last in the queue; one thread serves it
+            self._last = pending  # type: ignore[assignment]
+            self._jobs.put(pending)  # type: ignore[arg-type]
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._thread.start()
         return pending
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as c10d
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import Store
 
 from rpcbench.agent.sites import here
 from rpcbench.distributed.lanes import Lane, Pending
@@ -63,6 +63,7 @@ class World:
         self.outdated = False  # ranks are others now
         self._lanes: dict[object, Lane] = {}
         self.made = 0  # groups, counted alike on all ranks
+        self.kept: Store | None = None  # what torch waits in: it does not keep a store of Python's itself
         self.token = met.store.compare_set("token", "", secrets.token_hex(8)).decode()
 
     # -- naming
@@ -76,9 +77,8 @@ class World:
 
     # -- work
     def lane(self, key: object) -> Lane:
-        if key not in self._lanes:
-            self._lanes[key] = Lane(f"rpcbench-group-{key}", self._changes.tell)
-        return self._lanes[key]
+        """The lane of this key, the same for all threads; it has no thread of its own before its first job."""
+        return self._lanes.setdefault(key, Lane(f"rpcbench-group-{key}", self._changes.tell))
 
     @property
     def busy(self) -> bool:
@@ -164,6 +164,20 @@ class World:
             _abort()
 
     # -- who is at fault
+    def reached(self, store: Store, keys: list[str], ranks: Sequence[int]) -> bool:
+        """Whether all of these are in a store, where these ranks are to put them; raises what has broken the world.
+
+        A rank that is gone and has not put its own there breaks it.
+        """
+        self.check()
+        gone = [rank for rank in self.gone() if rank in ranks]  # first: it may have put it there, and ended then
+        if store.check(keys):
+            return True
+        if gone:
+            self.breaks(self.lost(gone, f"while {self.named(self.rank)} waited for it to join a group"))
+            self.check()
+        return False
+
     def _late(self, wait: Wait) -> str:
         """Who has not come, and where the others wait."""
         lines = [f"{self.seconds:g} s have passed in {wait.what}:"]
@@ -202,7 +216,7 @@ class World:
         """Free the threads, and whoever waits. What torch has finished here still reaches the others."""
         self._broken = self._broken or error
         self._changes.tell()
-        for lane in self._lanes.values():
+        for lane in list(self._lanes.values()):
             lane.close()
 
 
@@ -227,18 +241,3 @@ def _abort() -> None:
             with contextlib.suppress(RuntimeError):  # that it is late, or that the connection has ended before
                 group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
             group.abort()  # NCCL has one
-
-
-def patience(seconds: float) -> timedelta:
-    """What torch gets: our own deadline comes first, as it tells who has not come."""
-    return timedelta(seconds=2 * seconds + 10)
-
-
-def found(met: Met, backend: str, behind: str, seconds: float) -> World:
-    """The world of those who have met, and torch's default group with it."""
-    world = World(met, backend, seconds)
-    c10d.init_process_group(
-        behind, store=PrefixStore("torch", met.store), rank=met.rank, world_size=len(met.ranks),
-        timeout=patience(seconds),
-    )  # fmt: skip
-    return world

@@ -34,6 +34,11 @@ def unifies(call: Call) -> Names:
     return names
 
 
+def where(call: Call) -> Names:
+    """Those of all tensors together; of a condition alone come indices, whose dimension has no name."""
+    return (None,) if len(call.args) + len(call.kwargs) == 1 else unifies(call)
+
+
 def joined(call: Call) -> Names:
     """Those of all tensors in the list together. An empty one of one dimension fits all, as torch has it."""
     return _together([names_of(each) for each in call.args[0] if each.dim() != 1 or each.numel()])

@@ -145,7 +145,7 @@ _MORE_ALONG = {
 }  # fmt: skip
 _MORE_UNIFIES = """
     subtract multiply divide true_divide floor_divide remainder fmod maximum minimum fmax fmin rsub lerp lerp_ addcmul
-    addcmul_ addcdiv addcdiv_ where logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor greater
+    addcmul_ addcdiv addcdiv_ logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor greater
     greater_equal less less_equal not_equal isclose hypot logaddexp true_divide_ floor_divide_ remainder_ expand_as
     __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__ __rtruediv__ __rdiv__
     __itruediv__ __floordiv__ __rfloordiv__ __ifloordiv__ __mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__ __and__
@@ -188,6 +188,7 @@ def _besides() -> Iterator[Row]:
     yield from (Row(name, Rule.REMOVES, rules.extremes, DIM, 2) for name in ("max", "min"))
     yield Row("vector_norm", Rule.REMOVES, rules.removes, SECOND, 3)
     yield from _moving()
+    yield Row("where", Rule.UNIFIES, rules.where)
     yield Row("stack", Rule.UNIFIES, rules.stacked)
     yield Row("unsqueeze", Rule.OWN, rules.unsqueezed)
     yield Row("view_as", Rule.OWN, rules.same_shape)

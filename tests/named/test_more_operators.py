@@ -118,6 +118,16 @@ def test_view_as_keeps_names_where_the_shape_stays() -> None:
         tensor.view_as(torch.ones(4, 3))
 
 
+@pytest.mark.parametrize("how", [lambda mask: ((mask,), {}), lambda mask: ((), {"condition": mask})])
+def test_where_of_a_condition_alone_gives_indices_without_names(how: Any) -> None:
+    mask = cases.mask()
+    args, given = how(mask)
+    found = torch.where(*args, **given)
+    assert [each.names for each in found] == [(None,), (None,)]
+    expected = mask.rename(None).nonzero(as_tuple=True)
+    assert all(torch.equal(ours.rename(None), theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
 def test_products_by_sign_and_turned_matrices() -> None:
     tensor = cases.x()
     assert (torch.rand(2, 3) @ tensor).names == (None, "C")
