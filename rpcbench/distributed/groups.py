@@ -2,11 +2,12 @@
 
 `new_group` gives torch's own group, which torch's functions and DistributedDataParallel take as well. Guarantees
 - A group of a world that is over, of other ranks, or of somebody else is refused by name before anything is sent.
-- Groups are made alike on all ranks or on none: what each of them asks for is compared first.
+- A rank that ends, or Ctrl-C on one, while groups are made frees all ranks.
 """
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -91,13 +92,12 @@ def init(backend: str, method: str, world_size: int, rank: int, name: str, secon
     behind = backends.behind(backend)
     place = stores.read(method, rank, world_size)
     destroy()
-    world = _world(place, name, backend.lower(), seconds)
+    world = _State.world = _world(place, name, backend.lower(), seconds)  # one that breaks now is ended by the next
     Watch.over(world)
     everyone = tuple(range(len(world.ranks)))
-    others = tuple(rank for rank in everyone if rank != world.rank)
-    pending = world.lane("0").put(lambda: making.default_group(world, behind))
-    made = world.finish(pending, Wait("init_process_group", "0", 0, others))
-    _State.world, _State.members = world, {"0": Member(world, everyone, made, "0")}
+    wait = Wait("init_process_group", "0", 0, tuple(rank for rank in everyone if rank != world.rank))
+    made = world.finish(world.lane("0").put(lambda: making.default_group(world, behind)), wait)
+    _State.members = {"0": Member(world, everyone, made, "0")}
 
 
 def _world(place: stores.Place, name: str, backend: str, seconds: float | None) -> World:
@@ -120,7 +120,16 @@ def destroy() -> None:
             me = world.named(world.rank)
             world.breaks(CollectiveError(f"{me} has destroyed the process group while at work in it. {AGAIN}"))
         world.close(CollectiveError("this process group has been destroyed"))
-        c10d.destroy_process_group()
+        if c10d.is_initialized():
+            c10d.destroy_process_group()
+
+
+@atexit.register
+def _come_out() -> None:
+    """Python aborts where it stops a thread inside of C++ at its end: those whose wait has ended come out first."""
+    world = _State.world
+    if world is not None and world.broken:
+        stores.polled(lambda: not world.busy, 2.0)
 
 
 def retire(why: str, before: tuple[str, int]) -> None:
@@ -160,7 +169,7 @@ def member(group: AnyGroup, at_work: bool = True) -> Member:
 
 def _find(group: AnyGroup) -> Member | Outsider | None:
     if group is None:
-        return _State.members["0"]
+        return _State.members.get("0")
     if isinstance(group, Outsider):
         return group
     if isinstance(group, NamedGroup):

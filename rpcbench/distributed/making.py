@@ -30,7 +30,7 @@ class WatchedStore(Store):
         self.ranks: Sequence[int] = range(len(world.ranks))  # those that torch waits for now
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
-        self._store.set(key, value)
+        self._store.set(key, value)  # type: ignore[arg-type]
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -42,7 +42,7 @@ class WatchedStore(Store):
     def check(self, keys: list[str]) -> bool:
         return self._store.check(keys)
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         polled(lambda: self._world.reached(self._store, keys, self.ranks), math.inf)
 
 
@@ -55,7 +55,7 @@ def default_group(world: World, behind: str) -> c10d.ProcessGroup:
     c10d.init_process_group(
         behind, store=store, rank=world.rank, world_size=len(world.ranks), timeout=_patience(world)
     )  # fmt: skip
-    return c10d.distributed_c10d._get_default_group()
+    return _in_time(world, c10d.distributed_c10d._get_default_group())
 
 
 def new_group(world: World, ranks: tuple[int, ...]) -> tuple[str, c10d.ProcessGroup]:
@@ -63,7 +63,15 @@ def new_group(world: World, ranks: tuple[int, ...]) -> tuple[str, c10d.ProcessGr
     _agree(world, ranks)
     if isinstance(world.kept, WatchedStore):
         world.kept.ranks = ranks
-    return str(world.made), c10d.new_group(list(ranks), timeout=_patience(world))
+    return str(world.made), _in_time(world, c10d.new_group(list(ranks), timeout=_patience(world)))
+
+
+def _in_time(world: World, made: c10d.ProcessGroup) -> c10d.ProcessGroup:
+    """What torch has made, unless the world has ended meanwhile: torch's groups may be those of the next one then."""
+    if world.broken:
+        c10d.destroy_process_group(made)
+        world.check()
+    return made
 
 
 def _patience(world: World) -> timedelta:

@@ -19,7 +19,8 @@ from worlds import until
 import rpcbench
 import rpcbench.distributed as dist
 from rpcbench.distributed import groups, making
-from rpcbench.words.errors import RpcError
+from rpcbench.distributed.world import World
+from rpcbench.words.errors import CollectiveError, RpcError
 from rpcbench.words.futures import wait_all
 
 pytestmark = pytest.mark.process
@@ -118,6 +119,33 @@ def test_an_interrupted_rank_frees_the_others_and_leaves_no_thread_in_torch(clus
 
 def lanes() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("rpcbench-group-")]
+
+
+def too_late(method: str) -> tuple[str, bool, bool, float]:
+    """On a worker: a world that ends while torch is about to be ready; what is left of it, and the next one."""
+    torchs, ours = making.c10d.init_process_group, making.default_group
+
+    def ended(world: World, behind: str) -> Any:
+        def late(*args: Any, **given: Any) -> None:
+            torchs(*args, **given)
+            world.ends(CollectiveError("over"))
+
+        making.c10d.init_process_group = late
+        return ours(world, behind)
+
+    making.default_group = ended
+    said = outcome(dist.init_process_group, "gloo", method, 1, 0)
+    until(lambda: not lanes())
+    left = torch.distributed.is_initialized(), dist.is_initialized()
+    making.c10d.init_process_group, making.default_group = torchs, ours
+    dist.init_process_group("gloo", method, 1, 0)
+    dist.all_reduce(x := torch.ones(1))
+    return said, *left, x.item()
+
+
+def test_what_torch_makes_too_late_is_destroyed(cluster: rpcbench.Cluster, tmp_path: Path) -> None:
+    said = cluster.rpc_sync("worker1", too_late, (f"file://{tmp_path}/meeting",), timeout=HANG_SECONDS)
+    assert said == ("CollectiveError: over", False, False, 1.0)
 
 
 SCRIPT = """
