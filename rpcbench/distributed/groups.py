@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 SECONDS = 300.0
 MEETING_SECONDS = 60.0
+_LAST_SECONDS = 2.0
 _NO_WORLD = "there is no process group here: call init_process_group first, on all ranks"
 
 
@@ -128,8 +129,13 @@ def destroy() -> None:
 def _come_out() -> None:
     """Python aborts where it stops a thread inside of C++ at its end: those whose wait has ended come out first."""
     world = _State.world
-    if world is not None and world.broken:
-        stores.polled(lambda: not world.busy, 2.0)
+    if world is None:
+        return
+    if world.broken:
+        stores.polled(lambda: not world.busy, _LAST_SECONDS)
+    if not world.busy:
+        destroy()
+        world.ended(_LAST_SECONDS)
 
 
 def retire(why: str, before: tuple[str, int]) -> None:
