@@ -2,7 +2,7 @@
 
 Guarantees
 - Jobs of one lane run one after the other, in the order in which they came, from any thread.
-- A lane that is closed takes no more jobs and ends after the one it is at; nobody waits for its end.
+- A lane that is closed takes no more jobs and ends after the one it is at; only who asks for it waits for its end.
 """
 
 from __future__ import annotations
@@ -72,6 +72,11 @@ class Lane:
 
     def close(self) -> None:
         self._jobs.put(None)
+
+    def ended(self, seconds: float) -> None:
+        """Wait for the end of one that is closed."""
+        if self._thread is not None:
+            self._thread.join(seconds)
 
     def _serve(self) -> None:
         while (pending := self._jobs.get()) is not None:

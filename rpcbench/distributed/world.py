@@ -219,6 +219,11 @@ class World:
         for lane in list(self._lanes.values()):
             lane.close()
 
+    def ended(self, seconds: float) -> None:
+        """Wait for the threads of a world that is closed, so many seconds for each at most."""
+        for lane in list(self._lanes.values()):
+            lane.ended(seconds)
+
 
 def _is_of_torch(error: BaseException | None) -> bool:
     """Whether a job has failed half-way, and not by what all ranks agreed to raise."""
