@@ -189,7 +189,7 @@ def _prose(doc: str) -> str:
 
 def _where(value: Any) -> str:
     try:
-        path = Path(inspect.getsourcefile(value) or "").relative_to(ROOT)
+        path = Path("rpcbench") / Path(inspect.getsourcefile(value) or "").relative_to(ROOT / "rpcbench")
     except (TypeError, ValueError):
         return ""
     return f"Source: [{path}](../../{path})"

@@ -89,7 +89,8 @@ class LateView(Link):
         self._sender = sender
 
     def outgoing(self, to: int, seq: int, message: Any, may_wait: bool) -> None:
-        if to == 2 and isinstance(message, View) and message.complete:
+        slow = to == 2 and isinstance(message, View) and message.complete
+        if slow and self._sender[0] is not threading.current_thread():
             self._sender[0].join(0.5)  # time enough to leave, for one that does not wait for others
         super().outgoing(to, seq, message, may_wait)
 

@@ -153,10 +153,13 @@ def test_panels_show_the_tables_in_mid_step(agents: list[Agent]) -> None:
 
 
 class Gated(torch.optim.SGD):
-    """Holds its step until the test lets it go."""
+    """Holds its step until the test lets it go; who waits for it waits for the steps of both stages."""
+
+    stepping = itertools.count(1)
 
     def step(self, closure: Any = None) -> Any:
-        _reached.set()
+        if next(self.stepping) == 2:
+            _reached.set()
         assert _gate.wait(30)
         return super().step(closure)
 
@@ -169,6 +172,7 @@ def _interrupt() -> None:
 def test_ctrl_c_while_optimizers_step_leaves_nothing_undecided(agents: list[Agent]) -> None:
     _gate.clear()
     _reached.clear()
+    Gated.stepping = itertools.count(1)
     pipe = pipeline(optimizer=(Gated, {"lr": 0.1}))
     interrupting = threading.Thread(target=_interrupt)
     interrupting.start()
