@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 from worlds import far_world, nothing_left, world
 
+from rpcbench import Cluster
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, buckets, gloo, schedule, split
@@ -125,12 +126,15 @@ def test_several_batches_and_clipping(agents: list[Agent]) -> None:
     assert equal(pipe)
 
 
-def test_dropout_is_that_of_one_pipeline_with_as_many_micro_batches(agents: list[Agent]) -> None:
+@pytest.mark.process
+def test_dropout_is_that_of_one_pipeline_with_as_many_micro_batches() -> None:
+    """In processes, as each has random numbers of its own."""
     losses = []
-    for workers, replicas, microbatches in [(FOUR[:2], 1, 6), (FOUR, 2, 3)]:
-        torch.manual_seed(1)
-        pipe = replicated(model(nn.Dropout(0.5)), workers, replicas, microbatches=microbatches, optimizer=SGD)
-        losses.append([pipe.step(*data(samples)).loss for samples in (13, 6, 4)])
+    with Cluster(4):
+        for workers, replicas, microbatches in [(FOUR[:2], 1, 6), (FOUR, 2, 3)]:
+            torch.manual_seed(1)
+            pipe = replicated(model(nn.Dropout(0.5)), workers, replicas, microbatches=microbatches, optimizer=SGD)
+            losses.append([pipe.step(*data(samples)).loss for samples in (13, 6, 4)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
 
 
