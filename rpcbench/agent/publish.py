@@ -1,7 +1,7 @@
 """Sends what happens on this member to those who watch it.
 
 Nobody watches: no thread, no events. Watchers that do not read hold this back, and nothing else: what they miss is
-dropped. A watcher gets all tables, then at most eight times a second the rows that have changed, each once, as they are
+dropped. A watcher gets all tables, then at most five times a second the rows that have changed, each once, as they are
 by then. It asks again when it has missed a batch. Messages are told of only while a watcher asks for these besides.
 All of it is plain msgpack, so it works even where user data does not travel.
 
@@ -21,7 +21,7 @@ from rpcbench.words.changes import Flag
 from rpcbench.words.events import MESSAGES
 
 WATCH, TELEMETRY = "watch", "telemetry"
-PERIOD = 0.125
+PERIOD = 0.2
 _BATCH = 2000
 _ALL = 1 << 30
 

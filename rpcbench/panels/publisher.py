@@ -2,7 +2,7 @@
 
 Guarantees
 - A viewer is shown the world at most once per `period`, only after a change, and never on the kernel's event loop
-  (which starves while a cell runs); where that takes its time, more seldom: an eightieth of a core at most, as long as
+  (which starves while a cell runs); where that takes its time, more seldom: a 120th of a core at most, as long as
   that means four looks a second, and a fifth of a core in any case.
 - While nothing changes the thread sleeps on a condition; with no viewer open it ends and nothing is subscribed.
 - A browser that missed a message (one that opened late, a broken connection) is right again within `heal` seconds:
@@ -27,7 +27,7 @@ from rpcbench.words.changes import Changes
 
 logger = logging.getLogger(__name__)
 # Pauses to work: views are made in the process that runs the user's cells.
-_REST, _LONG_REST = 5, 80
+_REST, _LONG_REST = 5, 120
 _CALM = 0.25
 """Seconds between two looks that still are no delay: for them a view rests long, for more only as long as it must."""
 
