@@ -94,7 +94,7 @@ def test_a_value_that_came_home_unmade_is_an_error_when_its_maker_is_lost(tmp_pa
 
 def test_a_value_that_is_kept_at_home_is_there_for_who_asks_late(agents: list[Agent]) -> None:
     first, _ = agents
-    home = first.values.keep("still here", "str")
+    home = first.values.keep("still here")
     first.values.unmade(home._rref, WorkerLostError("who had it made is gone"))
     assert home._value is not None and home._value.wait() == "still here"
 

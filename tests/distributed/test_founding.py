@@ -110,10 +110,11 @@ def waits_for_ever(method: str, sign: str) -> None:
 
 @pytest.mark.process
 def test_who_was_killed_while_it_waited_has_no_rank(tmp_path: Path) -> None:
-    method, sign = f"file://{tmp_path}/meeting", tmp_path / "sign"
+    meeting, sign = tmp_path / "meeting", tmp_path / "sign"
+    method = f"file://{meeting}"
     with rpcbench.Cluster(3) as cluster:
         cluster.rpc_async("worker1", waits_for_ever, (method, str(sign)))
-        until(lambda: sign.exists() and b"here/0" in Path(method.removeprefix("file://")).read_bytes())
+        until(lambda: sign.exists() and meeting.exists() and b"here/0" in meeting.read_bytes())
         os.kill(cluster.pid("worker1"), signal.SIGKILL)
         until(lambda: cluster.lost == ["worker1"])
         cluster.restart("worker1")
