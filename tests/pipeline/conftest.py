@@ -21,14 +21,15 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Cluster]:
-    with Cluster(2) as made:
+def workers(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Two, or as many as the test file says in `WORKERS`."""
+    with Cluster(getattr(request.module, "WORKERS", 2)) as made:
         yield made
 
 
 @pytest.fixture
 def cluster(workers: Cluster) -> Cluster:
-    """Two workers that live, though a test before may have killed them."""
+    """Workers that live, though a test before may have killed them."""
     for name in workers.lost:
         workers.restart(name)
     return workers

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from dying import data, killed
 from torch import nn
 from torch.nn import functional
 from worlds import far_world, until
@@ -24,8 +25,6 @@ from rpcbench.pipeline.execution import Execution
 from rpcbench.words.errors import StageLostError
 
 pytestmark = pytest.mark.process
-SECONDS = 5.0
-"""The goal is one second."""
 STEPS, MICROBATCHES = 2, 4
 SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
 
@@ -84,19 +83,6 @@ def pipeline(cluster: Cluster, mortal: dict[int, nn.Module] | None = None, **opt
         layers[place] = layer
     fields: dict[str, Any] = {"schedule": "1f1b", "microbatches": MICROBATCHES, "optimizer": SGD}
     return Pipeline(split(layers, cluster.workers), loss_fn=functional.mse_loss, **{**fields, **options})
-
-
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    made = torch.Generator().manual_seed(3)
-    return torch.rand(13, 6, generator=made), torch.rand(13, 6, generator=made)
-
-
-def killed(pipe: Pipeline, sign: Path) -> StageLostError:
-    """The error of a step in which a worker dies; it comes soon after the death."""
-    with pytest.raises(StageLostError) as caught:
-        pipe.step(*data())
-    assert time.monotonic() - float(sign.read_text()) < SECONDS
-    return caught.value
 
 
 def parameters(cluster: Cluster, pipe: Pipeline, name: str) -> dict[str, torch.Tensor]:

@@ -6,12 +6,12 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from dying import SECONDS, data, killed
 from torch import nn
 from torch.nn import functional
 
@@ -22,23 +22,8 @@ from rpcbench.pipeline.shared import Column
 from rpcbench.words.errors import ConnectionLostError, StageLostError
 
 pytestmark = pytest.mark.process
-SECONDS = 5.0
-"""The goal is one second."""
+WORKERS = 4
 SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Cluster]:
-    with Cluster(4) as made:
-        yield made
-
-
-@pytest.fixture
-def cluster(workers: Cluster) -> Cluster:
-    """Four workers that live, though a test before may have killed some."""
-    for name in workers.lost:
-        workers.restart(name)
-    return workers
 
 
 class Mortal(nn.Module):
@@ -87,19 +72,6 @@ def pipeline(cluster: Cluster, **options: Any) -> Pipeline:
     stages = split(layers, ["worker1", "worker2", "worker3", "worker4"], balance=[2, 2], replicas=2)
     fields: dict[str, Any] = {"microbatches": 2, "loss_fn": functional.mse_loss, "optimizer": SGD}
     return Pipeline(stages, **{**fields, **options})
-
-
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    made = torch.Generator().manual_seed(3)
-    return torch.rand(13, 6, generator=made), torch.rand(13, 6, generator=made)
-
-
-def killed(pipe: Pipeline, sign: Path) -> StageLostError:
-    """The error of a step in which a worker dies; it comes soon after the death."""
-    with pytest.raises(StageLostError) as caught:
-        pipe.step(*data())
-    assert time.monotonic() - float(sign.read_text()) < SECONDS
-    return caught.value
 
 
 def state(module: Any) -> dict[str, torch.Tensor]:

@@ -1,0 +1,28 @@
+"""A step in which a worker dies: its data, and its error, which must come soon. Who dies writes when into a file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from rpcbench.pipeline import Pipeline
+from rpcbench.words.errors import StageLostError
+
+SECONDS = 5.0
+"""The goal is one second."""
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(3)
+    return torch.rand(13, 6, generator=made), torch.rand(13, 6, generator=made)
+
+
+def killed(pipe: Pipeline, sign: Path) -> StageLostError:
+    """The error of a step in which a worker dies; it comes soon after the death."""
+    with pytest.raises(StageLostError) as caught:
+        pipe.step(*data())
+    assert time.monotonic() - float(sign.read_text()) < SECONDS
+    return caught.value
