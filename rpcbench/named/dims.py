@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rpcbench.words.errors import NamesError as NamesError
+
 Names = tuple[str | None, ...]
 """One for each dimension; None where it has no name."""
-
-
-class NamesError(RuntimeError):
-    """Names of dimensions that do not fit together, or that an operator cannot keep."""
 
 
 def checked(names: Iterable[object], ndim: int) -> Names:

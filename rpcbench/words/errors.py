@@ -1,6 +1,7 @@
 """Every error rpcbench raises, in one tree. Each says who is at fault and what to do.
 
     RuntimeError
+    ├── NamesError                    names of dimensions that do not fit together; see rpcbench.named
     └── RpcError                      something about a call; programs written for torch match on RuntimeError
         ├── RpcTimeoutError           (also TimeoutError) the deadline passed; the callee may still run
         ├── WorkerLostError           the other process is gone
@@ -203,6 +204,10 @@ class RefusedError(ProtocolError):
 
 class TurnedAwayError(RpcError):
     """Who was asked to let this process into a world leads it no more; another does, or the world is over."""
+
+
+class NamesError(RuntimeError):
+    """Names of dimensions that do not fit together, or that an operator cannot keep."""
 
 
 class PipelineError(ValueError):

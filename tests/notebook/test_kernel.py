@@ -102,6 +102,10 @@ def test_errors_that_say_what_is_wrong_end_at_the_users_line_and_so_do_their_cau
     reply = kernel.run("split(torch.nn.Sequential(torch.nn.Linear(1, 1)), cluster.workers)")
     assert reply.ename == "PipelineError" and "----> 1 split(" in reply.traceback
     assert "rpcbench" not in reply.traceback, "frames of the machinery"
+    kernel.run("from rpcbench import named\nnames = named.rand(2, names=('N',))")
+    reply = kernel.run("names.sum('Z')")
+    assert reply.ename == "NamesError" and "----> 1 names.sum(" in reply.traceback
+    assert "rpcbench" not in reply.traceback, "frames of the machinery"
     reply = kernel.run("rpc_sync('worker1', print, (threading.Lock(),))")
     assert reply.ename == "SerializationError" and "TypeError: cannot pickle" in reply.traceback
     assert "rpcbench" not in reply.traceback, "frames of the machinery"
