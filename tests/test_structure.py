@@ -10,6 +10,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,6 +240,12 @@ def scripts(root: Path) -> list[str]:
     return breaches
 
 
+def namesakes(root: Path) -> list[str]:
+    """Test files of one name: pytest, given both, stops before the first test."""
+    names = Counter(path.name for path in (root / "tests").rglob("test_*.py"))
+    return [f"{name}: {n} files of this name" for name, n in names.items() if n > 1]
+
+
 def missing_exports(root: Path) -> list[str]:
     """Modules that cannot be imported alone, and names in `__all__` that are not there or stand there twice."""
     script = f"""
@@ -271,7 +278,7 @@ def _python(root: Path, script: str) -> str:
 Rule = Callable[[Path], list[str]]
 RULES: list[Rule] = [
     upward, circles, impure, impure_when_loaded, too_long, headless, unpickling, waiting_locked, scripts,
-    missing_exports,
+    namesakes, missing_exports,
 ]  # fmt: skip
 
 
@@ -315,6 +322,7 @@ CASES: list[tuple[Rule, dict[str, str], str]] = [
     (scripts, {"../extension/src/a.ts": "const a = 1;"}, "a.ts: no header"),
     (scripts, {"../extension/src/a.tsx": "// A.\nconst a = b as any;"}, "a.tsx:2 uses any"),
     (scripts, {"../extension/src/a.ts": "// A.\n" * 301}, "a.ts: 301 lines"),
+    (namesakes, {"../tests/a/test_x.py": "", "../tests/b/test_x.py": ""}, "test_x.py: 2 files"),
     (missing_exports, {"rpc/a.py": "__all__ = ['gone']"}, "rpc.a.gone: AttributeError"),
     (missing_exports, {"rpc/a.py": "x = 1\n__all__ = ['x', 'x']"}, "stands twice"),
     (missing_exports, {"rpc/a.py": "import no_such_module"}, "rpc.a: ModuleNotFoundError"),
