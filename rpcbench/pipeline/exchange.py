@@ -12,14 +12,14 @@ Guarantees
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from rpcbench.pipeline.ops import Op
 from rpcbench.pipeline.ports import OUTSIDE, Ports, Way
-from rpcbench.pipeline.slots import Slot, Slots
+from rpcbench.pipeline.slots import Slot
 
 Inputs = dict[int, dict[int, tuple[Any, ...]]]
 """Stage → micro-batch → those of the model's inputs that it takes."""
@@ -28,10 +28,11 @@ Gradients = list[torch.Tensor | None]
 
 
 class Exchange:
-    """One worker's side. `ports`: those of its stages; `inputs`: the model's, where one of its stages takes some."""
+    """One worker's side. `ports`: those of its stages; `take`: gives what is in a slot, waited for; `inputs`: the
+    model's, where one of its stages takes some."""
 
-    def __init__(self, step: int, ports: dict[int, Ports], slots: Slots, inputs: Inputs) -> None:
-        self._step, self._ports, self._slots, self._inputs = step, ports, slots, inputs
+    def __init__(self, step: int, ports: dict[int, Ports], take: Callable[[Slot], Any], inputs: Inputs) -> None:
+        self._step, self._ports, self._take, self._inputs = step, ports, take, inputs
         self._awaited: dict[tuple[int, int], list[Way]] = {}
 
     # -- forward
@@ -47,7 +48,7 @@ class Exchange:
     def _message(self, op: Op, way: Way) -> tuple[Any, ...]:
         if way.stage == OUTSIDE:
             return self._inputs[op.stage][op.microbatch]
-        message: tuple[Any, ...] = self._slots.take(Slot(self._step, "F", op.stage, op.microbatch, way.stage))
+        message: tuple[Any, ...] = self._take(Slot(self._step, "F", op.stage, op.microbatch, way.stage))
         return message
 
     def given(self, op: Op, values: Sequence[Any]) -> Messages:
@@ -65,7 +66,7 @@ class Exchange:
         """For each of the `count` values that the stage gave, the sum of the gradients from those who took it."""
         total: Gradients = [None] * count
         for way in self._awaited.pop((op.stage, op.microbatch), ()):
-            message = self._slots.take(Slot(self._step, "B", op.stage, op.microbatch, way.stage))
+            message = self._take(Slot(self._step, "B", op.stage, op.microbatch, way.stage))
             for place, gradient in zip(way.places, message, strict=True):
                 total[place] = _sum(total[place], gradient)
         return total

@@ -43,7 +43,7 @@ class Execution:
         self._sums = Sums({} if self._context is None else self._recorder.gradients(self._context))
         self._stash = Stash(task.ops, worker.modules, worker.optimizers, task.weights)
         self._shared = Shared(task.step, worker.column, worker.computing.norms)
-        self._exchange = Exchange(task.step, worker.ports, worker.slots, task.inputs)
+        self._exchange = Exchange(task.step, worker.ports, worker.mail.take, task.inputs)
         self._kept: dict[tuple[int, int], tuple[_Values, _Values]] = {}  # (stage, micro-batch) → taken, given
         self._held: dict[int, int] = {}  # stage → bytes of what is kept
         self._halves: dict[tuple[int, int], Halves] = {}
@@ -63,6 +63,7 @@ class Execution:
 
     def run(self) -> Report:
         """Returns when all operations of this worker are done."""
+        self._worker.mail.begin(self._task.step, self._task.window)
         try:
             return self._logged()
         finally:
@@ -112,7 +113,7 @@ class Execution:
         if made:
             note(step, Doing.SENDS, index)
         for slot, message in made:
-            self._worker.send(slot, message)
+            self._worker.mail.send(slot, message)
         self._add_up(op)
 
     # -- forward
@@ -244,5 +245,5 @@ class Execution:
 
     def _add_up_tied(self) -> None:
         for slot, message in self._tied.messages():
-            self._worker.send(slot, message)
+            self._worker.mail.send(slot, message)
         self._sums.add(self._tied.totals(self._worker.slots.take))

@@ -3,6 +3,7 @@
 Guarantees
 - A value goes as a parcel, straight to the worker that needs it; on that worker itself it stays where it is.
 - Where one does not arrive, its step ends on both sides. That a step ends is told again until it is heard.
+- A stage is not further ahead of those that take of it than `credits` allows.
 - Nothing here holds the stages, so a pipeline is gone as soon as its driver lets go of it.
 """
 
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from rpcbench.agent.core import Agent
+from rpcbench.pipeline.credits import COUNTED, Channel, Credits, channel
 from rpcbench.pipeline.exchange import cut_off
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.slots import Slot, Slots
@@ -20,6 +22,8 @@ from rpcbench.words.futures import Waits
 
 ENDS = "pipeline ends"
 """The channel of notices (key, step, reason)."""
+CREDITS = "pipeline credits"
+"""The channel of notices (key, step, how many were taken there, and what of: see `credits.Channel`)."""
 
 
 class Mail:
@@ -28,14 +32,43 @@ class Mail:
     def __init__(self, agent: Agent, key: str, homes: Homes) -> None:
         self._agent, self._key, self._homes = agent, key, homes
         self.slots = Slots(partial(_help_along, agent, homes))
+        self._credits: Credits | None = None
+
+    def begin(self, step: int, window: int) -> None:
+        """A step begins, in which stages may be so many micro-batches ahead of each other; 0: as many as there are."""
+        self._credits = Credits(step, window) if window else None
+
+    def take(self, slot: Slot) -> Any:
+        """As `Slots.take`. Who has filled the slot hears from time to time that it has room here."""
+        values = self.slots.take(slot)
+        if self._credits is not None and slot.kind in COUNTED:
+            giver = self._homes.giver(slot)
+            if giver not in (None, self._agent.id) and (count := self._credits.took(channel(slot))):
+                self._agent.notify(giver, CREDITS, (self._key, slot.step, count, *channel(slot)))
+        return values
+
+    def heard(self, step: int, count: int, of: Channel) -> None:
+        """Of what was given here, so many have been taken."""
+        if self._credits is not None and self._credits.step == step:
+            self._credits.heard(of, count)
+            self.slots.stir()
 
     def send(self, slot: Slot, values: tuple[Any, ...]) -> None:
-        """Values for another stage, or another replica of one, wherever that is."""
+        """Values for another stage, or another replica of one, wherever that is. Waits where that is far behind."""
         to = self._homes.taker(slot)
         if to == self._agent.id:
             self.slots.put(slot, partial(cut_off, values))
         else:
+            self._await_credit(slot, to)
             self._agent.parcels.post(to, self._key, slot.place, str(slot), values[0] if len(values) == 1 else values)
+
+    def _await_credit(self, slot: Slot, to: int) -> None:
+        credits_, of = self._credits, channel(slot)
+        if credits_ is None or slot.kind not in COUNTED:
+            return
+        self.slots.wait_for(slot.step, lambda: credits_.may_give(of), partial(_read_of, self._agent, to))
+        self.slots.check(slot.step)
+        credits_.gave(of)
 
     def came(self, place: tuple[int, ...], values: Callable[[], Any]) -> None:
         self.slots.put(Slot.at(place), partial(_opened, values))
@@ -55,7 +88,11 @@ def end(agent: Agent, to: int, key: str, step: int, reason: str) -> None:
 def _help_along(agent: Agent, homes: Homes, reached: Waits, slot: Slot) -> None:
     giver = homes.giver(slot)
     if giver is not None:
-        agent.read_while(lambda: not reached(), giver, free=True)
+        _read_of(agent, giver, reached)
+
+
+def _read_of(agent: Agent, member: int, reached: Waits) -> None:
+    agent.read_while(lambda: not reached(), member, free=True)
 
 
 def _opened(values: Callable[[], Any]) -> tuple[Any, ...]:

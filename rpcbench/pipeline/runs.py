@@ -13,6 +13,7 @@ from typing import Any
 
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.chance import StepSeeds
+from rpcbench.pipeline.credits import window
 from rpcbench.pipeline.crew import Crew
 from rpcbench.pipeline.orders import OrderBook, Orders
 from rpcbench.pipeline.ports import model_inputs
@@ -72,6 +73,7 @@ class Runs:
         self.updates = book.whole.updates
         self._book, self._names, self._inputs = book, names, inputs
         self._seeds = seeds
+        self._windows: dict[tuple[int, bool], int] = {}  # by micro-batches, and whether it trains
 
     def train(self, x: Any, y: Any, whole: int | None = None) -> StepResult:
         """Forward and backward of a batch, as its share of `whole` samples, by default all there are."""
@@ -131,6 +133,7 @@ class Runs:
     ) -> tuple[int, list[Report]]:
         step, seed, ids = next(_STEPS), self._seeds.draw(), list(self._names)
         batches = [model_inputs(part, self._inputs) for part in inputs]
+        ahead = self._window(orders, train)
         tasks = {
             id_: Task(
                 step=step,
@@ -143,7 +146,17 @@ class Runs:
                 ideal=orders.ideal,
                 seed=seed,
                 metrics=metrics if orders.has_last(place) else None,
+                window=ahead,
             )
             for place, id_ in enumerate(ids)
         }
         return step, self.crew.run(step, tasks)
+
+    def _window(self, orders: Orders, train: bool) -> int:
+        """How many micro-batches a stage may be ahead of another; 0: of as many as it has."""
+        key = orders.microbatches, train
+        if key not in self._windows:
+            ways = [(stage.index, way.stage) for stage in self.crew.row for way in stage.ports.gives]
+            ahead = window(orders.ops, ways)
+            self._windows[key] = ahead if len(orders.numbers(0)) > ahead else 0
+        return self._windows[key]

@@ -73,20 +73,33 @@ class Slots:
 
     def take(self, slot: Slot) -> Any:
         """What was put there, waited for. PipelineError where the step is aborted, WorkerLostError where all are."""
-        if not self._decided(slot):
-            with blocked():
-                self._help_along(lambda: self._decided(slot), slot)
-                self._changes.wait_for(lambda: self._decided(slot))
+        self.wait_for(slot.step, lambda: slot in self._filled, lambda reached: self._help_along(reached, slot))
         with self._lock:
-            if self._closed:
-                raise WorkerLostError(f"step {slot.step} was aborted: {self._closed}")
-            if reason := self._ended(slot.step):
-                raise PipelineError(f"step {slot.step} was aborted: {reason}")
+            self.check(slot.step)
             values = self._filled.pop(slot)
         return values()
 
-    def _decided(self, slot: Slot) -> bool:
-        return slot in self._filled or self.aborted(slot.step)
+    def wait_for(self, step: int, reached: Waits, help_along: Callable[[Waits], object]) -> None:
+        """Wait until something of a step is reached, or that does not go on; who makes it so calls `stir`."""
+
+        def decided() -> bool:
+            return reached() or self.aborted(step)
+
+        if not decided():
+            with blocked():
+                help_along(decided)
+                self._changes.wait_for(decided)
+
+    def stir(self) -> None:
+        """Let those who wait look again."""
+        self._changes.tell()
+
+    def check(self, step: int) -> None:
+        """As `take`, where a step does not go on."""
+        if self._closed:
+            raise WorkerLostError(f"step {step} was aborted: {self._closed}")
+        if reason := self._ended(step):
+            raise PipelineError(f"step {step} was aborted: {reason}")
 
     def _ended(self, step: int) -> str:
         """Why a step does not go on, if it does not."""

@@ -21,8 +21,9 @@ from rpcbench.agent.roster import GONE, WorkerInfo
 from rpcbench.agent.serve import caller
 from rpcbench.autograd import recorder
 from rpcbench.optim import LocalOptimizer
+from rpcbench.pipeline.credits import Channel
 from rpcbench.pipeline.layout import Homes
-from rpcbench.pipeline.mail import ENDS, Mail
+from rpcbench.pipeline.mail import CREDITS, ENDS, Mail
 from rpcbench.pipeline.numerics import Computing, Numerics
 from rpcbench.pipeline.ports import Ports, Segment, sendable
 from rpcbench.pipeline.record import Record
@@ -40,6 +41,7 @@ class _Directory:
         self.workers: weakref.WeakValueDictionary[str, StageWorker] = weakref.WeakValueDictionary()
         agent.on_member(self._member)
         agent.on_notice(ENDS, self._ends)
+        agent.on_notice(CREDITS, self._taken)
 
     def _member(self, kind: str, who: WorkerInfo, reason: str) -> None:
         """No step goes on without its driver, who would end it, nor without a worker that it waits for."""
@@ -52,6 +54,11 @@ class _Directory:
         key, step, reason = told
         if (worker := self.workers.get(key)) is not None:
             worker.slots.abort(step, reason)
+
+    def _taken(self, _source: int, told: tuple[str, int, int, str, int, int]) -> None:
+        key, step, count, kind, stage, source = told
+        if (worker := self.workers.get(key)) is not None:
+            worker.mail.heard(step, count, Channel(kind, stage, source))
 
 
 def here(key: str) -> StageWorker:
@@ -95,8 +102,8 @@ class StageWorker:
         self._params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}
         agent: Agent = current.current()
-        mail = Mail(agent, key, homes)
-        self.slots, self.send = mail.slots, mail.send
+        self.mail = mail = Mail(agent, key, homes)
+        self.slots = mail.slots
         self.column = Column(agent, homes, mail.slots, mail.send) if len(homes.column) > 1 else None
         agent.part(_Directory).workers[key] = self
         agent.parcels.listen(key, mail)

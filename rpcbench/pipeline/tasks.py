@@ -22,7 +22,7 @@ class Task:
 
     `weights` scale the micro-batches' losses. Where it is not to `train`, the last stage's outputs are sent back, or
     with targets what the loss and `metrics` say of them. For those who look on: all `workers` that take part, and the
-    `ideal` idle share. `seed` is the step's, for random numbers.
+    `ideal` idle share. `seed` is the step's, for random numbers. `window`: see `credits`, 0 where there is none.
     """
 
     step: int
@@ -34,6 +34,7 @@ class Task:
     workers: Sequence[int]
     ideal: float | None
     seed: int
+    window: int = 0
     metrics: Mapping[str, Metric] | None = None
 
 
