@@ -13,7 +13,7 @@ from rich.progress import track
 
 from rpcbench.bench import sides, startup
 from rpcbench.bench.figures import Batch, Figures, Samples
-from rpcbench.bench.goals import BOTH, HOSTS, OURS, PLAIN, Workload
+from rpcbench.bench.goals import BARE, BOTH, HOSTS, OURS, PLAIN, Workload
 from rpcbench.bench.hosts import obstacle, two_hosts
 from rpcbench.bench.pair import Pair, Side, pairs
 from rpcbench.bench.plan import Plan
@@ -58,6 +58,8 @@ def _met(apis: dict[str, str], needed: set[str]) -> Iterator[list[Pair]]:
     """The pairs of all sides that are needed."""
     with contextlib.ExitStack() as stack:
         all_sides = [Side(name, api) for name, api in apis.items()]
+        if BARE in needed:
+            all_sides.append(Side(BARE, PLAIN))
         if far := needed & {HOSTS, PLAIN}:
             if problem := obstacle():
                 Console(stderr=True).print(f"Not measured between hosts: {problem}.")
@@ -72,7 +74,7 @@ def _able(frozen: list[Pair], ours: str, workload: Workload) -> list[Pair]:
     """The pairs that a workload is measured on."""
     on = workload.on
     if on == BOTH:
-        both = [pair for pair in frozen if pair.name not in (HOSTS, PLAIN)]
+        both = [pair for pair in frozen if pair.name not in (HOSTS, PLAIN, BARE)]
         return [pair for pair in both if sides.does(pair.api, workload.needs)]
     return [pair for pair in frozen if pair.name == (ours if on == OURS else on)]
 

@@ -8,7 +8,7 @@ from rpcbench.bench.operation import Prepare
 from rpcbench.bench.sides import CALLS
 
 PLAIN = "rpcbench.bench.plain"
-BOTH, OURS, HOSTS = "both", "ours", "hosts"
+BOTH, OURS, HOSTS, BARE = "both", "ours", "hosts", "bare"
 SECONDS, BYTES, CORES = "s", "B", "cores"
 
 
@@ -38,7 +38,8 @@ class Row:
 class Workload:
     """How to make its operation, its row, and who is measured.
 
-    `on`: BOTH sides; OURS alone; ours between two HOSTS; a PLAIN loop over TCP between these, for comparison.
+    `on`: BOTH sides; OURS alone; ours between two HOSTS. For comparison: a PLAIN loop over
+    TCP between these; two BARE processes of this host, which have a socket and no runtime.
     `needs`: what the other side must be able to do.
     """
 

@@ -77,6 +77,22 @@ def backward(width: int, batch: int) -> Prepare:
     return prepare
 
 
+def alone(width: int, batch: int) -> Prepare:
+    """The same forward and backward, with both stages here: what the two workers have to compute in turn."""
+
+    def prepare(api: Api, draw: random.Random) -> Operation:
+        near, far = (make_stage(width, draw.getrandbits(32)) for _ in range(2))
+        inputs, parameters = torch.rand(batch, width), [*near.parameters(), *far.parameters()]
+
+        def run() -> tuple[Tensor, ...]:
+            return torch.autograd.grad(far(near(inputs)).square().mean(), parameters)
+
+        expected = run()
+        return Operation(run, lambda found: all(map(torch.equal, found, expected)))
+
+    return prepare
+
+
 def step(width: int, batch: int) -> Prepare:
     def prepare(api: Api, draw: random.Random) -> Operation:
         stages = _TwoStages(api, draw, width, batch)

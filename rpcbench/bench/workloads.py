@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rpcbench.bench import calls, naming, payloads, plain, training
-from rpcbench.bench.goals import HOSTS, OURS, PLAIN, Goal, Row, Workload
+from rpcbench.bench.goals import BARE, HOSTS, OURS, PLAIN, Goal, Row, Workload
 from rpcbench.bench.payloads import KB, MB
 from rpcbench.bench.sides import RREFS, TRAINING
 
@@ -37,4 +37,8 @@ WORKLOADS: dict[str, Workload] = {
     f"{SMALL}, between hosts": Workload(calls.int_call, Row(Goal(most=1.5, of=SMALL)), on=HOSTS),
     "send 128 MB, between hosts": Workload(payloads.send(128 * MB), Row(Goal(most=1.25, of=LOOP)), on=HOSTS),
     LOOP: Workload(plain.send(128 * MB), Row(Goal()), on=PLAIN),
+    "a word there and back between two bare processes": Workload(plain.word, Row(Goal()), on=BARE),
+    "both stages' backward in one process, d=16": Workload(training.alone(16, 4), Row(Goal()), on=OURS),
+    "both stages' backward in one process, d=128": Workload(training.alone(128, 32), Row(Goal()), on=OURS),
+    "both stages' backward in one process, d=512": Workload(training.alone(512, 64), Row(Goal()), on=OURS),
 }

@@ -28,7 +28,7 @@ from rpcbench.bench.hosts import obstacle, two_hosts
 from rpcbench.bench.member import batch
 from rpcbench.bench.operation import Api, Operation
 from rpcbench.bench.pair import BenchError, Side, pairs
-from rpcbench.bench.plain import Peer, send
+from rpcbench.bench.plain import Peer, send, word
 from rpcbench.bench.plan import Plan
 from rpcbench.bench.report import as_markdown, as_plot, as_table, as_values, lines
 from rpcbench.bench.workloads import SMALL, WORKLOADS
@@ -288,9 +288,10 @@ with pairs([Side("side", {TORCH!r})]):
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_a_plain_loop_sends_all_and_tells_the_time_of_both() -> None:
+@pytest.mark.parametrize("near", [False, True])
+def test_a_plain_loop_sends_all_and_tells_the_time_of_both(near: bool, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        url = f"file://{tmp_path}/bare" if near else f"tcp://127.0.0.1:{free.getsockname()[1]}"
     served: list[bool] = []
 
     def serve() -> None:
@@ -304,6 +305,8 @@ def test_a_plain_loop_sends_all_and_tells_the_time_of_both() -> None:
     operation = send(1 << 16)(Api(peer, None, None), random.Random(1))
     assert operation.right(operation.run())
     assert not operation.right(operation.run() + 1)
+    there_and_back = word(Api(peer, None, None), random.Random(1))
+    assert there_and_back.right(there_and_back.run())
     assert peer.rpc_sync("", time.process_time) > 0
     peer.shutdown()
     receiver.join(10)
@@ -359,7 +362,7 @@ def test_another_runtime_does_the_same_work(name: str, tmp_path: Path) -> None:
 def test_one_run_measures_rows_of_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All rows are run by `.ci/run`."""
     file = tmp_path / "figures.json"
-    texts = [SMALL, "busy thread", "panel", "plain loop", "first call"]
+    texts = [SMALL, "busy thread", "panel", "plain loop", "bare", "in one process, d=16", "first call"]
     only = [argument for text in texts for argument in ("--only", text)]
     assert main(["bench", "--quick", "--rounds", "1", "--seed", "42", "--json", str(file), *only]) == 0
     values = json.loads(file.read_text())
