@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import comm
 import pytest
-from worlds import PATIENCE
+from worlds import PATIENCE, until
 
+from rpcbench.agent.bus import Bus
+from rpcbench.launch.actions import Actions
 from rpcbench.notebook.sidebar import TARGET, Sidebar
 
 
@@ -35,32 +37,56 @@ class Page:
         return data
 
 
-class Cluster(SimpleNamespace):
-    """One that nothing is known of."""
+class Counted(Actions):
+    asked = 0
 
-    __hash__ = object.__hash__
+    def begin(self, action, target):
+        future = super().begin(action, target)
+        self.asked += 1
+        return future
+
+
+class Workers:
+    """A cluster whose restarts take until they may end; notes what was begun."""
+
+    kind, workers, watched = "process", ["worker1", "worker2"], list
+
+    def __init__(self):
+        self.begun, self.may_end, self.interrupted = queue.Queue(), threading.Semaphore(0), []
+        self.fails = None
+        self.agent = SimpleNamespace(running=True, owner=self, bus=Bus(), on_member=lambda handler: None)
+        self.actions = Counted(self.agent)
+        self.agent.part = lambda kind: self.actions
+
+    def interrupt(self, name):
+        self.interrupted.append(name)
+
+    def restart(self, name):
+        self.begun.put(name)
+        assert self.may_end.acquire(timeout=PATIENCE)
+        if self.fails is not None:
+            raise self.fails
+
+    def scale(self, n):
+        raise AssertionError("nobody has asked for that")
+
+    shutdown = scale
 
 
 class Commands:
-    """A cluster whose restarts take until they may end; notes what was done, and to whom."""
+    """`%cluster`, with one cluster."""
 
     def __init__(self):
-        self.begun, self.may_end = queue.Queue(), threading.Semaphore(0)
-        self.by_name = {"restart": self._restart, "interrupt": lambda words: f"Interrupted: {' '.join(words)}."}
+        self.cluster = Workers()
+        self.by_name = {}
 
     def present(self):
-        agent = SimpleNamespace(running=True, owner=None, on_member=lambda handler: None)
-        return {"main": Cluster(agent=agent, kind="process", workers=[], watched=list)}
-
-    def _restart(self, words):
-        self.begun.put(words)
-        assert self.may_end.acquire(timeout=PATIENCE)
-        return f"Started again: {' '.join(words)}."
+        return {"main": self.cluster}
 
     def start(self, size, voice):
         voice.warn("few cores")
         voice.progress(size)(1, size)
-        self._restart([str(size)])
+        assert self.cluster.may_end.acquire(timeout=PATIENCE)
         return f"{size} workers."
 
 
@@ -86,21 +112,23 @@ def ask(no_leaks, commands):
     assert TARGET not in comm.get_comm_manager().targets
 
 
-def restart(ask, worker):
-    return ask(do="restart", of="main", words=[worker])
+AGAIN = {"text": "Started again: worker1. What they held is lost."}
 
 
-def test_changes_wait_for_one_another_and_an_interrupt_for_none(ask, commands):
-    first, second = restart(ask, "worker1"), restart(ask, "worker2")
-    begun = commands.begun.get(timeout=PATIENCE)
-    answer = ask(do="interrupt", of="main", words=["worker1"]).closed.get(timeout=PATIENCE)
-    assert answer == {"text": "Interrupted: worker1."}
-    assert commands.begun.empty()
-    commands.may_end.release()
-    assert {*begun, *commands.begun.get(timeout=PATIENCE)} == {"worker1", "worker2"}
-    commands.may_end.release()
-    answers = {page.closed.get(timeout=PATIENCE)["text"] for page in (first, second)}
-    assert answers == {"Started again: worker1.", "Started again: worker2."}
+def act(ask, action, worker):
+    return ask(do="act", of="main", action=action, target=worker)
+
+
+def test_an_interrupt_waits_for_no_restart_and_two_of_the_same_are_one(ask, commands):
+    first, second = act(ask, "restart", "worker1"), act(ask, "restart", "worker1")
+    assert commands.cluster.begun.get(timeout=PATIENCE) == "worker1"
+    answer = act(ask, "interrupt", "worker2").closed.get(timeout=PATIENCE)
+    assert answer == {"text": "Interrupted: worker2."} and commands.cluster.interrupted == ["worker2"]
+    until(lambda: commands.cluster.actions.asked == 3)
+    commands.cluster.may_end.release()
+    answers = [page.closed.get(timeout=PATIENCE) for page in (first, second)]
+    assert answers == [AGAIN] * 2
+    assert commands.cluster.begun.empty()
 
 
 def test_pages_see_what_is_being_done_and_how_far_it_is(ask, commands):
@@ -108,16 +136,26 @@ def test_pages_see_what_is_being_done_and_how_far_it_is(ask, commands):
     assert watch.hears(lambda state: True)["doing"] == []
     start = ask(do="start", size=2)
     watch.hears(lambda state: state["doing"] == ["Starting 2 workers: 1 of 2 serve"])
-    commands.may_end.release()
+    commands.cluster.may_end.release()
     assert start.closed.get(timeout=PATIENCE) == {"text": "few cores\n2 workers."}
+    watch.hears(lambda state: state["doing"] == [])
+    act(ask, "restart", "worker1")
+    watch.hears(lambda state: state["doing"] == ["%cluster restart worker1 …"])
+    commands.cluster.may_end.release()
     watch.hears(lambda state: state["doing"] == [])
 
 
 def test_a_deed_that_fails_is_told_and_is_over(ask, commands):
-    commands.by_name["restart"] = lambda words: 1 // 0
+    commands.cluster.fails = ZeroDivisionError("nothing to divide")
+    commands.cluster.may_end.release(2)
     watch = ask(do="watch")
-    failed = restart(ask, "worker1").closed.get(timeout=PATIENCE)
-    assert failed == {"error": "ZeroDivisionError: integer division or modulo by zero"}
+    failed = act(ask, "restart", "worker1").closed.get(timeout=PATIENCE)
+    assert failed == {"error": "ZeroDivisionError: nothing to divide"}
     watch.hears(lambda state: state["doing"] == [])
-    commands.by_name["restart"] = lambda words: "done"
-    assert restart(ask, "worker1").closed.get(timeout=PATIENCE) == {"text": "done"}
+    commands.cluster.fails = None
+    assert act(ask, "restart", "worker1").closed.get(timeout=PATIENCE) == AGAIN
+
+
+def test_what_a_page_of_another_version_asks_for_is_refused(ask):
+    answer = ask(do="restart", of="main", words=["worker1"]).closed.get(timeout=PATIENCE)
+    assert answer == {"error": "this kernel's rpcbench knows no 'restart': the page's is another version"}

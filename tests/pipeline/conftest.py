@@ -22,8 +22,8 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 
 @pytest.fixture(scope="module")
 def workers(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Two, or as many as the test file says in `WORKERS`."""
-    with Cluster(getattr(request.module, "WORKERS", 2)) as made:
+    """Two, or as many as the test file says in `CLUSTER`."""
+    with Cluster(getattr(request.module, "CLUSTER", 2)) as made:
         yield made
 
 

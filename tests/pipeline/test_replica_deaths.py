@@ -22,7 +22,7 @@ from rpcbench.pipeline.shared import Column
 from rpcbench.words.errors import ConnectionLostError, StageLostError
 
 pytestmark = pytest.mark.process
-WORKERS = 4
+CLUSTER = 4
 SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
 
 
