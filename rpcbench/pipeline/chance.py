@@ -7,6 +7,7 @@ this process draws what it would have drawn. Numbers of the CPU's generator only
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -15,6 +16,10 @@ from rpcbench.pipeline.ops import Op
 
 _ODD = 0x9E3779B97F4A7C15
 """Spreads small numbers over 64 bits: 2**64 over the golden ratio."""
+_alone = threading.Lock()
+"""Around the generator's state: torch makes a tensor of it while it holds a lock of its own. If that sets off a garbage
+collection that frees tensors, it waits for Python's lock, which a second thread here would keep while it waits for that
+other one."""
 
 
 class StepSeeds:
@@ -47,9 +52,11 @@ def _mixed(start: int, *numbers: int) -> int:
 def seeded(number: int) -> Iterator[None]:
     """Random numbers begin anew from this seed inside, and go on as before afterwards."""
     generator = torch.default_generator
-    before = generator.get_state()
-    generator.manual_seed(number)
+    with _alone:
+        before = generator.get_state()
+        generator.manual_seed(number)
     try:
         yield
     finally:
-        generator.set_state(before)
+        with _alone:
+            generator.set_state(before)
