@@ -18,6 +18,7 @@ import torch
 
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
+from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.agent.waiting import label_of
 from rpcbench.pipeline import requests
 from rpcbench.pipeline.exchange import Inputs
@@ -159,9 +160,10 @@ class Crew:
         applying: dict[int, Future[bool]] = {}
         self._applying = (number, applying)
         try:
-            for id_ in self.workers:
-                what = Apply(self._tasks[id_].step, context, keep, last, self._agent.id, list(self.workers))
-                applying[id_] = self._ask(id_, requests.apply, what)
+            with uninterrupted:  # whenever Ctrl-C comes, it is known who has been told
+                for id_ in self.workers:
+                    what = Apply(self._tasks[id_].step, context, keep, last, self._agent.id, list(self.workers))
+                    applying[id_] = self._ask(id_, requests.apply, what)
             free = wait_all(applying.values())
         except BaseException as error:
             self._settle(_LAST_WORDS)

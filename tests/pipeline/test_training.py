@@ -187,6 +187,24 @@ def test_ctrl_c_while_optimizers_step_leaves_nothing_undecided(agents: list[Agen
     assert pipe.optimizer_step == 2
 
 
+def test_ctrl_c_while_stages_are_told_to_step_forgets_none_of_them(agents: list[Agent]) -> None:
+    """It comes when a worker has been told, and before who has told it knows that."""
+    pipe = pipeline(optimizer=(torch.optim.SGD, {"lr": 0.1}))
+    ask = pipe.crew._ask
+
+    def asked(*what: Any) -> Any:
+        answer = ask(*what)
+        _thread.interrupt_main()
+        return answer
+
+    with pipe.batch(*data(24)) as batch, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipe.crew, "_ask", asked)
+        with pytest.raises(KeyboardInterrupt):
+            pipe.crew.apply(batch.context)
+    assert pipe.step(*data(24)).loss > 0
+    assert pipe.optimizer_step == 2
+
+
 def _step(pipe: Pipeline, x: torch.Tensor, y: torch.Tensor) -> None:
     with pipe.batch(x, y):
         pass
