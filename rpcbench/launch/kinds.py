@@ -22,6 +22,7 @@ GROUP = "rpcbench.launchers"
 OWN = {
     "local": "rpcbench.launch.process:ProcessLauncher",
     "kernel": "rpcbench.launch.kernel:KernelLauncher",
+    "command": "rpcbench.launch.command:CommandLauncher",
 }
 """As in pyproject.toml; the table is for where the metadata of an older version is installed."""
 KINDS = {"process": "local", "kernel": "kernel"}
