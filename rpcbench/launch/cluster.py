@@ -32,6 +32,7 @@ from rpcbench.launch.modules import execute, source_of
 from rpcbench.launch.oom import oom_kills
 from rpcbench.launch.status import ClusterStatus, Looks, Watched
 from rpcbench.launch.worker import LEAVE, STOP, Place, meet
+from rpcbench.protocol.life import SILENT
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.rpc.rref import RRef
 from rpcbench.rpc.start import start_agent
@@ -111,6 +112,7 @@ class Cluster:
         self._places: dict[str, Place] = {}  # of those that serve, and those that did
         self._incarnations: dict[str, int] = {}
         self._oom_kills: dict[str, int] = {}  # when each worker was started
+        self._given_up: dict[str, str] = {}  # why, of those elsewhere whose end nobody has told of
         self._looks = Looks()
         self._moving = threading.Lock()  # `scale` or `restart` is at work; a click may ask beside a cell
         self._changes = Changes()
@@ -142,7 +144,7 @@ class Cluster:
     @property
     def lost(self) -> list[str]:
         """Names of those that ended without being asked to, and have not been started again."""
-        return [name for name, handle in list(self._handles.items()) if handle.poll() is not None]
+        return [name for name in list(self._handles) if self._lost(name)]
 
     def pid(self, name: str) -> int:
         """Process id of a worker, on its host."""
@@ -158,8 +160,8 @@ class Cluster:
         calls = Counter(self.agent.machine.ask(lambda node: [call.to for call in node.calls.outgoing.values()]))
         there = {info.name: info.id for info in self.agent.members()}
         return [
-            Watched(name, self._incarnations[name], self._place(name), _lost(handle), calls[there.get(name, -1)])
-            for name, handle in list(self._handles.items())
+            Watched(name, self._incarnations[name], self._place(name), self._lost(name), calls[there.get(name, -1)])
+            for name in list(self._handles)
         ]
 
     def log(self, name: str) -> str:
@@ -324,6 +326,7 @@ class Cluster:
         self._incarnations[name] = incarnation = self._incarnations.get(name, -1) + 1
         self._oom_kills[name] = oom_kills()
         self._places.pop(name, None)
+        self._given_up.pop(name, None)
         leader = self.agent.machine.ask(lambda node: node.members.me.remote)
         ours = replace(self._config, leader=leader, remote="", bind="", devices=())
         return replace(ours, name=name, id=_id(name), incarnation=incarnation)
@@ -369,12 +372,16 @@ class Cluster:
         self._changes.tell()
 
     def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
+        handle = self._handles.get(who.name)
+        if kind == "lost" and self._launcher.far and handle is not None and handle.poll() is None:
+            self._given_up[who.name] = reason  # what has launched it may wait for it for long
+            handle.kill()
         self._changes.tell()
 
     def _obituary(self, name: str, reason: str) -> str:
         """Why a worker's connection ended, as far as its process knows."""
         handle = self._handles.get(name)
-        if handle is None:
+        if handle is None or reason.startswith(SILENT):  # nor is anything heard of its process
             return reason
         try:
             status = handle.wait(_OBITUARY_SECONDS)
@@ -388,9 +395,14 @@ class Cluster:
     def _started(self) -> list[Started]:
         """Those that are there, and those that are lost."""
         return [
-            Started(_id(name), name, self._place(name), self._incarnations[name], _lost(handle), handle.last_words())
+            Started(_id(name), name, self._place(name), self._incarnations[name], self._lost(name), handle.last_words())
             for name, handle in list(self._handles.items())
         ]
+
+    def _lost(self, name: str) -> str:
+        """How its process has ended, or why it is given up; empty while it runs."""
+        status = self._handles[name].poll()
+        return self._given_up.get(name) or ("" if status is None else _ending(status))
 
     def _place(self, name: str) -> Place:
         """Where a worker is; until it has said so, where what launches it is."""
@@ -413,12 +425,6 @@ def cluster() -> Cluster:
 
 def _id(name: str) -> int:
     return int(name.removeprefix("worker"))
-
-
-def _lost(handle: Handle) -> str:
-    """How its process has ended; empty while it runs."""
-    status = handle.poll()
-    return "" if status is None else _ending(status)
 
 
 def _ending(status: int | None) -> str:

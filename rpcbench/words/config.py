@@ -53,7 +53,7 @@ class WorldConfig:
     devices: tuple[str, ...] = ()
     same_modes: bool = False
     suspect_seconds: float = 3.0
-    lost_seconds: float = 5.0
+    lost_seconds: float = 4.0
     stuck_seconds: float = 60.0
     grace_seconds: float = 5.0
 

@@ -15,6 +15,7 @@ from netlab import SECONDS, Host, hosts
 from rpcbench.cli.main import main
 from rpcbench.rpc.rendezvous import meet
 from rpcbench.transport import secret
+from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import RpcError
 
 __all__ = ["hosts"]
@@ -235,7 +236,7 @@ if ends.get() == "lost":
 print("out", flush=True)
 rpc.shutdown(graceful=False)
 """
-LOST_SECONDS = 5.0
+LOST_SECONDS = WorldConfig.lost_seconds
 CUTS = {
     "both ways": lambda here, there: there.cut(),
     "from the worker": lambda here, there: there.mute(here),
