@@ -15,7 +15,6 @@ from netlab import SECONDS, Host, hosts
 from rpcbench.cli.main import main
 from rpcbench.rpc.rendezvous import meet
 from rpcbench.transport import secret
-from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import RpcError
 
 __all__ = ["hosts"]
@@ -236,7 +235,7 @@ if ends.get() == "lost":
 print("out", flush=True)
 rpc.shutdown(graceful=False)
 """
-LOST_SECONDS = WorldConfig.lost_seconds
+LOST_SECONDS = 4.0
 CUTS = {
     "both ways": lambda here, there: there.cut(),
     "from the worker": lambda here, there: there.mute(here),
