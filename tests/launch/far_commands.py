@@ -1,4 +1,4 @@
-"""Commands for tests that take workers to "hosts": fakes of srun, ssh and kubectl, of this host or in namespaces.
+"""Commands that take workers to "hosts": fakes of srun, ssh, kubectl and docker, for this host or namespaces.
 
 As the real ones they pass standard input, output and the exit status on, and start what they are asked to in a session
 of its own: the end of the command alone does not end that.
@@ -6,6 +6,8 @@ of its own: the end of the command alone does not end that.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ NAMESPACE = "ip netns exec $host"
 
 _OPTIONS = {
     "srun": 'while [ "$1" != "${1#-}" ]; do case "$1" in -w) host=$2; shift 2;; *) shift;; esac; done',
+    "docker": '[ "$1 $2" = "exec -i" ] || exit 64; host=$3; shift 3',
     "ssh": 'while [ "$1" != "${1#-}" ]; do shift; done; host=$1; shift',
     "kubectl": '[ "$1 $2" = "exec -i" ] || exit 64; host=$3; shift 3; [ "$1" = -- ] && shift',
 }
@@ -29,9 +32,10 @@ exec setsid --wait {way} "$@"
 
 
 def provide(folder: Path, setenv: Callable[[str, str], object], hosts: Iterable[str], way: str = LOCAL) -> None:
-    """Put the commands, which know these hosts, first on PATH."""
-    import os
-
+    """Put the commands, which know these hosts, first on PATH, with a python3 that is this one."""
+    python = folder / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
     for name, options in _OPTIONS.items():
         path = folder / name
         path.write_text(_SCRIPT.format(name=name, options=options, hosts=" ".join(hosts), way=way))
