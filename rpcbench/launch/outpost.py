@@ -26,11 +26,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rpcbench import __version__
 from rpcbench.launch.zygote import kill_group, signal_group
 from rpcbench.transport.host import host_id
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.words.config import WorldConfig
+from rpcbench.words.config import PROTOCOL, WorldConfig
 from rpcbench.words.errors import RpcError, VersionMismatch
 
 ENTRY = "rpcbench.launch.far:main"
@@ -78,13 +77,13 @@ def _heard(arguments: Sequence[str]) -> Request:
         )
     asked: Request = json.loads(line)
     if asked["versions"] != _versions():
-        raise VersionMismatch(" and ".join(_versions()), " and ".join(asked["versions"]), "the notebook")
+        raise VersionMismatch(", ".join(_versions()), ", ".join(asked["versions"]), "the notebook")
     return {**asked, "name": arguments[0]}
 
 
 def _versions() -> list[str]:
-    """What must be the same on both sides before they talk; they compare more when they do."""
-    return [f"rpcbench {__version__}", f"Python {'.'.join(platform.python_version_tuple()[:2])}"]
+    """What must be the same before two processes talk, as in `transport.versions`, which compares more once they do."""
+    return [f"protocol {PROTOCOL}", f"Python {'.'.join(platform.python_version_tuple()[:2])}"]
 
 
 @contextlib.contextmanager

@@ -273,9 +273,9 @@ def test_a_terminal_is_refused_as_it_would_show_the_secret(no_leaks: None) -> No
 
 def test_another_version_is_refused_before_anything_starts(no_leaks: None) -> None:
     asked = json.loads(outpost.request(config(RunDirectory())))
-    asked["versions"] = ["rpcbench 9.9", "Python 3.99"]
+    asked["versions"] = ["protocol 99", "Python 3.99"]
     status, said = outposted(json.dumps(asked).encode() + b"\n")
-    assert status == 1 and "the notebook has rpcbench 9.9 and Python 3.99" in said and "Traceback" not in said
+    assert status == 1 and "the notebook has protocol 99, Python 3.99" in said and "Traceback" not in said
 
 
 def test_another_secret_is_refused(no_leaks: None, srun: None) -> None:
