@@ -104,6 +104,8 @@ class Cluster:
             undo.callback(self._launcher.close)
             if self._launcher.far:
                 config = replace(config, remote=outward(address), bind=bind())
+            elif address is not None:
+                raise ValueError(f"address={address!r}: workers of launcher {name!r} are on this host and need none")
             self._launcher.warm()
             self._config = replace(config, directory=str(directory.path), host=host_id())
             self.agent = start_agent(self._config)

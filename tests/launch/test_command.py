@@ -152,6 +152,7 @@ NOTEBOOK = """
 import sys, rpcbench
 made = rpcbench.Cluster(2, launcher="command", options={"template": sys.argv[1], "hosts": "h1,h2"}, address="127.0.0.1")
 child = made.run("worker1", "import subprocess\\nsubprocess.Popen(['sleep', '600']).pid")
+made.rpc_async("worker2", exec, ("import ctypes\\nctypes.PyDLL(None).sleep(600)",))  # and holds Python's lock
 print(child, made.pid("worker1"), made.pid("worker2"), flush=True)
 sys.stdin.read()
 """
