@@ -78,14 +78,13 @@ def test_short_names_and_launchers_that_contradict_are_told() -> None:
         kinds.chosen("command", "kernel", "python3", None)
     with pytest.raises(ValueError, match="start='spawn' is for workers of kind 'process'; launcher 'command'"):
         kinds.chosen("command", "process", "python3", "spawn")
-    with pytest.raises(ValueError, match="address='10.0.0.1': workers of launcher 'local' are on this host"):
+    with pytest.raises(ValueError, match="workers of launcher 'local' are on this host and need none"):
         rpcbench.Cluster(1, address="10.0.0.1")
 
 
 def test_the_metadata_of_the_package_names_the_same_launchers() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert project["entry-points"][kinds.GROUP] == kinds.OWN
-
 
 
 # -- where the notebook is found
