@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -302,9 +301,7 @@ def test_the_outpost_being_killed_ends_the_worker(no_leaks: None, srun: None) ->
         worker = made.pid("worker1")
         directory = Path(made.run("worker1", "from rpcbench.agent import current\ncurrent.current().config.directory"))
         psutil.Process(worker).parent().kill()
-        begin = time.monotonic()
-        until(lambda: made.lost == ["worker1"])
-        assert gone(worker) and time.monotonic() - begin < 20
+        until(lambda: made.lost == ["worker1"] and gone(worker))
         for path in sorted(directory.rglob("*"), reverse=True):  # nobody was left to do it
             path.unlink()
         directory.rmdir()
