@@ -64,10 +64,10 @@ class Cluster:
     on Linux) or "spawn". launcher: what starts them, by name, and its `options`: "local" and "kernel" are those two;
     "command" takes them to other hosts (docs/past-one-machine.md). address: where workers on other hosts dial this
     process, "host", "host:port" or ":port"; by default on the interface that leads outward, or on RPCBENCH_BIND, at a
-    free port. rpc_timeout: seconds a call may take that names no timeout, 0 for none. device_maps: for calls
-    of each worker, by whichever member, the device here and the device there; same_modes: calls of all members take
-    grad mode and autocast along (for both see `TensorPipeRpcBackendOptions`). progress: called, while they start, with
-    how many serve and of how many. RpcError where a worker cannot start, ValueError where kind, start, launcher or an
+    free port. rpc_timeout: seconds a call may take that names no timeout, 0 for none. device_maps: for calls of each
+    worker, by whichever member, the device here and the device there; same_modes: calls of all members take grad mode
+    and autocast along (for both see `TensorPipeRpcBackendOptions`). progress: called, while they start, with how many
+    serve and of how many. RpcError where a worker cannot start, ValueError where kind, start, launcher or an
     option is unknown, or the device maps do not fit.
 
     >>> import rpcbench
@@ -374,11 +374,16 @@ class Cluster:
         self._changes.tell()
 
     def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
-        handle = self._handles.get(who.name)
-        if kind == "lost" and self._launcher.far and handle is not None and handle.poll() is None:
-            self._given_up[who.name] = reason  # what has launched it may wait for it for long
-            handle.kill()
+        if kind == "lost" and self._launcher.far:
+            self._give_up(who.name, reason)
         self._changes.tell()
+
+    def _give_up(self, name: str, reason: str) -> None:
+        """End what has launched a worker that is lost: it may wait for it for long. Not that of one started since."""
+        handle = self._handles.get(name)
+        if handle is not None and handle.poll() is None and name in self._places and name not in self.workers:
+            self._given_up[name] = reason
+            handle.kill()
 
     def _obituary(self, name: str, reason: str) -> str:
         """Why a worker's connection ended, as far as its process knows."""
