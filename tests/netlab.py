@@ -1,7 +1,8 @@
-"""Two hosts for tests: network namespaces joined by one cable. Needs root and `ip`; tests without them are skipped."""
+"""Hosts for tests: network namespaces, joined by cables. Needs root and `ip`; tests without them are skipped."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -23,6 +24,15 @@ class Host:
         """Run `ip` inside."""
         _run("ip", "-n", self.name, *command)
 
+    def up(self) -> None:
+        """Take part, by the cable e0."""
+        self.ip("addr", "add", f"{self.address}/24", "dev", "e0")
+        self.ip("link", "set", "e0", "up")
+
+    def processes(self) -> list[int]:
+        """Ids of those that run here."""
+        return [int(pid) for pid in _run("ip", "netns", "pids", self.name).split()]
+
     def cut(self) -> None:
         """Pull the cable: what is sent is lost, and nobody is told."""
         self.ip("link", "set", "e0", "down")
@@ -38,29 +48,51 @@ class Host:
         return subprocess.Popen(command, env={**os.environ, **env}, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, timeout=SECONDS).stdout.decode()
 
 
 @pytest.fixture
 def hosts() -> Iterator[tuple[Host, Host]]:
+    """Two, and a cable."""
+    with _made(2) as (one, other):
+        _run("ip", "link", "add", "e0", "netns", one.name, "type", "veth", "peer", "name", "e0", "netns", other.name)
+        for host in (one, other):
+            host.up()
+        yield one, other
+
+
+@pytest.fixture
+def lab() -> Iterator[list[Host]]:
+    """Four: the notebook's and three others, each with a cable to a switch that is none of them."""
+    with _made(5) as (switch, *hosts):
+        switch.ip("link", "add", "b0", "type", "bridge")
+        switch.ip("link", "set", "b0", "up")
+        for number, host in enumerate(hosts):
+            port = f"p{number}"
+            host.ip("link", "add", "e0", "type", "veth", "peer", "name", port, "netns", switch.name)
+            switch.ip("link", "set", port, "master", "b0", "up")
+            host.up()
+        yield hosts
+
+
+@contextlib.contextmanager
+def _made(count: int) -> Iterator[list[Host]]:
+    """So many network namespaces, with nothing but loopback."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
-    one, other = (Host(f"rb{os.getpid()}-{number}", number) for number in (1, 2))
     made: list[Host] = []
     try:
         try:
-            for host in (one, other):
+            for number in range(1, count + 1):
+                host = Host(f"rb{os.getpid()}-{number}", number)
                 _run("ip", "netns", "add", host.name)
                 made.append(host)
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
-        _run("ip", "link", "add", "e0", "netns", one.name, "type", "veth", "peer", "name", "e0", "netns", other.name)
-        for host in (one, other):
+        for host in made:
             host.ip("link", "set", "lo", "up")
-            host.ip("addr", "add", f"{host.address}/24", "dev", "e0")
-            host.ip("link", "set", "e0", "up")
-        yield one, other
+        yield made
     finally:
         for host in made:
             _run("ip", "netns", "del", host.name)

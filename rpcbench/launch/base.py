@@ -4,12 +4,17 @@ Rules
 - An exit status is as `subprocess` has it: the code, or minus the number of the signal that ended the worker.
 - A launcher knows processes and nothing of RPC: it says that a worker's process ended, others say what that means.
 - All methods may be called from any thread.
+
+A launcher is found by its name (see `kinds`): a callable `(directory: RunDirectory, **options) -> Launcher`. One that
+is `far` may start workers on other hosts: the cluster listens there as well, with TLS, and each config names where
+(`leader`); the worker works out itself where it is (`far.main`). Its handles are of what launches workers, and no
+signal of this host reaches those: an interrupt, and the pid that users see, go through the agent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from rpcbench.words.config import WorldConfig
 
@@ -33,7 +38,7 @@ class Handle(Protocol):
         """End the worker, and what it started, at once. Does not wait; harmless on a worker that has ended."""
 
     def interrupt(self) -> None:
-        """Send SIGINT to the worker's process alone. Harmless on a worker that has ended."""
+        """Send SIGINT to the worker's process alone. Harmless on a worker that has ended, or may be on another host."""
 
     def last_words(self) -> str:
         """The last lines that the worker wrote outside any cell or call; empty if it wrote none."""
@@ -44,7 +49,9 @@ ExitCallback = Callable[[Handle, int], object]
 
 
 class Launcher(Protocol):
-    """A way of starting workers."""
+    """A way of starting workers. `far`: they may be on other hosts."""
+
+    far: bool
 
     def warm(self) -> None:
         """Begin, in the background, whatever makes the first `start` quick."""
@@ -57,3 +64,11 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """End all workers, within a bounded time. May be called again."""
+
+
+@runtime_checkable
+class Gang(Launcher, Protocol):
+    """One that starts several workers as one: all of them or none."""
+
+    def start_all(self, configs: Sequence[WorldConfig], on_exit: ExitCallback | None = None) -> Sequence[Handle]:
+        """As `start`, for all of these."""

@@ -63,8 +63,9 @@ def _separate(request: Request) -> None:
         if os.getppid() != request["starter"]:
             os._exit(1)
     _point(0, os.devnull, os.O_RDONLY)
-    _point(1, request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(1, 2)
+    if request["log"] is not None:  # else its output goes where its starter's does
+        _point(1, request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(1, 2)
     faulthandler.enable()
 
 

@@ -23,19 +23,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rpcbench.agent import current
 from rpcbench.agent.roster import WorkerInfo
-from rpcbench.launch import ranks, script
-from rpcbench.launch.base import Handle, Launcher
+from rpcbench.launch import kinds, ranks, script
+from rpcbench.launch.base import Gang, Handle, Launcher
 from rpcbench.launch.desk import CellDesk
 from rpcbench.launch.history import Rerun
-from rpcbench.launch.kinds import connection_file, launcher
 from rpcbench.launch.launched import Launched, Started
 from rpcbench.launch.modules import execute, source_of
 from rpcbench.launch.oom import oom_kills
 from rpcbench.launch.status import ClusterStatus, Looks, Watched
-from rpcbench.launch.worker import LEAVE, meet
+from rpcbench.launch.worker import LEAVE, STOP, Place, meet
+from rpcbench.protocol.life import SILENT
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.rpc.rref import RRef
 from rpcbench.rpc.start import start_agent
+from rpcbench.transport.facing import bind, outward
+from rpcbench.transport.host import host_id
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.wire.devices import Name
 from rpcbench.words.changes import Changes
@@ -59,11 +61,14 @@ class Cluster:
 
     kind: "process", or "kernel" for workers that are Jupyter kernels, of the kernel spec `kernel`: other clients see
     what their cells have made (`connection_file`). start, of processes: "fork" (from one that has torch loaded; default
-    on Linux) or "spawn". rpc_timeout: seconds a call may take that names no timeout, 0 for none. device_maps: for calls
-    of each worker, by whichever member, the device here and the device there; same_modes: calls of all members take
-    grad mode and autocast along (for both see `TensorPipeRpcBackendOptions`). progress: called, while they start, with
-    how many serve and of how many. RpcError where a worker cannot start, ValueError where kind or start is unknown, or
-    the device maps do not fit.
+    on Linux) or "spawn". launcher: what starts them, by name, and its `options`: "local" and "kernel" are those two;
+    "command" takes them to other hosts (docs/past-one-machine.md). address: where workers on other hosts dial this
+    process, "host", "host:port" or ":port"; by default on the interface that leads outward, or on RPCBENCH_BIND, at a
+    free port. rpc_timeout: seconds a call may take that names no timeout, 0 for none. device_maps: for calls of each
+    worker, by whichever member, the device here and the device there; same_modes: calls of all members take grad mode
+    and autocast along (for both see `TensorPipeRpcBackendOptions`). progress: called, while they start, with how many
+    serve and of how many. RpcError where a worker cannot start, ValueError where kind, start, launcher or an
+    option is unknown, or the device maps do not fit.
 
     >>> import rpcbench
     >>> with rpcbench.Cluster(2) as cluster:
@@ -78,6 +83,9 @@ class Cluster:
         kind: str = "process",
         kernel: str = "python3",
         start: str | None = None,
+        launcher: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        address: str | None = None,
         rpc_timeout: float = DEFAULT_TIMEOUT,
         device_maps: Mapping[str, Mapping[Any, Name]] | None = None,
         same_modes: bool = False,
@@ -87,19 +95,26 @@ class Cluster:
             raise ValueError(f"a cluster has at least one worker, not {n}")
         config = WorldConfig(NOTEBOOK, 0, secrets.token_hex(8), "", secrets.token_bytes(32), rpc_timeout=rpc_timeout)
         config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._completed(config)
+        name, given = kinds.chosen(launcher, kind, kernel, start)
+        self.kind = {"local": "process"}.get(name, name)
         with ExitStack() as undo:
             directory = RunDirectory()
             undo.callback(directory.remove)
-            self._launcher: Launcher = launcher(kind, directory, start, kernel)
-            self.kind = kind
+            self._launcher: Launcher = kinds.launcher(name, directory, {**given, **(options or {})})
             undo.callback(self._launcher.close)
+            if self._launcher.far:
+                config = replace(config, remote=outward(address), bind=bind())
+            elif address is not None:
+                raise ValueError(f"address={address!r}: workers of launcher {name!r} are on this host and need none")
             self._launcher.warm()
-            self._config = replace(config, directory=str(directory.path))
+            self._config = replace(config, directory=str(directory.path), host=host_id())
             self.agent = start_agent(self._config)
             undo.pop_all()
         self._handles: dict[str, Handle] = {}
+        self._places: dict[str, Place] = {}  # of those that serve, and those that did
         self._incarnations: dict[str, int] = {}
         self._oom_kills: dict[str, int] = {}  # when each worker was started
+        self._given_up: dict[str, str] = {}  # why, of those elsewhere whose end nobody has told of
         self._looks = Looks()
         self._moving = threading.Lock()  # `scale` or `restart` is at work; a click may ask beside a cell
         self._changes = Changes()
@@ -131,11 +146,12 @@ class Cluster:
     @property
     def lost(self) -> list[str]:
         """Names of those that ended without being asked to, and have not been started again."""
-        return [name for name, handle in list(self._handles.items()) if handle.poll() is not None]
+        return [name for name in list(self._handles) if self._lost(name)]
 
     def pid(self, name: str) -> int:
-        """Process id of a worker."""
-        return self._handle(name).pid
+        """Process id of a worker, on its host."""
+        self._handle(name)
+        return self._place(name).pid
 
     def status(self) -> ClusterStatus:
         """How each worker is, lost ones as well; drawn as a table. Nothing is asked of the workers themselves."""
@@ -144,10 +160,10 @@ class Cluster:
     def watched(self) -> list[Watched]:
         """What is known here of each worker, lost ones as well, without a look at its process."""
         calls = Counter(self.agent.machine.ask(lambda node: [call.to for call in node.calls.outgoing.values()]))
-        there, host = {info.name: info.id for info in self.agent.members()}, socket.gethostname()
+        there = {info.name: info.id for info in self.agent.members()}
         return [
-            Watched(name, handle.pid, self._incarnations[name], host, _lost(handle), calls[there.get(name, -1)])
-            for name, handle in list(self._handles.items())
+            Watched(name, self._incarnations[name], self._place(name), self._lost(name), calls[there.get(name, -1)])
+            for name in list(self._handles)
         ]
 
     def log(self, name: str) -> str:
@@ -157,7 +173,7 @@ class Cluster:
     def connection_file(self, name: str) -> str:
         """By what clients find a kernel worker: `jupyter console --existing FILE`. RuntimeError if it is none."""
         self._handle(name)
-        return connection_file(self._launcher, name)
+        return kinds.connection_file(self._launcher, name)
 
     def wait_for(self, n: int, timeout: float = START_SECONDS) -> None:
         """Wait until `n` workers serve, also such as others start. RpcError after `timeout` s: who came, who not."""
@@ -200,7 +216,11 @@ class Cluster:
 
     def interrupt(self, name: str) -> None:
         """Interrupt the cell that runs on a worker, from outside: KeyboardInterrupt there. Harmless when it is idle."""
-        self._handle(name).interrupt()
+        handle = self._handle(name)
+        if not self._launcher.far:
+            handle.interrupt()
+        elif name in self.workers:
+            self.agent.notify(self.agent.member(name).id, STOP, None)
 
     def kill(self, name: str) -> None:
         """End a worker at once, as a crash would (SIGKILL), and wait until it is known to be lost. See `restart`."""
@@ -293,31 +313,34 @@ class Cluster:
                 progress(serve, len(names))
             return serve == len(names)
 
-        handles = []
-        history = self.agent.part(CellDesk).history
-        for name in names:
-            history.take(name)  # it has run nothing
-            incarnation = self._incarnations.get(name, -1) + 1
-            self._incarnations[name] = incarnation
-            self._oom_kills[name] = oom_kills()
-            config = WorldConfig(
-                name,
-                _id(name),
-                self._config.cluster,
-                self._config.directory,
-                self._config.secret,
-                incarnation,
-                rpc_timeout=self._config.rpc_timeout,
-                device_maps=self._config.device_maps,
-                same_modes=self._config.same_modes,
-            )
-            self._handles[name] = handle = self._launcher.start(config, self._exited)
-            handles.append(handle)
+        configs = [self._new(name) for name in names]
+        handles = self._launch(configs)
         self._await(joined, handles, f"{', '.join(names)} to join")
         count = len(self.workers) + 1
         told = self._settle(f"{', '.join(names)} joined")
-        wait_all([self.agent.call(name, meet, (count,), timeout=START_SECONDS, own=True) for name in names])
+        came = [self.agent.call(name, meet, (count,), timeout=START_SECONDS, own=True) for name in names]
+        self._places.update(zip(names, wait_all(came), strict=True))
         ranks.settled(told)
+
+    def _new(self, name: str) -> WorldConfig:
+        """What a worker is to know that starts now."""
+        self.agent.part(CellDesk).history.take(name)  # it has run nothing
+        self._incarnations[name] = incarnation = self._incarnations.get(name, -1) + 1
+        self._oom_kills[name] = oom_kills()
+        self._places.pop(name, None)
+        self._given_up.pop(name, None)
+        leader = self.agent.machine.ask(lambda node: node.members.me.remote)
+        ours = replace(self._config, leader=leader, remote="", bind="", devices=())
+        return replace(ours, name=name, id=_id(name), incarnation=incarnation)
+
+    def _launch(self, configs: list[WorldConfig]) -> list[Handle]:
+        if isinstance(self._launcher, Gang):
+            handles = self._launcher.start_all(configs, self._exited)
+            self._handles.update((handle.name, handle) for handle in handles)
+            return list(handles)
+        for config in configs:
+            self._handles[config.name] = self._launcher.start(config, self._exited)
+        return [self._handles[config.name] for config in configs]
 
     def _settle(self, why: str) -> list[Future[None]]:
         """Tell the workers that serve which ranks they are now."""
@@ -351,12 +374,21 @@ class Cluster:
         self._changes.tell()
 
     def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
+        if kind == "lost" and self._launcher.far:
+            self._give_up(who.name, reason)
         self._changes.tell()
+
+    def _give_up(self, name: str, reason: str) -> None:
+        """End what has launched a worker that is lost: it may wait for it for long. Not that of one started since."""
+        handle = self._handles.get(name)
+        if handle is not None and handle.poll() is None and name in self._places and name not in self.workers:
+            self._given_up[name] = reason
+            handle.kill()
 
     def _obituary(self, name: str, reason: str) -> str:
         """Why a worker's connection ended, as far as its process knows."""
         handle = self._handles.get(name)
-        if handle is None:
+        if handle is None or reason.startswith(SILENT):  # nor is anything heard of its process
             return reason
         try:
             status = handle.wait(_OBITUARY_SECONDS)
@@ -370,9 +402,18 @@ class Cluster:
     def _started(self) -> list[Started]:
         """Those that are there, and those that are lost."""
         return [
-            Started(_id(name), name, handle.pid, self._incarnations[name], _lost(handle), handle.last_words())
+            Started(_id(name), name, self._place(name), self._incarnations[name], self._lost(name), handle.last_words())
             for name, handle in list(self._handles.items())
         ]
+
+    def _lost(self, name: str) -> str:
+        """How its process has ended, or why it is given up; empty while it runs."""
+        status = self._handles[name].poll()
+        return self._given_up.get(name) or ("" if status is None else _ending(status))
+
+    def _place(self, name: str) -> Place:
+        """Where a worker is; until it has said so, where what launches it is."""
+        return self._places.get(name) or Place(host_id(), socket.gethostname(), self._handles[name].pid)
 
     def _handle(self, name: str) -> Handle:
         handle = self._handles.get(name)
@@ -391,12 +432,6 @@ def cluster() -> Cluster:
 
 def _id(name: str) -> int:
     return int(name.removeprefix("worker"))
-
-
-def _lost(handle: Handle) -> str:
-    """How its process has ended; empty while it runs."""
-    status = handle.poll()
-    return "" if status is None else _ending(status)
 
 
 def _ending(status: int | None) -> str:

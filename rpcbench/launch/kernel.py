@@ -40,10 +40,15 @@ _KILL_SECONDS = 5.0
 class KernelLauncher:
     """Starts workers of one cluster, which keeps its files in `run_directory`. See `Launcher` for the methods.
 
-    `kernel` names a kernel spec; its kernel must be an ipykernel of the same Python. RpcError where there is none.
+    `kernel` names a kernel spec; its kernel must be an ipykernel of the same Python. RpcError where there is none,
+    ModuleNotFoundError without ipykernel.
     """
 
+    far = False
+
     def __init__(self, run_directory: RunDirectory, kernel: str = "python3") -> None:
+        import ipykernel  # noqa: F401  (whose absence is told before anything starts)
+
         _check_spec(kernel)
         self._spec = kernel
         self._directory = run_directory

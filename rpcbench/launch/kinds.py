@@ -1,37 +1,98 @@
-"""The kinds of workers a cluster can have, by name; what only one of them needs is imported where it is asked for."""
+"""Launchers by name: our own, and those that other packages bring under the entry points "rpcbench.launchers".
+
+Each is a callable `(directory: RunDirectory, **options) -> Launcher`, one file each; what only one of them needs is
+imported where it is asked for. A name of ours is ours, whatever else is installed.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
 
 from rpcbench.launch.base import Launcher
-from rpcbench.launch.process import ProcessLauncher
 from rpcbench.words.errors import RpcError
 
 if TYPE_CHECKING:
     from rpcbench.transport.rundir import RunDirectory
 
-KINDS = ("process", "kernel")
+GROUP = "rpcbench.launchers"
+OWN = {
+    "local": "rpcbench.launch.process:ProcessLauncher",
+    "kernel": "rpcbench.launch.kernel:KernelLauncher",
+    "command": "rpcbench.launch.command:CommandLauncher",
+}
+"""As in pyproject.toml; the table is for where the metadata of an older version is installed."""
+KINDS = {"process": "local", "kernel": "kernel"}
+"""Short names of workers: the launcher of each."""
+_PACKAGES = {"kernel": "ipykernel jupyter-client"}
+"""What pip installs for those of ours that need more."""
+
+Make = Callable[..., Launcher]
 
 
-def launcher(kind: str, directory: RunDirectory, start: str | None, kernel: str) -> Launcher:
-    """A launcher of that kind. ValueError where there is none, RpcError where something it needs is not installed."""
-    if kind not in KINDS:
-        raise ValueError(f"kind={kind!r} is no kind of worker; use one of {KINDS}")
-    if kind == "process":
-        return ProcessLauncher(directory, start)
-    if start is not None:
-        raise ValueError(f"start={start!r} is for workers of kind 'process'; kernels are launched by Jupyter")
+def names() -> list[str]:
+    """Of all launchers there are."""
+    return [*OWN, *sorted({point.name for point in entry_points(group=GROUP)} - OWN.keys())]
+
+
+def launcher(name: str, directory: RunDirectory, options: Mapping[str, Any]) -> Launcher:
+    """The launcher of that name, with these options.
+
+    ValueError where there is none, or it takes no such option; RpcError, with its own words, where it cannot be loaded.
+    """
     try:
-        import ipykernel  # noqa: F401
-
-        from rpcbench.launch.kernel import KernelLauncher
+        make = _found(name)
+        _check(name, make, directory, options)
+        return make(directory, **options)
     except ModuleNotFoundError as missing:
-        raise RpcError(
-            f"workers that are kernels need {missing.name}, which is not installed: "
-            "pip install ipykernel jupyter-client"
-        ) from missing
-    return KernelLauncher(directory, kernel)
+        how = f": pip install {_PACKAGES[name]}" if name in _PACKAGES else ""
+        raise RpcError(f"workers of launcher {name!r} need {missing.name}, which is not installed{how}") from missing
+
+
+def chosen(name: str | None, kind: str, kernel: str, start: str | None) -> tuple[str, dict[str, Any]]:
+    """The name and options of the launcher that arguments of `Cluster` mean. ValueError where two contradict."""
+    if kind not in KINDS:
+        raise ValueError(f"kind={kind!r} is no kind of worker; use one of {tuple(KINDS)}")
+    if name is not None and kind != "process" and KINDS[kind] != name:
+        raise ValueError(f"kind={kind!r} means the launcher {KINDS[kind]!r}, not {name!r}: leave one out")
+    name = name or KINDS[kind]
+    if start is not None and name != "local":
+        raise ValueError(f"start={start!r} is for workers of kind 'process'; launcher {name!r} has ways of its own")
+    return name, {"kernel": kernel} if name == "kernel" else {"start": start} if start is not None else {}
+
+
+def _found(name: str) -> Make:
+    if name in OWN:
+        return _load(OWN[name])
+    points = [point for point in entry_points(group=GROUP) if point.name == name]
+    if not points:
+        raise ValueError(f"there is no launcher {name!r}; there are {', '.join(names())}")
+    try:
+        make: Make = points[0].load()
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        raise RpcError(f"the launcher {name!r} ({points[0].value}) cannot be loaded: {told}") from error
+    return make
+
+
+def _check(name: str, make: Make, directory: RunDirectory, options: Mapping[str, Any]) -> None:
+    takes = inspect.signature(make)
+    try:
+        takes.bind(directory, **options)
+    except TypeError as error:
+        known = ", ".join(list(takes.parameters)[1:]) or "none"
+        raise ValueError(f"launcher {name!r}: {error}; its options: {known}") from None
+
+
+def _load(place: str) -> Make:
+    module, _, name = place.partition(":")
+    make: Make = getattr(importlib.import_module(module), name)
+    return make
 
 
 def connection_file(of: Launcher, name: str) -> str:

@@ -12,6 +12,8 @@ import psutil
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.health import Health
+from rpcbench.launch.worker import Place
+from rpcbench.transport.host import host_id
 from rpcbench.words.events import Row, Table
 
 LINES = 8
@@ -23,7 +25,7 @@ class Started(NamedTuple):
 
     id: int
     name: str
-    pid: int
+    place: Place
     incarnation: int
     ending: str
     log: str
@@ -58,13 +60,16 @@ class Launched:
 
 def _row(one: Started) -> Row:
     lines = [line[:_WIDEST] for line in one.log.splitlines()[-LINES:]]
-    state = one.ending or _state(one.pid)
-    return {"name": one.name, "pid": one.pid, "incarnation": one.incarnation, "state": state, "log": "\n".join(lines)}
+    state = one.ending or _state(one.place)
+    who = {"name": one.name, "pid": one.place.pid, "incarnation": one.incarnation}
+    return {**who, "state": state, "log": "\n".join(lines)}
 
 
-def _state(pid: int) -> str:
-    """What the system says of a process: serves, stopped, has ended."""
+def _state(place: Place) -> str:
+    """What the system says of a process: serves, stopped, has ended. Of one elsewhere it knows nothing."""
+    if place.host != host_id():
+        return "serves"
     try:
-        return "stopped" if psutil.Process(pid).status() == psutil.STATUS_STOPPED else "serves"
+        return "stopped" if psutil.Process(place.pid).status() == psutil.STATUS_STOPPED else "serves"
     except psutil.NoSuchProcess:
         return "has ended"

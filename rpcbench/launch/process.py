@@ -33,6 +33,8 @@ class ProcessLauncher:
     imported before workers fork, and so must start no thread, open no socket and run no torch operation.
     """
 
+    far = False
+
     def __init__(self, run_directory: RunDirectory, start: str | None = None, entry: str = ENTRY) -> None:
         self.mode = _mode(start)
         self._directory = run_directory

@@ -1,7 +1,8 @@
 """The workers of a cluster as ranks of a process group, worker1 as rank 0: they have the variables that torchrun sets.
 
 These are set anew whenever the cluster changes: a generation. Guarantees
-- All workers know their places before `Cluster`, `scale` and `restart` return; they meet on this host only.
+- All workers know their places before `Cluster`, `scale` and `restart` return. They meet on this host only; those that
+  may be on several meet at rank 0's, where torch itself neither encrypts nor asks who comes.
 - A process group of the generation before is over and says why; who waited in it is freed.
 - `Cluster.group` makes a group on all workers or on none.
 """
@@ -17,7 +18,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.transport import tcp
+from rpcbench.wire.messages import Member
 from rpcbench.words.errors import CollectiveError, UnknownWorkerError, WorkerLostError
 from rpcbench.words.futures import Future, wait_all
 
@@ -28,11 +32,35 @@ _LOOPBACK = "127.0.0.1"
 
 
 def settle(agent: Agent, ranks: Mapping[str, int], size: int, why: str) -> list[Future[None]]:
-    """Tell each of these workers its place among `size`; `why` says what has changed."""
-    with socket.socket() as free:
-        free.bind((_LOOPBACK, 0))
-        port = free.getsockname()[1]
-    return [agent.call(name, take_place, (rank, size, port, why), own=True) for name, rank in ranks.items()]
+    """Tell each of these workers its place among `size`; `why` says what has changed.
+
+    RpcError where rank 0 is on another host, and cannot say where the others are to meet there.
+    """
+    there = agent.machine.ask(lambda node: {one.name: one for one in node.members.members.values()})
+    ranks = {name: rank for name, rank in ranks.items() if name in there}
+    first = next((name for name, rank in ranks.items() if rank == 0 and there[name].remote), None)
+    address, port = agent.call(first, free_place, own=True).wait() if first else free_place(_LOOPBACK)
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    return [
+        agent.call(name, take_place, ({**common, "RANK": str(rank), **_local(name, size, ranks, there)}, why), own=True)
+        for name, rank in ranks.items()
+    ]
+
+
+def _local(name: str, size: int, ranks: Mapping[str, int], there: Mapping[str, Member]) -> dict[str, str]:
+    """Its place among those on its host: where the cluster is on one host, among all."""
+    rank = ranks[name]
+    if there[name].remote:
+        near = sorted(other for each, other in ranks.items() if there[each].host == there[name].host)
+        rank, size = near.index(rank), len(near)
+    return {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
+
+
+def free_place(address: str = "") -> tuple[str, int]:
+    """The address where others find this worker, and a port that is free there."""
+    address = address or _address()
+    with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as free:
+        return address, free.getsockname()[1]
 
 
 def settled(told: Sequence[Future[None]]) -> None:
@@ -42,23 +70,29 @@ def settled(told: Sequence[Future[None]]) -> None:
             each.wait()
 
 
-def take_place(rank: int, world_size: int, port: int, why: str) -> None:
-    """Called on a worker: where it stands now, and what has changed in the cluster."""
+def take_place(place: Mapping[str, str], why: str) -> None:
+    """Called on a worker: torchrun's variables as they are now, and what has changed in the cluster."""
     before = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT") or 0)
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # the notebook's, if torchrun has started that
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size),
-        MASTER_ADDR=_LOOPBACK, MASTER_PORT=str(port),
-    )  # fmt: skip
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface())
+    os.environ.update(place)
+    if interface := _interface(_address()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if groups := sys.modules.get("rpcbench.distributed.groups"):
         groups.retire(why, before)
 
 
-def _interface() -> str:
-    """The name of the loopback interface: workers of one host need not be heard from outside."""
-    found = psutil.net_if_addrs().items()
-    return next(str(name) for name, addresses in found if any(each.address == _LOOPBACK for each in addresses))
+def _address() -> str:
+    """Where other workers find this one: on loopback, where all are on one host."""
+    remote = current.current().config.remote
+    return tcp.split(remote.removeprefix("tls://"))[0] if remote else _LOOPBACK
+
+
+def _interface(address: str) -> str:
+    """The name of the interface that has it, or "". Workers of one host need not be heard from outside."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return str(name)
+    return ""
 
 
 def group(agent: Agent, workers: Sequence[str], chosen: Sequence[str]) -> NamedGroup:

@@ -22,7 +22,10 @@ def cores() -> int:
 
 
 def complaints(n: int, mode: str) -> Iterator[str]:
-    """A sentence for each thing that `n` workers, started by "fork" or "spawn" or as a "kernel", have too little of."""
+    """A sentence for each thing that `n` workers, started by "fork" or "spawn" or as a "kernel", have too little of;
+    none of workers started in another way, which may be elsewhere."""
+    if mode not in EACH:
+        return
     there = cores()
     if n > there:
         yield f"{_count(n, 'worker')} on {_count(there, 'core')}: when all compute, they take turns."

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle, tail
+from rpcbench.launch.zygote import kill_group
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.changes import Changes, Flag
 from rpcbench.words.config import WorldConfig
@@ -208,7 +209,7 @@ class Starter:
         self._requests.put(None)
         for handle in left.values():
             if handle.has_begun:
-                _kill_group(handle.pid)
+                kill_group(handle.pid)  # and the worker, where the system did not end it with the starter
                 handle.end(-signal.SIGKILL)
             else:
                 handle.refuse(self._gone())
@@ -236,12 +237,6 @@ class Starter:
             self._process.kill()
         if threading.current_thread() is not self._reader:
             self._reader.join(_CLOSE_SECONDS)
-
-
-def _kill_group(pid: int) -> None:
-    """What a worker started, and the worker itself where the system did not end it with the starter."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def _changed_at(path: str) -> int | None:

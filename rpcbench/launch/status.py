@@ -12,22 +12,25 @@ from typing import NamedTuple
 
 import psutil
 
+from rpcbench.launch.worker import Place
+from rpcbench.transport.host import host_id
+
 _MB = 1 << 20
 
 
 class WorkerStatus(NamedTuple):
     """One worker. uptime in seconds, memory in bytes that no other process shares (None where the system does not
     tell), cpu as a share of one core since the last look (the first one: since its start); calls of this process that
-    wait for an answer."""
+    wait for an answer. On another host uptime, memory and cpu are None: the system here does not know them."""
 
     name: str
     pid: int
     state: str
     incarnation: int
     host: str
-    uptime: float
+    uptime: float | None
     memory: int | None
-    cpu: float
+    cpu: float | None
     calls: int
 
 
@@ -55,8 +58,9 @@ class ClusterStatus(tuple[WorkerStatus, ...]):
 def _words(row: WorkerStatus) -> tuple[str, ...]:
     memory = "?" if row.memory is None else f"{row.memory / _MB:.0f} MB"
     start = str(row.incarnation + 1)
-    cpu = f"{row.cpu * 100:.0f} %"
-    return row.name, str(row.pid), row.state, start, row.host, _span(row.uptime), memory, cpu, str(row.calls)
+    cpu = "?" if row.cpu is None else f"{row.cpu * 100:.0f} %"
+    up = "?" if row.uptime is None else _span(row.uptime)
+    return row.name, str(row.pid), row.state, start, row.host, up, memory, cpu, str(row.calls)
 
 
 def _span(seconds: float) -> str:
@@ -69,9 +73,8 @@ class Watched(NamedTuple):
     """What the cluster knows of a worker. `lost`: how it ended; empty while it serves."""
 
     name: str
-    pid: int
     incarnation: int
-    host: str
+    place: Place
     lost: str
     calls: int
 
@@ -87,9 +90,15 @@ class Looks:
         return ClusterStatus([self._at(worker) for worker in workers])
 
     def _at(self, worker: Watched) -> WorkerStatus:
+        if worker.place.host == host_id():
+            return self._near(worker)
+        seen = (0.0, None, 0.0) if worker.lost else (None, None, None)
+        return _status(worker, worker.lost or "serves", *seen)
+
+    def _near(self, worker: Watched) -> WorkerStatus:
         uptime, memory, cpu, state = 0.0, None, 0.0, worker.lost
         try:
-            process = psutil.Process(worker.pid)
+            process = psutil.Process(worker.place.pid)
             with process.oneshot():
                 state = state or ("stopped" if process.status() == psutil.STATUS_STOPPED else "serves")
                 uptime, cpu = self._times(process)
@@ -100,7 +109,7 @@ class Looks:
             pass
         lost = worker.lost or state == "has ended"
         seen = (0.0, None, 0.0) if lost else (uptime, memory, cpu)
-        return WorkerStatus(worker.name, worker.pid, state, worker.incarnation, worker.host, *seen, worker.calls)
+        return _status(worker, state, *seen)
 
     def _times(self, process: psutil.Process) -> tuple[float, float]:
         """Seconds since its start, and the share of a core that it has used since the last look."""
@@ -109,3 +118,10 @@ class Looks:
         at, before = self._before.get(process.pid, (began, 0.0))
         self._before[process.pid] = now, used
         return max(0.0, now - began), max(0.0, used - before) / max(now - at, 1e-3)
+
+
+def _status(worker: Watched, state: str, up: float | None, memory: int | None, cpu: float | None) -> WorkerStatus:
+    place = worker.place
+    return WorkerStatus(
+        worker.name, place.pid, state, worker.incarnation, place.hostname, up, memory, cpu, worker.calls
+    )

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import threading
+from typing import NamedTuple
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.launch.cells import CellRunner
 from rpcbench.rpc.start import start_agent
+from rpcbench.transport.host import host_id
 from rpcbench.words.config import WorldConfig
 
 LEAVE = "leave"
 """The notice that asks a worker to leave."""
+STOP = "stop"
+"""The notice that interrupts what its main thread runs, as SIGINT would that no process of another host can send."""
+
+
+class Place(NamedTuple):
+    """Where a worker is: the identity of its host, the host's name, and its process there."""
+
+    host: str
+    hostname: str
+    pid: int
 
 
 def main(config: WorldConfig) -> None:
@@ -23,9 +38,10 @@ def main(config: WorldConfig) -> None:
     agent.shutdown(graceful=False)
 
 
-def meet(count: int) -> None:
+def meet(count: int) -> Place:
     """Called on a worker: wait until it has heard of as many members; word of some may still be on its way there."""
     current.current().wait_for(count)
+    return Place(host_id(), socket.gethostname(), os.getpid())
 
 
 def _end(agent: Agent, runner: CellRunner) -> None:
@@ -35,5 +51,6 @@ def _end(agent: Agent, runner: CellRunner) -> None:
 
 
 def obey(agent: Agent) -> None:
-    """Leave when asked to, which may be as soon as this worker is in."""
+    """Leave when asked to, which may be as soon as this worker is in; be interrupted when asked to."""
     agent.on_notice(LEAVE, lambda source, _: agent.closing.set())
+    agent.on_notice(STOP, lambda source, _: os.kill(os.getpid(), signal.SIGINT))

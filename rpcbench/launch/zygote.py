@@ -156,7 +156,7 @@ class Service:
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
-            _kill_group(pid)
+            kill_group(pid)
             return
         self._guarded[descriptor] = pid
         self._listen(descriptor, lambda: self._let_go(descriptor))
@@ -164,7 +164,7 @@ class Service:
     def _let_go(self, descriptor: int) -> None:
         """A guarded process has ended."""
         self._selector.unregister(descriptor)
-        _kill_group(self._guarded.pop(descriptor))
+        kill_group(self._guarded.pop(descriptor))
         os.close(descriptor)
 
     def _start(self, request: Request) -> Request | None:
@@ -203,7 +203,7 @@ class Service:
     def _signal(self, number: int, which: int) -> None:
         for pid, child in self._children.items():
             if child.number == number:
-                send = _signal_group if which == signal.SIGKILL else os.kill
+                send = signal_group if which == signal.SIGKILL else os.kill
                 send(pid, which)
 
     def _woken(self) -> None:
@@ -215,7 +215,7 @@ class Service:
         for pid in list(self._children):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                _kill_group(pid)
+                kill_group(pid)
                 self._tell({"exited": self._children.pop(pid).number, "status": os.waitstatus_to_exitcode(status)})
 
     def _tell(self, reply: dict[str, Any]) -> None:
@@ -232,7 +232,7 @@ class Service:
     def _signal_all(self, directory: str, which: int) -> None:
         for pid, child in self._children.items():
             if child.directory == directory:
-                _signal_group(pid, which)
+                signal_group(pid, which)
 
     def _rest(self) -> float | None:
         """Seconds until workers that were asked to end have had their time; None while none was."""
@@ -264,7 +264,7 @@ class Service:
                 self._selector.unregister(key.fileobj)
         left = set(self._directories)
         for descriptor, pid in self._guarded.items() if self._orphaned else ():
-            _kill_group(pid)
+            kill_group(pid)
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         for directory in {child.directory for child in self._children.values()}:
@@ -313,7 +313,7 @@ def _loaded() -> dict[str, int]:
     return {file: Path(file).stat().st_mtime_ns for file in files if file and Path(file).is_file()}
 
 
-def _signal_group(pid: int, which: int) -> None:
+def signal_group(pid: int, which: int) -> None:
     """Signal an unreaped worker and what it started; the worker alone if it has not made its session yet."""
     try:
         os.killpg(pid, which)
@@ -321,7 +321,7 @@ def _signal_group(pid: int, which: int) -> None:
         os.kill(pid, which)
 
 
-def _kill_group(pid: int) -> None:
+def kill_group(pid: int) -> None:
     """What a process that has ended, or will now, has started. Its number cannot be in use again so soon, or at all
     while its group has members."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

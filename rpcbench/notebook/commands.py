@@ -15,12 +15,14 @@ from IPython.core.error import UsageError
 from rpcbench.launch import process, room
 from rpcbench.launch.cluster import Cluster, Progress, cluster
 from rpcbench.launch.history import Rerun
-from rpcbench.launch.kinds import KINDS
+from rpcbench.launch.kinds import KINDS, names
 from rpcbench.launch.targets import Targets
 from rpcbench.notebook.progress import Starting
 
 Words = list[str]
+Way = dict[str, Any]
 _WHICH_KIND = f"say which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
+_WHICH_LAUNCHER = "say what launches the workers, {}: %cluster start 2 --launcher command"
 MAIN = "main"
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
@@ -67,21 +69,25 @@ class Commands:
         words, kind = _option(words, "--kind", _WHICH_KIND)
         if kind not in (None, *KINDS):
             raise UsageError(_WHICH_KIND)
-        return self.start(_number(words, "say how many workers to start: %cluster start 2"), kind, name)
+        way: Way = {} if kind is None else {"kind": kind}
+        if "--launcher" in words:
+            words, more = _launched(words)
+            way |= more
+        return self.start(_number(words, "say how many workers to start: %cluster start 2"), way, name)
 
-    def start(self, size: int, kind: str | None = None, name: str | None = None, voice: Voice = IN_CELL) -> str:
-        """Start so many, unless they run; the cluster is the current one then."""
+    def start(self, size: int, way: Way | None = None, name: str | None = None, voice: Voice = IN_CELL) -> str:
+        """Start so many, unless they run; the cluster is the current one then. `way`: arguments of `Cluster`."""
         self._adopt()
         found = running() if name is None else self.named.get(name)
         if found is None:
-            found = self.named[name or MAIN] = self._make(size, kind or KINDS[0], voice)
+            found = self.named[name or MAIN] = self._make(size, way or {}, voice)
         elif len(found.workers) != size:
             return f"{sentence(found)} %cluster scale {size} makes it {size}."
         return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."
 
-    def _make(self, size: int, kind: str, voice: Voice) -> Cluster:
-        warn_of_room(size, kind, voice.warn)
-        self.started.append(Cluster(size, kind=kind, progress=voice.progress(size)))
+    def _make(self, size: int, way: Way, voice: Voice) -> Cluster:
+        warn_of_room(size, way.get("launcher") or way.get("kind", "process"), voice.warn)
+        self.started.append(Cluster(size, **way, progress=voice.progress(size)))
         return self.started[-1]
 
     def _take(self, found: Cluster) -> str:
@@ -202,7 +208,7 @@ def running() -> Cluster | None:
 
 def warn_of_room(size: int, kind: str, warn: Callable[[str], object]) -> None:
     """Say before they start what so many workers lack here."""
-    for complaint in room.complaints(size, process.default_mode() if kind == "process" else kind):
+    for complaint in room.complaints(size, process.default_mode() if kind in ("process", "local") else kind):
         warn(complaint)
 
 
@@ -243,6 +249,18 @@ def _option(words: Words, option: str, complaint: str) -> tuple[Words, str | Non
     if at + 1 == len(words):
         raise UsageError(complaint)
     return [*words[:at], *words[at + 2 :]], words[at + 1]
+
+
+def _launched(words: Words) -> tuple[Words, Way]:
+    """The words without those that say what launches the workers, and those as arguments of `Cluster`."""
+    told = _WHICH_LAUNCHER.format(", ".join(names()))
+    words, launcher = _option(words, "--launcher", told)
+    if launcher not in names():
+        raise UsageError(told)
+    words, address = _option(words, "--address", "say where workers dial this host: --address 192.0.2.7:29500")
+    pairs = [word.partition("=") for word in words if "=" in word]
+    options = {name: value for name, _, value in pairs}
+    return [word for word in words if "=" not in word], {"launcher": launcher, "options": options, "address": address}
 
 
 def _number(words: Words, complaint: str) -> int:

@@ -34,7 +34,8 @@ class Standing:
 
 def worker(row: WorkerStatus, serves: bool) -> State:
     """One worker. `state`: ready, busy (calls from here wait for it), starting, stopped or lost; `note`: how it was
-    lost; `start`: 1 for the first of its name, 2 once it has been started again; `cpu`: per cent of a core."""
+    lost; `start`: 1 for the first of its name, 2 once it has been started again; `cpu`: per cent of a core, 0
+    where that is not known."""
     note = "" if row.state in ("serves", "stopped") else row.state
     state = "lost" if note else row.state if row.state == "stopped" else _serving(row, serves)
     return {
@@ -42,7 +43,7 @@ def worker(row: WorkerStatus, serves: bool) -> State:
         "state": state,
         "note": note,
         "start": row.incarnation + 1,
-        "cpu": round(100 * row.cpu),
+        "cpu": round(100 * (row.cpu or 0)),
         "calls": row.calls,
     }
 

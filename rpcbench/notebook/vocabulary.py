@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rpcbench.launch.kinds import KINDS
+from rpcbench.launch.kinds import KINDS, names
 from rpcbench.launch.targets import ALL
 
 _OF_WORKERS = {"restart": ("--replay",), "interrupt": (), "logs": ()}
@@ -39,8 +39,10 @@ class Vocabulary(NamedTuple):
     def _after_action(self, before: list[str], targets: list[str]) -> list[str]:
         if before[-1] == "--kind":
             return list(KINDS)
+        if before[-1] == "--launcher":
+            return names()
         words = {
-            "start": ["--kind", "--name"],
+            "start": ["--kind", "--launcher", "--name"],
             "use": [] if before[1:] else list(self.clusters),
             **{action: [*targets, *more] for action, more in _OF_WORKERS.items()},
         }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+SILENT = "nothing was heard of it"
 _LATE = 1.0
 """Seconds by which a tick may be late before this process counts as stopped meanwhile."""
 
@@ -63,8 +64,8 @@ class Life:
         silent = now - peer.since
         answers = sound.acknowledged is not None and sound.acknowledged < self._lost
         if silent >= (self._stuck if answers else self._lost):
-            return Verdict(id_, "lost", f"nothing was heard of it for {silent:.1f} s")
+            return Verdict(id_, "lost", f"{SILENT} for {silent:.1f} s")
         if silent >= self._suspect and not peer.suspect:
             peer.suspect = True
-            return Verdict(id_, "suspect", f"nothing was heard of it for {silent:.1f} s")
+            return Verdict(id_, "suspect", f"{SILENT} for {silent:.1f} s")
         return None

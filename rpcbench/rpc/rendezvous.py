@@ -19,11 +19,10 @@ import socket
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from rpcbench.transport import secret, tcp
+from rpcbench.transport import facing, secret, tcp
 from rpcbench.transport.host import host_id
 from rpcbench.transport.rundir import shared_directory, shared_secret
 from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import RpcError
 from rpcbench.words.ids import check_name
 
 
@@ -63,7 +62,7 @@ def meet(name: str, url: str, rank: int, world_size: int | None, rpc_timeout: fl
         leader=f"tls://{place.leader}" if place.leader else "",
         remote=_remote(place) if place.leader else "",
         launched=False,
-        bind=os.environ.get("RPCBENCH_BIND", ""),
+        bind=facing.bind(),
     )
 
 
@@ -79,13 +78,7 @@ def _remote(place: Place) -> str:
     """Where workers on other hosts find this one, unless it founds an open world."""
     if place.rank == 0 and place.world_size is not None:
         return f"tls://{place.leader}"
-    bind = os.environ.get("RPCBENCH_BIND", "")
-    if bind and bind not in ("0.0.0.0", "::"):
-        return f"tls://{tcp.join(bind, 0)}"
-    try:
-        return f"tls://{tcp.join(tcp.interface_towards(*tcp.split(place.leader)), 0)}"
-    except OSError as error:
-        raise RpcError(f"this host cannot reach worker 0 at {place.leader}: {error.strerror or error}") from error
+    return facing.towards(place.leader)
 
 
 def _resolve(url: str, rank: int, world_size: int | None) -> Place:

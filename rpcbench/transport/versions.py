@@ -9,9 +9,8 @@ from typing import NamedTuple
 import cloudpickle
 import torch
 
+from rpcbench.words.config import PROTOCOL
 from rpcbench.words.errors import VersionMismatch
-
-PROTOCOL = 1
 
 
 class Versions(NamedTuple):

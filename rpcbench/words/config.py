@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 
+PROTOCOL = 1
+"""What two processes say to each other; another number, where they would not understand."""
 DEFAULT_TIMEOUT = 60.0
 UNSET_TIMEOUT = -1.0
 DEFAULT_THREADS = 16
@@ -22,13 +24,13 @@ NOTEBOOK = "notebook"
 class WorldConfig:
     """Everything one member needs: who it is, where member 0 listens, and the secret both must know.
 
-    `directory` is shared by the members on one host. `leader` and `remote` are for worlds on several hosts: where
-    member 0 is found from the others, and where this member is (port 0: a free one); `bind` is the host to listen on,
-    where that differs. `world_size` None means an open world, where members come and go; a number closes it at that
-    many. `led_by`: the id of the member that leads when this one comes; its own where it founds the world. `launched`:
-    member 0 starts the others, and the world ends with it; else processes come by themselves. `device_maps`: name of a
-    callee -> device here -> device there. `devices`: those this member uses; none: all. `same_modes`: its calls take
-    grad mode and autocast along.
+    `directory` is shared by the members on one host, that of the identity `host` where there may be several. `leader`
+    and `remote` are for worlds on several hosts: where member 0 is found from the others, and where this member is
+    (port 0: a free one); `bind` is the host to listen on, where that differs. `world_size` None means an open world,
+    where members come and go; a number closes it at that many. `led_by`: the id of the member that leads when this one
+    comes; its own where it founds the world. `launched`: member 0 starts the others, and the world ends with it; else
+    processes come by themselves. `device_maps`: name of a callee -> device here -> device there. `devices`: those this
+    member uses; none: all. `same_modes`: its calls take grad mode and autocast along.
 
     Of a member on another host nothing is heard: after `suspect_seconds` that is told, after `lost_seconds` it is lost,
     after `stuck_seconds` even if its host still answers. A broken connection may stand again in `grace_seconds`.
@@ -48,11 +50,12 @@ class WorldConfig:
     leader: str = ""
     remote: str = ""
     bind: str = ""
+    host: str = ""
     device_maps: dict[str, dict[str, str]] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     same_modes: bool = False
     suspect_seconds: float = 3.0
-    lost_seconds: float = 5.0
+    lost_seconds: float = 4.0
     stuck_seconds: float = 60.0
     grace_seconds: float = 5.0
 

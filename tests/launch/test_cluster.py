@@ -306,14 +306,14 @@ def test_however_the_driver_ends_nothing_is_left(no_leaks: None, end: str) -> No
 
 def test_a_worker_that_cannot_start_shows_its_last_words(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = functools.partial(ProcessLauncher, entry="no_such_module:main")
-    monkeypatch.setattr("rpcbench.launch.kinds.ProcessLauncher", broken)
+    monkeypatch.setattr("rpcbench.launch.process.ProcessLauncher", broken)
     with pytest.raises(RpcError, match="no_such_module"):
         rpcbench.Cluster(1, start="spawn")
 
 
 def test_a_worker_that_fails_to_join_shows_its_last_words(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = functools.partial(ProcessLauncher, entry="launch_entries:fail")
-    monkeypatch.setattr("rpcbench.launch.kinds.ProcessLauncher", broken)
+    monkeypatch.setattr("rpcbench.launch.process.ProcessLauncher", broken)
     with pytest.raises(RpcError, match=r"worker[12] ended \(exit code 1\) before it could serve:\n[\s\S]*the reason"):
         rpcbench.Cluster(2)
 

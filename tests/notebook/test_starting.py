@@ -5,9 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from IPython.core.error import UsageError
 
-from rpcbench.launch import room
+from rpcbench.launch import kinds, room
+from rpcbench.launch.targets import Targets
 from rpcbench.notebook.commands import Commands
+from rpcbench.notebook.vocabulary import Vocabulary
 
 GB = 1 << 30
 
@@ -34,6 +37,24 @@ def test_no_room_at_all_is_said_too(monkeypatch):
     assert list(room.complaints(1, "fork")) == [
         "1 worker needs about 0.1 GB of memory, and 0.0 GB are free: there is room for none."
     ]
+
+
+def test_workers_that_may_be_elsewhere_lack_nothing_here():
+    assert list(room.complaints(1000, "command")) == []
+
+
+@pytest.mark.parametrize("words", ["2 --launcher", "2 --launcher nope", "2 --launcher command template=x 3"])
+def test_launchers_that_are_none_are_told_with_those_there_are(words):
+    commands = Commands(Targets(), lambda cluster: None)
+    with pytest.raises(UsageError, match="local, kernel, command" if words.count(" ") < 3 else "say how many"):
+        commands.by_name["start"](words.split())
+    assert commands.started == []
+
+
+def test_names_of_launchers_are_offered():
+    vocabulary = Vocabulary((), (), (), ("start",))
+    assert "--launcher" in vocabulary.after("%cluster", ["start", "2"])
+    assert vocabulary.after("%cluster", ["start", "2", "--launcher"]) == kinds.names()
 
 
 def test_cores_are_counted():

@@ -1,0 +1,56 @@
+"""Each block of docs/past-one-machine.md is run, by commands that only seem to reach other hosts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+import rpcbench
+from rpcbench.launch.targets import Targets
+from rpcbench.notebook.commands import Commands
+from rpcbench.transport import facing
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "launch"))
+from far_commands import provide  # noqa: E402  (beside the tests of launchers)
+
+PAGE = (ROOT / "docs" / "past-one-machine.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+LINES = re.findall(r"^%cluster start .*$", PAGE, re.MULTILINE)
+HOSTS = ["node1", "node2", "node3", "pod-1", "pod-2", "box1"]
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(autouse=True)
+def commands(no_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    provide(tmp_path, monkeypatch.setenv, HOSTS)
+    monkeypatch.setenv(facing.VARIABLE, "127.0.0.1")  # no interface of the machine that runs this is used
+
+
+def test_the_page_has_a_block_for_each_way() -> None:
+    words = " ".join(BLOCKS)
+    assert all(word in words for word in ('"local"', '"kernel"', '"ssh ', '"srun ', '"kubectl ', '"docker ')) and LINES
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_blocks_start_workers(block: str) -> None:
+    names = {"rpcbench": rpcbench}
+    exec(block, names)
+    with names["cluster"] as cluster:
+        assert cluster.run("all", "6 * 7") == dict.fromkeys(cluster.workers, 42)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_lines_start_workers(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = Commands(Targets(), lambda cluster: None)
+    _, action, *words = shlex.split(line)
+    try:
+        assert "2 workers: worker1, worker2." in commands.by_name[action](words)
+        assert commands.started[0].run("worker2", "import os\nos.environ['RPCBENCH_HOST_ID']") == "node2"
+    finally:
+        commands.stop_started()

@@ -1,0 +1,43 @@
+"""Commands that take workers to "hosts": fakes of srun, ssh, kubectl and docker, for this host or namespaces.
+
+As the real ones they pass standard input, output and the exit status on, and start what they are asked to in a session
+of its own: the end of the command alone does not end that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+LOCAL = "env RPCBENCH_HOST_ID=$host"
+"""Another host, as far as a worker can tell."""
+NAMESPACE = "ip netns exec $host"
+
+_OPTIONS = {
+    "srun": 'while [ "$1" != "${1#-}" ]; do case "$1" in -w) host=$2; shift 2;; *) shift;; esac; done',
+    "docker": '[ "$1 $2" = "exec -i" ] || exit 64; host=$3; shift 3',
+    "ssh": 'while [ "$1" != "${1#-}" ]; do shift; done; host=$1; shift',
+    "kubectl": '[ "$1 $2" = "exec -i" ] || exit 64; host=$3; shift 3; [ "$1" = -- ] && shift',
+}
+_SCRIPT = """#!/bin/sh
+{options}
+case " {hosts} " in
+  *" $host "*) ;;
+  *) echo "{name}: error: Unable to reach $host: no such node" >&2; exit 1;;
+esac
+exec setsid --wait {way} "$@"
+"""
+
+
+def provide(folder: Path, setenv: Callable[[str, str], object], hosts: Iterable[str], way: str = LOCAL) -> None:
+    """Put the commands, which know these hosts, first on PATH, with a python3 that is this one."""
+    python = folder / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    for name, options in _OPTIONS.items():
+        path = folder / name
+        path.write_text(_SCRIPT.format(name=name, options=options, hosts=" ".join(hosts), way=way))
+        path.chmod(0o755)
+    setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")

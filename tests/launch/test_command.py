@@ -1,0 +1,307 @@
+"""Workers that a command takes to hosts; here to some that are this one by another name, over TLS on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from far_commands import provide
+from launch_bench import gone, until
+
+import rpcbench
+from rpcbench.launch import outpost
+from rpcbench.launch.command import CommandLauncher
+from rpcbench.transport.rundir import RunDirectory
+from rpcbench.words.config import WorldConfig
+from rpcbench.words.errors import RpcError, ShutdownError, WorkerLostError
+
+pytestmark = pytest.mark.process
+
+SRUN = "srun -w {host} -N1 -n1 {cmd}"
+HERE = "127.0.0.1"
+
+
+def started(n: int = 1, template: str = SRUN, hosts: str = "h1,h2", **options: Any) -> rpcbench.Cluster:
+    return rpcbench.Cluster(
+        n, launcher="command", options={"template": template, "hosts": hosts, **options}, address=HERE
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rpcbench.Cluster]:
+    """Three workers on two hosts."""
+    with pytest.MonkeyPatch.context() as patch:
+        provide(tmp_path_factory.mktemp("bin"), patch.setenv, ["h1", "h2"])
+        patch.setenv("OMP_NUM_THREADS", "2")
+        with started(3) as made:
+            yield made
+
+
+@pytest.fixture
+def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    provide(tmp_path, monkeypatch.setenv, ["h1", "h2"])
+
+
+# -- workers elsewhere
+def test_workers_take_the_hosts_in_turn_and_talk_over_tls(cluster: rpcbench.Cluster) -> None:
+    assert cluster.kind == "command"
+    hosts = cluster.run("all", "import os\nos.environ['RPCBENCH_HOST_ID']")
+    assert hosts == {"worker1": "h1", "worker2": "h2", "worker3": "h1"}
+    members = cluster.agent.machine.ask(lambda node: list(node.members.members.values()))
+    assert all(member.remote.startswith(f"tls://{HERE}:") for member in members)
+    assert cluster.rpc_sync("worker1", rpcbench.rpc.rpc_sync, ("worker2", max, (8, 9))) == 9
+    big = torch.arange(1 << 20)
+    assert torch.equal(cluster.rpc_sync("worker2", torch.neg, (big,)), -big)
+
+
+def test_a_worker_has_the_directories_of_the_notebook_and_its_threads(cluster: rpcbench.Cluster) -> None:
+    code = "import os, sys, torch\n(os.getcwd(), sys.path, torch.get_num_threads(), torch.rand(1).item())"
+    found = cluster.run("all", code)
+    cwd, path, threads, _ = found["worker1"]
+    assert cwd == os.getcwd() and threads == 2
+    own = [entry for entry in sys.path if not outpost._installed(entry) and Path(entry or ".").exists()]
+    assert path[: len(own)] == own
+    assert len({drawn for *_, drawn in found.values()}) == 3, "no sibling draws the same"
+
+
+def test_status_tells_host_and_process_there(cluster: rpcbench.Cluster) -> None:
+    code = "import os, socket\n(os.getpid(), socket.gethostname())"
+    there = cluster.run("all", code)
+    rows = cluster.status()
+    assert {row.name: (row.pid, row.host) for row in rows} == there
+    assert {row.state for row in rows} == {"serves"} and "?" in repr(rows)
+    assert cluster.pid("worker2") == there["worker2"][0]
+
+
+def test_no_command_line_or_environment_shows_the_secret(cluster: rpcbench.Cluster) -> None:
+    secret = cluster._config.secret.hex()
+    worker = psutil.Process(cluster.pid("worker1"))
+    for process in (worker, *worker.parents()):
+        assert secret not in " ".join(process.cmdline())
+    assert secret not in json.dumps(worker.environ()) and secret not in json.dumps(worker.parent().environ())
+    assert secret not in cluster.log("worker1")
+
+
+def test_what_a_worker_writes_outside_cells_is_its_log(cluster: rpcbench.Cluster) -> None:
+    cluster.run("worker2", "import os\n_ = os.write(2, b'from afar\\n')")
+    until(lambda: "from afar" in cluster.log("worker2"))
+
+
+def test_an_interrupt_reaches_the_main_thread_there(cluster: rpcbench.Cluster) -> None:
+    shown = threading.Timer(0.5, cluster.interrupt, ("worker3",))
+    shown.start()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run("worker3", "import time\ntime.sleep(100)")
+    shown.join()
+    cluster.interrupt("worker3")  # which is idle
+    assert cluster.run("worker3", "6 * 7") == 42
+
+
+def test_ranks_meet_at_the_first_worker(cluster: rpcbench.Cluster) -> None:
+    code = "import os, torch\nimport rpcbench.distributed as dist\ndist.init_process_group('gloo')\n"
+    code += "x = torch.ones(2) * (dist.get_rank() + 1)\ndist.all_reduce(x)\n"
+    asked = "(x.tolist(), *(os.environ[name] for name in ('LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR')))"
+    found = cluster.run("all", f"{code}found = {asked}\ndist.destroy_process_group()\nfound")
+    assert [each[0] for each in found.values()] == [[6.0, 6.0]] * 3
+    assert [each[1:] for each in found.values()] == [("0", "2", HERE), ("0", "1", HERE), ("1", "2", HERE)]
+
+
+def test_a_killed_worker_is_told_of_and_comes_again(cluster: rpcbench.Cluster) -> None:
+    before = cluster.pid("worker1")
+    cluster.kill("worker1")
+    assert gone(before) and cluster.lost == ["worker1"]
+    assert cluster.status()[0].state == "killed by SIGKILL"
+    cluster.restart("worker1")
+    assert cluster.pid("worker1") != before and cluster.status()[0].incarnation == 1
+    assert cluster.run("worker1", "1 + 1") == 2
+
+
+def test_a_death_there_is_told_with_its_status_and_last_words(cluster: rpcbench.Cluster) -> None:
+    with pytest.raises(WorkerLostError, match=r"exit code 3"):
+        cluster.run("worker2", "import os\nos._exit(3)")
+    with pytest.raises(WorkerLostError, match=r"(?s)killed by SIGSEGV.*Segmentation fault"):
+        cluster.run("worker3", "import os\nos.kill(os.getpid(), 11)")
+    cluster.restart("worker2")
+    cluster.restart("worker3")
+
+
+def test_scale_and_the_end_leave_nothing(no_leaks: None, srun: None) -> None:
+    with started(1) as made:
+        child = made.run("worker1", "import subprocess\nsubprocess.Popen(['sleep', '600']).pid")
+        made.scale(2)
+        made.scale(1)
+        assert made.workers == ["worker1"] and not gone(child)
+    until(lambda: gone(child))
+
+
+NOTEBOOK = """
+import sys, rpcbench
+made = rpcbench.Cluster(2, launcher="command", options={"template": sys.argv[1], "hosts": "h1,h2"}, address="127.0.0.1")
+child = made.run("worker1", "import subprocess\\nsubprocess.Popen(['sleep', '600']).pid")
+made.rpc_async("worker2", exec, ("import ctypes\\nctypes.PyDLL(None).sleep(600)",))  # and holds Python's lock
+print(child, made.pid("worker1"), made.pid("worker2"), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_notebook_that_is_killed_leaves_nothing(no_leaks: None, srun: None) -> None:
+    with subprocess.Popen([sys.executable, "-c", NOTEBOOK, SRUN], stdin=-1, stdout=-1, text=True) as notebook:
+        try:
+            assert notebook.stdout is not None
+            pids = [int(pid) for pid in notebook.stdout.readline().split()]
+        finally:
+            notebook.kill()
+    assert len(pids) == 3
+    until(lambda: all(map(gone, pids)))
+
+
+# -- what cannot be launched
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hosts": "h7"}, r"exit code 1\) before it could serve:\nsrun: error: Unable to reach h7: no such node"),
+        ({"python": "python0.4"}, r"exit code 127\).*python0\.4.*No such file"),
+        ({"template": "srum -w {host} {cmd}"}, r"could not be launched by srum -w h1 .*No such file.*srum"),
+        ({"template": "srun -w {host} true {cmd}"}, r"exit code 0\) before it could serve"),
+        ({"template": "sh -c '{cmd} < /dev/null' {host}"}, "must pass standard input on"),
+    ],
+)
+def test_a_launch_that_fails_says_so_in_its_own_words(
+    no_leaks: None, srun: None, options: dict[str, str], words: str
+) -> None:
+    with pytest.raises(RpcError, match=f"(?s){words}"):
+        started(**{"hosts": "h1", **options})
+
+
+@pytest.mark.parametrize(
+    ("template", "hosts", "words"),
+    [
+        ("ssh {host}", "a", "has no {cmd}"),
+        ("ssh {hots} {cmd}", "a", r"unknown field {hots}; there are {cmd}, {host}, {name}, {python}"),
+        ("ssh {host:>9} {cmd}", "a", "unknown field {host}"),
+        ("ssh {} {cmd}", "a", "unknown field {}"),
+        ("ssh {host} {cmd}", "", r"names a {host}: pass hosts="),
+        ("bash -c '{cmd}'", "a b", "has no {host}, so what are the hosts"),
+        ("ssh 'a {host} {cmd}", "a", "is no command: No closing quotation"),
+        ("ssh {host {cmd}", "a", "is no command"),
+        ("ssh {host} {cmd}", "-oProxyCommand=x", "'-oProxyCommand=x' is no name of a host"),
+    ],
+)
+def test_a_template_that_cannot_work_is_refused(template: str, hosts: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words.replace("{", r"\{").replace("}", r"\}")):
+        CommandLauncher(RunDirectory(), template, hosts)
+
+
+def test_fields_stand_for_words_or_parts_of_them() -> None:
+    launcher = CommandLauncher(RunDirectory(), "sh -c 'cd /; exec {cmd}' x-{host} {name}", ["a", "b"], "/my python")
+    config = WorldConfig("worker4", 4, "c", "/", bytes(32))
+    assert launcher._argv(config) == [
+        "sh", "-c", "cd /; exec '/my python' -P -m rpcbench.worker worker4", "x-b", "worker4"
+    ]  # fmt: skip
+    plain = CommandLauncher(RunDirectory(), "env {cmd}", (), "/my python")
+    assert plain._argv(config) == ["env", "/my python", "-P", "-m", "rpcbench.worker", "worker4"]
+
+
+# -- one command
+def config(directory: RunDirectory, **changes: Any) -> WorldConfig:
+    fields = {"leader": f"tls://{HERE}:9", "host": "nowhere", **changes}
+    return WorldConfig("worker1", 1, "test", str(directory.path), secrets.token_bytes(32), **fields)
+
+
+def test_a_command_that_minds_nothing_is_ended_all_the_same(no_leaks: None, tmp_path: Path) -> None:
+    stubborn = tmp_path / "stubborn"
+    stubborn.write_text("#!/bin/sh\nsleep 600 & wait\n")
+    stubborn.chmod(0o755)
+    ends: list[tuple[str, int]] = []
+    directory = RunDirectory()
+    launcher = CommandLauncher(directory, f"{stubborn} {{cmd}}")
+    try:
+        handle = launcher.start(config(directory), lambda handle, status: ends.append((handle.name, status)))
+        handle.interrupt()
+        with pytest.raises(TimeoutError):
+            handle.wait(0.1)
+        handle.kill()
+        assert handle.wait(20) == -signal.SIGKILL
+        until(lambda: ends == [("worker1", -signal.SIGKILL)])
+        handle.kill()
+    finally:
+        launcher.close()
+    launcher.close()
+    with pytest.raises(ShutdownError, match="this launcher is closed"):
+        launcher.start(config(directory))
+
+
+# -- what the command starts
+def outposted(line: bytes, name: str = "worker1", stays: bool = False) -> tuple[int, str]:
+    """Status and complaints of an outpost that is told this; who tells it `stays` until it has ended, or not."""
+    command = [sys.executable, "-m", "rpcbench.worker", name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(line)
+        (process.stdin.flush if stays else process.stdin.close)()
+        return process.wait(60), process.stderr.read().decode()
+
+
+def test_an_outpost_that_is_told_nothing_says_what_it_needs(no_leaks: None) -> None:
+    status, said = outposted(b"")
+    assert status == 1 and said.count("\n") == 1 and "worker1 was not told which world to join" in said
+
+
+def test_a_terminal_is_refused_as_it_would_show_the_secret(no_leaks: None) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        command = [sys.executable, "-m", "rpcbench.worker", "worker1"]
+        done = subprocess.run(command, stdin=theirs, capture_output=True, timeout=60)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == 1 and b"that is no terminal" in done.stderr
+
+
+def test_another_version_is_refused_before_anything_starts(no_leaks: None) -> None:
+    asked = json.loads(outpost.request(config(RunDirectory())))
+    asked["versions"] = ["protocol 99", "Python 3.99"]
+    status, said = outposted(json.dumps(asked).encode() + b"\n")
+    assert status == 1 and "the notebook has protocol 99, Python 3.99" in said and "Traceback" not in said
+
+
+def test_another_secret_is_refused(no_leaks: None, srun: None) -> None:
+    with started(1) as made:
+        leader = made.agent.machine.ask(lambda node: node.members.me.remote)
+        stranger = replace(made._config, name="worker9", id=9, leader=leader, remote="", secret=bytes(32), host="other")
+        status, said = outposted(outpost.request(stranger), "worker9", stays=True)
+        assert made.workers == ["worker1"]
+    assert status == 1 and "another secret" in said, said
+
+
+def test_a_signal_for_the_outpost_is_one_for_the_worker(no_leaks: None, srun: None) -> None:
+    """As from `scancel`, or a container that is stopped."""
+    with started(1) as made:
+        worker = made.pid("worker1")
+        psutil.Process(worker).parent().terminate()
+        until(lambda: made.lost == ["worker1"])
+        assert gone(worker) and made.status()[0].state == "killed by SIGTERM"
+
+
+def test_the_outpost_being_killed_ends_the_worker(no_leaks: None, srun: None) -> None:
+    with started(1) as made:
+        worker = made.pid("worker1")
+        directory = Path(made.run("worker1", "from rpcbench.agent import current\ncurrent.current().config.directory"))
+        psutil.Process(worker).parent().kill()
+        until(lambda: made.lost == ["worker1"] and gone(worker))
+        for path in sorted(directory.rglob("*"), reverse=True):  # nobody was left to do it
+            path.unlink()
+        directory.rmdir()

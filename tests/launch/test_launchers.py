@@ -1,0 +1,110 @@
+"""Launchers by name: our own, those of other packages, and what is said of names and options that there are not."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import rpcbench
+from rpcbench.launch import kinds
+from rpcbench.transport import facing
+from rpcbench.words.errors import RpcError
+
+PLUGIN = """
+from rpcbench.launch.process import ProcessLauncher
+
+def make(directory, greeting="hello"):
+    made.append(greeting)
+    return ProcessLauncher(directory, "fork")
+
+made = []
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an installed package that brings launchers."""
+    metadata = tmp_path / "more_launchers-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: more-launchers\nVersion: 1.0\n")
+    lines = [
+        "mine = more_launchers:make", "broken = broken_launcher:make", "missing = no_such_package:make",
+        "local = broken_launcher:make",
+    ]  # fmt: skip
+    (metadata / "entry_points.txt").write_text("\n".join([f"[{kinds.GROUP}]", *lines]))
+    (tmp_path / "more_launchers.py").write_text(PLUGIN)
+    (tmp_path / "broken_launcher.py").write_text("raise OSError('the license server is asleep')")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("plugins")
+def test_names_are_ours_and_those_of_packages() -> None:
+    ours = list(kinds.OWN)
+    assert kinds.names()[: len(ours)] == ours
+    assert {"mine", "broken", "missing"} <= set(kinds.names()) and kinds.names().count("local") == 1
+    with pytest.raises(ValueError, match=r"no launcher 'slurm'; there are local, kernel, command,.* mine"):
+        rpcbench.Cluster(1, launcher="slurm")
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("plugins")
+def test_a_launcher_of_another_package_starts_workers_with_its_options(no_leaks: None) -> None:
+    with rpcbench.Cluster(1, launcher="mine", options={"greeting": "hi"}) as cluster:
+        assert cluster.rpc_sync("worker1", max, (3, 5)) == 5 and cluster.kind == "mine"
+    assert sys.modules["more_launchers"].made == ["hi"]
+
+
+@pytest.mark.usefixtures("plugins")
+def test_what_keeps_a_launcher_from_starting_is_told(no_leaks: None) -> None:
+    with pytest.raises(RpcError, match=r"'broken' \(broken_launcher:make\) cannot .* OSError: the license server is"):
+        rpcbench.Cluster(1, launcher="broken")
+    with pytest.raises(RpcError, match="launcher 'missing' need no_such_package, which is not installed"):
+        rpcbench.Cluster(1, launcher="missing")
+    with pytest.raises(ValueError, match=r"'mine': got an unexpected keyword argument 'hosts'; its options: greeting"):
+        rpcbench.Cluster(1, launcher="mine", options={"hosts": "a"})
+    with pytest.raises(ValueError, match="'command': missing a required argument: 'template'; its options: template"):
+        rpcbench.Cluster(1, launcher="command")
+
+
+def test_short_names_and_launchers_that_contradict_are_told() -> None:
+    assert kinds.chosen(None, "process", "python3", "spawn") == ("local", {"start": "spawn"})
+    assert kinds.chosen(None, "kernel", "python3", None) == ("kernel", {"kernel": "python3"})
+    assert kinds.chosen("command", "process", "python3", None) == ("command", {})
+    with pytest.raises(ValueError, match="kind='kernel' means the launcher 'kernel', not 'command'"):
+        kinds.chosen("command", "kernel", "python3", None)
+    with pytest.raises(ValueError, match="start='spawn' is for workers of kind 'process'; launcher 'command'"):
+        kinds.chosen("command", "process", "python3", "spawn")
+    with pytest.raises(ValueError, match="workers of launcher 'local' are on this host and need none"):
+        rpcbench.Cluster(1, address="10.0.0.1")
+
+
+def test_the_metadata_of_the_package_names_the_same_launchers() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"][kinds.GROUP] == kinds.OWN
+
+
+# -- where the notebook is found
+def test_an_address_is_read_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert facing.outward("10.0.0.1:29500") == "tls://10.0.0.1:29500"
+    assert facing.outward("node7") == "tls://node7:0"
+    assert facing.outward("[fe80::1]:7") == "tls://[fe80::1]:7"
+    monkeypatch.setenv(facing.VARIABLE, "10.9.9.9")
+    assert facing.outward(":29500") == "tls://10.9.9.9:29500"
+    for wrong in ("host:port", "tls://10.0.0.1", "me@host", "a/b", "host:70000"):
+        with pytest.raises(ValueError, match=r"address=.* is none; write"):
+            facing.outward(wrong)
+
+
+def test_without_a_way_outward_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(host: str, port: int) -> str:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.delenv(facing.VARIABLE, raising=False)
+    monkeypatch.setattr(facing.tcp, "interface_towards", unreachable)
+    monkeypatch.setattr(facing.psutil, "net_if_addrs", dict)
+    with pytest.raises(RpcError, match=r"none but loopback\): pass address="):
+        facing.outward()
