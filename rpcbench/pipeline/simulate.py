@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rpcbench.pipeline.chart import Chart
+from rpcbench.pipeline.chart import chart
 from rpcbench.pipeline.ops import Kind, Op, Ops
 from rpcbench.pipeline.spans import Span, idle_share
 from rpcbench.pipeline.validate import gives, needs, peak, playable, walk
+from rpcbench.words.chart import Chart
 
 Cost = Callable[[Op], float]
 """Duration of an op, in any unit."""
@@ -81,7 +82,7 @@ class Simulation:
         """The picture of it: `text(width)`, `svg()`."""
         names = {worker: f"worker {worker}" for worker in range(len(self.peak_live))}
         kept = ", ".join(f"{most:g}" for most in self.peak_memory)
-        return Chart(self.spans, names, f"{self.makespan:g} long, idle {self.idle:.1%}, kept at most {kept}")
+        return chart(self.spans, names, f"{self.makespan:g} long, idle {self.idle:.1%}, kept at most {kept}")
 
     def text(self, width: int = 100) -> str:
         """Drawn at most `width` columns wide (20 columns of time at least), a line for each worker."""

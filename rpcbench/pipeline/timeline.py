@@ -14,12 +14,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rpcbench.pipeline.chart import Chart
+from rpcbench.pipeline.chart import chart
 from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.simulate import simulate
 from rpcbench.pipeline.slices import trace
 from rpcbench.pipeline.spans import Span, idle_between
 from rpcbench.pipeline.spans import idle_share as _idle_share
+from rpcbench.words.chart import Chart
 from rpcbench.words.errors import PipelineError
 from rpcbench.words.events import Row
 
@@ -115,7 +116,7 @@ class Timeline:
         names = {worker: self.names.get(worker, f"worker{worker}") for worker in self.workers}
         ideal = "" if self.idle_ideal is None else f" (ideal {self.idle_ideal:.1%})"
         title = f"step {self.step}: {self.seconds * 1e3:.1f} ms, idle {self.idle:.1%}{ideal}"
-        return Chart(self.spans, names, title, self.running, " ms", 1e3)
+        return chart(self.spans, names, title, self.running, " ms", 1e3)
 
 
 def idle_share(rows: Iterable[Row]) -> float:
