@@ -87,14 +87,14 @@ def together(
     """Act, if all ranks of the group call the same with tensors alike, and none of them is wrong."""
     faults = [fault for tensor in tensors if (fault := backends.fault(end.world.backend, tensor))]
     layouts = ", ".join(map(backends.layout, tensors))
-    what = f"{what} of {layouts}" if tensors else what
+    call = f"{what} of {layouts}" if tensors else what
     wrong = next(iter(faults), wrong)
 
     def job() -> None:
-        _compare(end, f"{what}: {wrong}" if wrong else what, bool(wrong))
+        _compare(end, f"{call}: {wrong}" if wrong else call, bool(wrong))
         act()
 
-    end.carry(job, what)
+    end.carry(job, what, layouts, sum(getattr(tensor, "nbytes", 0) for tensor in tensors))
 
 
 def _compare(end: Member, words: str, wrong: bool) -> None:

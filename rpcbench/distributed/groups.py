@@ -8,15 +8,18 @@
 from __future__ import annotations
 
 import atexit
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 import torch.distributed as c10d
 
 from rpcbench.distributed import backends, making, stores
 from rpcbench.distributed.making import listed
 from rpcbench.distributed.meeting import meet
+from rpcbench.distributed.told import Entered, Part
 from rpcbench.distributed.watch import Watch
 from rpcbench.distributed.world import AGAIN, Wait, World
 from rpcbench.words.errors import CollectiveError, WorkerLostError
@@ -35,12 +38,38 @@ class Member:
     def __init__(self, world: World, ranks: tuple[int, ...], group: c10d.ProcessGroup, key: str) -> None:
         self.world, self.ranks, self.group, self.key = world, ranks, group, key
         self.count = 0
+        self.name = "world" if key == "0" else f"group {key}"
+        self.names = tuple(world.ranks[rank].name for rank in ranks)
+        self._ways = Counter[str]()  # what went between two ranks, or comes from any
 
-    def carry(self, job: Callable[[], T], what: str) -> T:
-        """Do something together, on the group's lane. What ends the world ends the wait."""
+    def carry(self, job: Callable[[], T], op: str, shape: str = "", size: int = 0) -> T:
+        """Do something together, on the group's lane, with tensors of this shape and so many bytes.
+
+        What ends the world ends the wait.
+        """
         self.world.check()
+        with self.enter(op, shape, size):
+            what = f"{op} of {shape}" if shape else op
+            return self.world.finish(self.world.lane(self.key).put(job), self.wait(what))
+
+    def enter(self, op: str, shape: str, size: int) -> Entered:
+        """The next thing that all ranks of the group do is under way here."""
         self.count += 1
-        return self.world.finish(self.world.lane(self.key).put(job), self.wait(what))
+        scope = f"{self.world.token}.{self.key}"
+        return self.world.told.enter(Part(scope, self.count, self.name, op, self.names, shape, size))
+
+    def between(self, source: int, to: int, tensor: torch.Tensor) -> Part:
+        """This rank's part of the next thing that one rank sends to another."""
+        return self._sent(f"{source}>{to}", "send", [source, to], tensor)
+
+    def from_any(self, tensor: torch.Tensor) -> Part:
+        """As `between`, as long as nobody knows which rank will send."""
+        return self._sent(f">{self.world.rank}", "recv from any rank", [self.world.rank], tensor)
+
+    def _sent(self, way: str, op: str, ranks: Sequence[int], tensor: torch.Tensor) -> Part:
+        self._ways[way] += 1
+        scope, ends = f"{self.world.token}.{self.key}.{way}", tuple(self.world.ranks[rank].name for rank in ranks)
+        return Part(scope, self._ways[way], self.name, op, ends, backends.layout(tensor), tensor.nbytes)
 
     def wait(self, what: str) -> Wait:
         others = tuple(rank for rank in self.ranks if rank != self.world.rank)

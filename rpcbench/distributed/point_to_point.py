@@ -14,6 +14,7 @@ from rpcbench.distributed import backends, groups
 from rpcbench.distributed.collectives import NOTE, note, said, stranger
 from rpcbench.distributed.groups import AnyGroup, Member
 from rpcbench.distributed.lanes import Pending
+from rpcbench.distributed.told import Entered
 from rpcbench.distributed.world import Wait
 from rpcbench.words.errors import CollectiveError
 
@@ -46,7 +47,8 @@ def isend(tensor: torch.Tensor, dst: int, group: AnyGroup = None) -> Request:
     """As `send`, in the background."""
     end = _end(tensor, dst, group)
     wait = Wait(f"send to rank {dst}", f"send {end.key}", 0, (dst,))
-    return Request(end, end.world.lane((end.key, "to", dst)).put(lambda: _send(end, tensor, dst)), wait)
+    entered = end.world.told.enter(end.between(end.world.rank, dst, tensor))
+    return Request(end, end.world.lane((end.key, "to", dst)).put(lambda: _send(end, tensor, dst, entered)), wait)
 
 
 def recv(tensor: torch.Tensor, src: int | None = None, group: AnyGroup = None) -> int:
@@ -57,14 +59,16 @@ def recv(tensor: torch.Tensor, src: int | None = None, group: AnyGroup = None) -
     if any(end.world.lane(_from(end, rank)).busy for rank in end.ranks):
         raise CollectiveError("recv from any rank, while an irecv waits for one: wait for that first")
     wait = Wait("recv from any rank", f"recv {end.key}", 0, end.wait("").members)
-    return end.world.finish(end.world.lane(_from(end, -1)).put(lambda: _receive(end, tensor, None)), wait)
+    entered = end.world.told.enter(end.from_any(tensor))
+    return end.world.finish(end.world.lane(_from(end, -1)).put(lambda: _receive(end, tensor, None, entered)), wait)
 
 
 def irecv(tensor: torch.Tensor, src: int, group: AnyGroup = None) -> Request:
     """As `recv` from one rank, in the background."""
     end = _end(tensor, src, group)
     wait = Wait(f"recv from rank {src}", f"recv {end.key}", 0, (src,))
-    return Request(end, end.world.lane(_from(end, src)).put(lambda: _receive(end, tensor, src)), wait)
+    entered = end.world.told.enter(end.between(src, end.world.rank, tensor))
+    return Request(end, end.world.lane(_from(end, src)).put(lambda: _receive(end, tensor, src, entered)), wait)
 
 
 def _from(end: Member, rank: int) -> tuple[str, str, int]:
@@ -82,24 +86,27 @@ def _end(tensor: torch.Tensor, other: int | None, group: AnyGroup) -> Member:
     return end
 
 
-def _send(end: Member, tensor: torch.Tensor, dst: int) -> int:
-    c10d.send(note(backends.layout(tensor)), dst, end.group, _OFFER)
-    answer = torch.empty(NOTE, dtype=torch.uint8)
-    c10d.recv(answer, dst, end.group, _ANSWER)
-    if said(answer) != _FITS:
-        raise CollectiveError(said(answer))
-    c10d.send(tensor, dst, end.group, _DATA)
+def _send(end: Member, tensor: torch.Tensor, dst: int, entered: Entered) -> int:
+    with entered:
+        c10d.send(note(backends.layout(tensor)), dst, end.group, _OFFER)
+        answer = torch.empty(NOTE, dtype=torch.uint8)
+        c10d.recv(answer, dst, end.group, _ANSWER)
+        if said(answer) != _FITS:
+            raise CollectiveError(said(answer))
+        c10d.send(tensor, dst, end.group, _DATA)
     return dst
 
 
-def _receive(end: Member, tensor: torch.Tensor, src: int | None) -> int:
-    offer = torch.empty(NOTE, dtype=torch.uint8)
-    source = c10d.recv(offer, src, end.group, _OFFER)
-    here, there = backends.layout(tensor), said(offer)
-    world = end.world
-    differs = f"{world.named(source)} sends {there}, but {world.named(world.rank)} receives {here}"
-    c10d.send(note(_FITS if here == there else differs), source, end.group, _ANSWER)
-    if here != there:
-        raise CollectiveError(differs)
-    c10d.recv(tensor, source, end.group, _DATA)
-    return int(source)
+def _receive(end: Member, tensor: torch.Tensor, src: int | None, entered: Entered) -> int:
+    world, offer = end.world, torch.empty(NOTE, dtype=torch.uint8)
+    with entered:
+        source = int(c10d.recv(offer, src, end.group, _OFFER))
+        if src is None:
+            entered.becomes(end.between(source, world.rank, tensor))
+        here, there = backends.layout(tensor), said(offer)
+        differs = f"{world.named(source)} sends {there}, but {world.named(world.rank)} receives {here}"
+        c10d.send(note(_FITS if here == there else differs), source, end.group, _ANSWER)
+        if here != there:
+            raise CollectiveError(differs)
+        c10d.recv(tensor, source, end.group, _DATA)
+    return source

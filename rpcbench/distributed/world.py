@@ -24,10 +24,12 @@ import torch
 import torch.distributed as c10d
 from torch._C._distributed_c10d import Store
 
+from rpcbench.agent import current
 from rpcbench.agent.sites import here
 from rpcbench.distributed.lanes import Lane, Pending
 from rpcbench.distributed.meeting import Met
 from rpcbench.distributed.stores import polled
+from rpcbench.distributed.told import Told
 from rpcbench.words.changes import Changes
 from rpcbench.words.errors import CollectiveError, RpcError, RpcTimeoutError, WorkerLostError
 
@@ -65,6 +67,8 @@ class World:
         self.made = 0  # groups, counted alike on all ranks
         self.kept: Store | None = None  # what torch waits in: it does not keep a store of Python's itself
         self.token = met.store.compare_set("token", "", secrets.token_hex(8)).decode()
+        agent = current.find()
+        self.told = Told() if agent is None else agent.part(Told)
 
     # -- naming
     def named(self, rank: int) -> str:
@@ -218,6 +222,7 @@ class World:
         self._changes.tell()
         for lane in list(self._lanes.values()):
             lane.close()
+        self.told.abandon(self.token)
 
     def ended(self, seconds: float) -> None:
         """Wait for the threads of a world that is closed, so many seconds for each at most."""
