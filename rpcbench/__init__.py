@@ -34,6 +34,7 @@ _HOMES = {
     "register_reducer": "rpcbench.wire.pickling",
     "panel": "rpcbench.panels",
     "trace": "rpcbench.telemetry.trace",
+    "collectives": "rpcbench.telemetry.collective_timeline",
     "record": "rpcbench.telemetry.recording",
     "replay": "rpcbench.panels.replay",
 }

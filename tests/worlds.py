@@ -76,7 +76,7 @@ def left(agents: list[Agent]) -> dict[str, Any]:
     """What tables still hold, by agent."""
     gc.collect()
     tables = {
-        agent.name: {n: rows for n, rows in agent.tables().items() if n not in ("ops", "steps") and rows}
+        agent.name: {n: rows for n, rows in agent.tables().items() if n not in ("ops", "steps", "collectives") and rows}
         for agent in agents
     }
     for agent in agents:

@@ -15,6 +15,7 @@ from torch.distributed import ReduceOp
 
 from rpcbench.distributed import groups
 from rpcbench.distributed.collectives import all_gather, all_reduce, barrier, broadcast, gather, reduce, scatter
+from rpcbench.distributed.ddp import ddp_all_reduce
 from rpcbench.distributed.groups import AnyGroup, NamedGroup, Outsider, group
 from rpcbench.distributed.multigpu import (
     all_gather_multigpu,
@@ -26,9 +27,9 @@ from rpcbench.distributed.point_to_point import Request, irecv, isend, recv, sen
 
 __all__ = [
     "NamedGroup", "Outsider", "ReduceOp", "Request", "all_gather", "all_gather_multigpu", "all_reduce",
-    "all_reduce_multigpu", "barrier", "broadcast", "broadcast_multigpu", "destroy_process_group", "gather", "get_rank",
-    "get_world_size", "group", "init_process_group", "irecv", "is_available", "is_initialized", "isend", "new_group",
-    "recv", "reduce", "reduce_multigpu", "reduce_op", "scatter", "send",
+    "all_reduce_multigpu", "barrier", "broadcast", "broadcast_multigpu", "ddp_all_reduce", "destroy_process_group",
+    "gather", "get_rank", "get_world_size", "group", "init_process_group", "irecv", "is_available", "is_initialized",
+    "isend", "new_group", "recv", "reduce", "reduce_multigpu", "reduce_op", "scatter", "send",
 ]  # fmt: skip
 
 reduce_op = ReduceOp

@@ -20,6 +20,8 @@ import torch
 from torch import nn
 
 from rpcbench.agent.core import Agent
+from rpcbench.agent.described import layout_of
+from rpcbench.distributed.told import Entered, Part, Told
 from rpcbench.pipeline import gloo
 from rpcbench.pipeline.batchnorm import Deferred
 from rpcbench.pipeline.buckets import Bucket, buckets
@@ -32,18 +34,22 @@ _NOBODY = -1
 
 
 class Column:
-    """The workers that have this worker's stages, one for each replica; and the group they have made."""
+    """The workers that have this worker's stages of the pipeline `key`, one for each replica; and their group."""
 
-    def __init__(self, agent: Agent, homes: Homes, slots: Slots, send: Send) -> None:
-        self._agent, self._slots, self._send = agent, slots, send
+    def __init__(self, agent: Agent, key: str, homes: Homes, slots: Slots, send: Send) -> None:
+        self._agent, self._key, self._slots, self._send = agent, key, slots, send
         self.ids, self.rank = homes.column, homes.replica
         self.peers = [rank for rank in range(len(self.ids)) if rank != self.rank]
+        self._told, self._names = agent.part(Told), tuple(agent.roster.name(id_) for id_ in self.ids)
+        self._count = 0  # of what they have done together for a stage in a step
         self.since = _NOBODY  # the step in which the group was made, on all of them
         self._group: Any = None
 
     def ready(self, step: int, stage: int) -> int:
         """Wait until all have come so far; since when they have a group, or _NOBODY if not all have the same."""
-        found = {since for (since,) in self._exchange(Slot(step, "A", stage, 0, 0), (self.since,))}
+        self._count = 0
+        with self._enter(step, stage, "barrier"):
+            found = {since for (since,) in self._exchange(Slot(step, "A", stage, 0, 0), (self.since,))}
         return self.since if found == {self.since} else _NOBODY
 
     def _exchange(self, slot: Slot, message: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -72,24 +78,40 @@ class Column:
 
     def add_up(self, step: int, stage: int, flats: Sequence[torch.Tensor]) -> None:
         """Let each of these be the sum over all replicas."""
-        self._finish(step, stage, [self._group.allreduce([flat]) for flat in flats])
+        self._together(step, stage, "all_reduce(SUM)", flats, lambda flat: self._group.allreduce([flat]))
 
     def copy_first(self, step: int, stage: int, flat: torch.Tensor) -> None:
         """Let this be what the first replica has."""
-        self._finish(step, stage, [self._group.broadcast(flat, 0)])
+        self._together(step, stage, "broadcast(src=0)", [flat], lambda flat: self._group.broadcast(flat, 0))
 
-    def _finish(self, step: int, stage: int, works: Sequence[Any]) -> None:
-        """Wait until they are done, or the step is over. The error of one that failed."""
-        slots = [Slot(step, DONE, stage, number, self.rank) for number in range(len(works))]
-        for slot, work in zip(slots, works, strict=True):
-            gloo.then(work, partial(self._done, slot))
-        for slot in slots:
-            (error,) = self._slots.take(slot)
-            if error is not None:
-                raise error
+    def _together(
+        self, step: int, stage: int, op: str, flats: Sequence[torch.Tensor], begin: Callable[[torch.Tensor], Any]
+    ) -> None:
+        """Begin all, and wait until they are done, or the step is over. The error of one that failed."""
+        slots = [Slot(step, DONE, stage, number, self.rank) for number in range(len(flats))]
+        entered = [self._enter(step, stage, op, flat) for flat in flats]
+        try:
+            for slot, one, work in zip(slots, entered, [begin(flat) for flat in flats], strict=True):
+                gloo.then(work, partial(self._done, slot, one))
+            for slot in slots:
+                (error,) = self._slots.take(slot)
+                if error is not None:
+                    raise error
+        except BaseException:
+            for one in entered:
+                one.leave(failed=True)
+            raise
 
-    def _done(self, slot: Slot, error: BaseException | None) -> None:
+    def _done(self, slot: Slot, entered: Entered, error: BaseException | None) -> None:
+        entered.leave(failed=error is not None)
         self._slots.put(slot, lambda: (error,))
+
+    def _enter(self, step: int, stage: int, op: str, flat: torch.Tensor | None = None) -> Entered:
+        """What all replicas of a stage do next is under way here."""
+        self._count += 1
+        scope, group = f"{self._key}.{step}.{stage}", f"replicas of stage {stage}"
+        shape, size = ("", 0) if flat is None else (layout_of(flat), flat.nbytes)
+        return self._told.enter(Part(scope, self._count, group, op, self._names, shape, size))
 
 
 class Shared:

@@ -104,7 +104,7 @@ class StageWorker:
         agent: Agent = current.current()
         self.mail = mail = Mail(agent, key, homes)
         self.slots = mail.slots
-        self.column = Column(agent, homes, mail.slots, mail.send) if len(homes.column) > 1 else None
+        self.column = Column(agent, key, homes, mail.slots, mail.send) if len(homes.column) > 1 else None
         agent.part(_Directory).workers[key] = self
         agent.parcels.listen(key, mail)
         weakref.finalize(self, agent.parcels.deaf, key, mail)

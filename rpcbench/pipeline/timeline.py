@@ -23,6 +23,7 @@ from rpcbench.pipeline.spans import idle_share as _idle_share
 from rpcbench.words.chart import Chart
 from rpcbench.words.errors import PipelineError
 from rpcbench.words.events import Row
+from rpcbench.words.picture import written
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +102,8 @@ class Timeline:
 
     def save(self, path: str | Path) -> Path:
         """Write it into a file, as its ending says: .svg, .html, .txt, or .json for `trace`. ValueError for others."""
-        target = Path(path)
-        written = {".svg": self.svg, ".html": self.html, ".txt": self.text, ".json": self._json}
-        if target.suffix not in written:
-            raise ValueError(f"{target.name}: a timeline is saved as {', '.join(written)}")
-        target.write_text(written[target.suffix](), encoding="utf-8")
-        return target
+        ways = {".svg": self.svg, ".html": self.html, ".txt": self.text, ".json": self._json}
+        return written(path, ways, "a timeline")
 
     def _json(self) -> str:
         return json.dumps(self.trace())

@@ -1,8 +1,8 @@
 """A world as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing: all members on one clock.
 
 A member is a process with these tracks: calls it has made and calls it has run, as far as their messages were traced
-(a cell on a worker is such a call), operations of pipelines, and messages out and in, each joined by an arrow with
-its other end. Times begin with the first of all.
+(a cell on a worker is such a call), its part of collectives, operations of pipelines, and messages out and in, each
+joined by an arrow with its other end. Times begin with the first of all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from rpcbench.pipeline.slices import TRACK, Event, in_microseconds, slice_of
 from rpcbench.telemetry.clocks import SHARED, Clock
 from rpcbench.telemetry.messages import messages_view
-from rpcbench.telemetry.views import World
+from rpcbench.telemetry.views import View, World
 from rpcbench.words.events import Row, Table
 
 OUT, IN = 1, 2
@@ -34,8 +34,9 @@ def save(world: World, path: str | Path) -> Path:
 
 def chrome(world: World) -> dict[str, Any]:
     """The trace as what JSON can carry, in the format of Chrome's trace events."""
-    messages = messages_view(world)["messages"]
-    events = [*_ops(world), *_calls(messages), *_messages(messages)]
+    view = messages_view(world)
+    messages = view["messages"]
+    events = [*_ops(world), *_calls(messages), *_messages(messages), *_collectives(view)]
     began = min((event["ts"] for event in events), default=0.0)
     for event in events:
         in_microseconds(event, began)
@@ -75,6 +76,22 @@ def _span(ask: Row, kind: str, member: int, begin: float | None, end: float | No
     about = {"name": ask["label"] or ask["kind"], "cat": kind, "pid": member, "tid": 0, "id": f"{kind} {ask['call']}"}
     yield {"ph": "b", **about, "ts": begin, "args": {"call": ask["call"], "rrefs": ask["rrefs"]}}
     yield {"ph": "e", **about, "ts": max(begin, end)}
+
+
+def _collectives(view: View) -> Iterator[Event]:
+    """A member's part of each, and in it how long it waited for the last one; they may overlap as calls do."""
+    for key, entry in view["entries"].items():
+        row, end = view["collectives"][entry["collective"]], entry["end"]
+        if end is None:
+            continue
+        at = {"cat": "collectives", "pid": entry["worker"], "tid": 0, "id": f"collective {key}"}
+        args = {field: row[field] for field in ("group", "number", "shape", "bytes", "members", "state")}
+        yield {"ph": "b", "name": row["op"], **at, "ts": entry["begin"], "args": args}
+        if entry["waited"]:
+            waits = {"name": f"waits for {view['workers'][str(row['last'])]['name']}", **at}
+            yield {"ph": "b", **waits, "ts": entry["begin"]}
+            yield {"ph": "e", **waits, "ts": min(end, entry["begin"] + entry["waited"])}
+        yield {"ph": "e", "name": row["op"], **at, "ts": end}
 
 
 def _messages(messages: Table) -> Iterator[Event]:

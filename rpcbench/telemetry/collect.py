@@ -17,6 +17,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.agent.publish import TELEMETRY, WATCH
 from rpcbench.agent.roster import GONE, WorkerInfo
 from rpcbench.telemetry.clocks import SHARED, Clock, better
+from rpcbench.telemetry.collectives import began_since
 from rpcbench.telemetry.messages import gather
 from rpcbench.telemetry.probes import Probes
 from rpcbench.words.events import CHANGES, MESSAGES, QUIET, apply
@@ -186,10 +187,11 @@ class Collector:
 
 
 class Traced:
-    """A collector as a source of worlds with every message in them."""
+    """A collector as a source of worlds with every message in them, and the collectives of that time alone."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
+        self._began = time.monotonic()
 
     def subscribe(self, wake: Wake) -> Callable[[], None]:
         """As the collector's, at the level of messages."""
@@ -200,8 +202,8 @@ class Traced:
         return self._collector.settle(timeout)
 
     def world(self) -> World:
-        """As the collector's."""
-        return self._collector.world()
+        """As the collector's, from when this was made; what was under way then is there."""
+        return {id_: began_since(member, self._began) for id_, member in self._collector.world().items()}
 
 
 def current() -> Collector:

@@ -13,6 +13,7 @@ from typing import Any
 
 from rpcbench.agent.traced import Traced
 from rpcbench.telemetry.clocks import SHARED, Clock
+from rpcbench.telemetry.collectives import collectives_view
 from rpcbench.telemetry.views import View, World, everybody
 from rpcbench.words.events import Row, Table
 from rpcbench.words.ids import COUNTER_BITS, Id
@@ -51,7 +52,8 @@ def _row(half: Traced, source: int, to: int) -> Row:
 
 
 def messages_view(world: World) -> View:
-    """Every message, in the order in which they were sent. Sections: workers, messages, clocks.
+    """Every message, in the order in which they were sent, and what members do together. Sections: workers, messages,
+    clocks; collectives and entries, as in `collectives_view`.
 
     A message is `received`, `under way`, `lost` (for certain, or with one of its ends), or `untold`: of what its
     receiver told some was left out. `sent` and `received` are seconds of our clock, None where that end did not tell.
@@ -71,11 +73,10 @@ def messages_view(world: World) -> View:
     labels = {row["call"]: row["label"] for row in joined.values() if row["label"] and row["call"]}
     shown = {key: _shown(joined[key], labels, world) for key in order}
     mentioned = {row[end] for row in shown.values() for end in ("from", "to")}
-    clocks = {str(member): {"error": Clock(*state.get("clock", SHARED)).error} for member, state in world.items()}
     return {
+        **collectives_view(world),
         "workers": {key: _all_left_out(row, world, cut) for key, row in everybody(world, mentioned).items()},
         "messages": shown,
-        "clocks": {member: row for member, row in clocks.items() if row["error"]},
     }
 
 

@@ -21,7 +21,7 @@ from rpcbench.telemetry.views import Delta, View, World, patch
 from rpcbench.words.changes import Listeners
 
 FORMAT, VERSION = "rpcbench record", 1
-TABLES = ("owned", "users", "contexts", "graphs", "calls", "ops", "steps", "messages")
+TABLES = ("owned", "users", "contexts", "graphs", "calls", "ops", "steps", "messages", "collectives")
 _SECRET = re.compile(r"SECRET|TOKEN|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
 _SHORTEST_SECRET = 6
 _HOMES = re.compile(r"/(?:home|Users)/[^/\s'\"]+")

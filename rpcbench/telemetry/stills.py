@@ -6,20 +6,19 @@ no browser is: in nbclient, in a script. What has no drawing here is shown by it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rpcbench.pipeline.timeline import Timeline
+from rpcbench.telemetry.still_messages import MOST, ROW, draw_messages, rest
 from rpcbench.telemetry.still_workers import draw_workers
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.views import View
 from rpcbench.words.events import Row
 from rpcbench.words.picture import Columns, Picture, as_html, columns, heads, short
 
-ROW = 22
-MOST = 60
 _TITLE, _LINES = 20, 16
 
 
@@ -61,11 +60,6 @@ def _drawn(view: View, words: str) -> str:
     return picture.svg()
 
 
-def _rest(picture: Picture, rows: int, drawn: int, y: float) -> None:
-    if rows > drawn:
-        picture.text(12, y + 15, f"… and {rows - drawn} more, not drawn", "note")
-
-
 # ---- RRefs
 
 
@@ -77,7 +71,7 @@ def _rrefs(picture: Picture, view: View, at: Columns) -> None:
         forks.setdefault(fork["rref"], []).append(fork)
     for n, key in enumerate(keys[:MOST]):
         _rref(picture, view["rrefs"][key], forks.get(key, []), at, at.top + n * ROW)
-    _rest(picture, len(keys), MOST, at.top + MOST * ROW)
+    rest(picture, len(keys), MOST, at.top + MOST * ROW)
 
 
 def _rref(picture: Picture, rref: Row, forks: list[Row], at: Columns, y: float) -> None:
@@ -109,7 +103,7 @@ def _contexts(picture: Picture, view: View, at: Columns) -> None:
     y = at.top
     for context in list(view["contexts"].values())[:MOST]:
         y = _context(picture, view, context["context"], at, y)
-    _rest(picture, len(view["contexts"]), MOST, y)
+    rest(picture, len(view["contexts"]), MOST, y)
 
 
 def _context(picture: Picture, view: View, key: str, at: Columns, y: float) -> float:
@@ -155,73 +149,10 @@ def _steps(picture: Picture, view: View, at: Columns) -> None:
     replace(timeline.chart, title=title).draw(picture, at.width - 140)
 
 
-# ---- messages
-
-
-def _messages(picture: Picture, view: View, at: Columns) -> None:
-    heads(picture, view["workers"], at)
-    rows = [row for row in view["messages"].values() if row["kind"] != "Notice"]
-    drawn, (slots, last) = rows[:MOST], _slots(rows[:MOST])
-    for worker in view["workers"].values():
-        x = at.x(int(worker["id"]))
-        picture.line(x, at.top, x, at.top + (last + 1) * ROW, "rule")
-    began = _sent(rows[0]) if rows else 0.0
-    for n, row in enumerate(drawn):
-        y1, y2 = (at.top + (slot + 0.5) * ROW for slot in slots[n])
-        picture.text(66, y1 + 4, f"{(_sent(row) - began) * 1e3:.1f} ms", "note end")
-        words = f"{row['kind']} {row['label']}".rstrip()
-        picture.text(76, y1 + 4, short(words, int((at.left + at.step / 2 - 84) / 6.4)))
-        _message(picture, row, at, y1, y2)
-    _rest(picture, len(rows), len(drawn), at.top + (last + 1) * ROW)
-
-
-def _message(picture: Picture, row: Row, at: Columns, y1: float, y2: float) -> None:
-    x1, x2, colour = at.x(row["from"]), at.x(row["to"]), _KINDS.get(row["kind"], "dim")
-    if x1 == x2:
-        low = max(y2, y1 + 7)
-        picture.path(f"M{x1} {y1 - 3} h16 V{low} H{x1 + 2}", f"line s-{colour}")
-        picture.tip(x1 + 1, low, -1, 0, colour)
-    elif row["state"] == "received":
-        picture.arrow(x1, y1, x2, y2, colour)
-    else:
-        end = x1 + 0.72 * (x2 - x1)
-        picture.arrow(x1, y1, end, y2, colour, "dashed")
-        picture.text(at.width - 12, y1 + 4, row["state"], "note end")
-
-
-_KINDS = {
-    **dict.fromkeys(("Call", "Create", "Fetch", "Parcel"), "blue"),
-    "Result": "green",
-    **dict.fromkeys(("Failure", "Cancel", "WalkFailed", "Forget", "Fate"), "red"),
-    **dict.fromkeys(("ForkRequest", "ForkAccept", "ChildAccept", "UserDelete", "Uncreated"), "orange"),
-    **dict.fromkeys(("Discover", "Discovered", "Gradients", "Settled", "ReleaseContext", "Attending"), "purple"),
-}
-
-
-def _sent(row: Row) -> float:
-    return float(row["received"] if row["sent"] is None else row["sent"])
-
-
-def _slots(rows: Iterable[Row]) -> tuple[list[list[int]], int]:
-    """For each message the slots where it goes and where it comes: one slot, where nothing happens in between."""
-    moments = []
-    for n, row in enumerate(rows):
-        moments.append((_sent(row), n, 0))
-        if row["sent"] is not None and row["received"] is not None:
-            moments.append((max(row["sent"], row["received"]), n, 1))
-    found: list[list[int]] = [[0, 0] for _ in {n for _, n, _ in moments}]
-    slot, before = -1, -1
-    for _, n, end in sorted(moments, key=lambda moment: (moment[0], moment[2], moment[1])):
-        slot += not (end and before == n)
-        found[n] = [found[n][0], slot] if end else [slot, slot]
-        before = n
-    return found, max(0, slot)
-
-
 _DRAWINGS: dict[str, tuple[str, Callable[[Picture, View, Columns], None]]] = {
     "rrefs": ("RRefs", _rrefs),
     "contexts": ("Autograd contexts", _contexts),
     "steps": ("Pipeline", _steps),
-    "messages": ("Messages", _messages),
+    "messages": ("Messages", draw_messages),
     "logs": ("Workers", draw_workers),
 }

@@ -16,6 +16,8 @@ from typing import Any
 from rpcbench.telemetry import chrome, collect
 from rpcbench.telemetry.clocks import Clock
 from rpcbench.telemetry.collect import Collector
+from rpcbench.telemetry.collective_timeline import CollectiveTimeline
+from rpcbench.telemetry.collectives import began_since
 from rpcbench.telemetry.messages import messages_view
 from rpcbench.telemetry.stills import Snapshot
 from rpcbench.telemetry.summary import text
@@ -32,7 +34,7 @@ class Trace:
     """What was seen: `world` as panels take it, with the messages of that while alone; empty until it is over.
 
     `complete`: all members have told all they had to tell; one that is stopped, say, does not.
-    `print(seen)` lists the messages; `seen.save("trace.json")` is for Perfetto.
+    `print(seen)` lists them, `seen.collectives` is a picture of collectives; `seen.save("trace.json")` is for Perfetto.
     """
 
     def __init__(self) -> None:
@@ -42,6 +44,11 @@ class Trace:
     @property
     def view(self) -> View:
         return messages_view(self.world)
+
+    @property
+    def collectives(self) -> CollectiveTimeline:
+        """What members did together meanwhile, and who came last."""
+        return CollectiveTimeline.of(self.world)
 
     def snapshot(self) -> Snapshot:
         """A picture of the messages, and text."""
@@ -97,6 +104,7 @@ def _since(world: World, before: World, began: float) -> World:
 
 
 def _later(member: dict[str, Any], before: dict[str, Any], began: float) -> dict[str, Any]:
+    member = began_since(member, began)
     began += Clock(*member["clock"]).ahead
     tables: dict[str, Table] = dict(member["tables"])
     rows = tables.get("messages", {})

@@ -13,6 +13,8 @@ Tables
     steps     a worker's part of a step        key "s3.w1"    step, worker, workers, plan, ideal, state
     ops       pipeline operations              key "s3.w1.5"  step, worker, stage, op, microbatch, begin, end, bytes,
                                                                held, failed
+    collectives  its part of what members do together  key "0f….0.7"  group, number, op, members, shape, bytes, begin,
+                                                               end, failed
     health    how this member was when asked   key "1"        question, pid, host, cpu, memory, busy, waiting, queued,
                                                                cells, peers
     launched  processes this member started    key "1"        name, pid, incarnation, state, log

@@ -6,8 +6,9 @@ All text is escaped here, and nowhere else. Colours are those of the live panels
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from html import escape
+from pathlib import Path
 from typing import NamedTuple
 
 from rpcbench.words.events import Table
@@ -143,6 +144,15 @@ def clean(words: str) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
+
+
+def written(path: str | Path, ways: Mapping[str, Callable[[], str]], what: str) -> Path:
+    """Write what the ending of a path says, as `{".svg": svg}`; the path. ValueError for another ending."""
+    target = Path(path)
+    if target.suffix not in ways:
+        raise ValueError(f"{target.name}: {what} is saved as {', '.join(ways)}")
+    target.write_text(ways[target.suffix](), encoding="utf-8")
+    return target
 
 
 def as_html(svg: str, words: str) -> str:
