@@ -6,7 +6,7 @@ Rules
 - Versions count by one. A browser that finds a gap waits for the next whole state, which the publisher sends.
 - What a browser says is heard while a cell runs, too, where the front end uses subshells (JupyterLab does): on a thread
   that is not the main one.
-- The drawing code is `common.js` and the panel's own file, joined here: browsers load one module, and there is no
+- The drawing code is `common.js` and the panel's own files, joined here: browsers load one module, and there is no
   build step and no request to any other host.
 """
 
@@ -34,9 +34,9 @@ def piece(name: str, suffix: str) -> str:
     return (_HERE / f"{name}{suffix}").read_text(encoding="utf-8")
 
 
-def asset(name: str, suffix: str) -> str:
-    """The text of `common` and of one panel's own file, as one."""
-    return f"{piece('common', suffix)}\n{piece(name, suffix)}"
+def asset(name: str, suffix: str, *parts: str) -> str:
+    """The text of `common`, of whatever parts a panel has besides, and of its own file, as one."""
+    return "\n".join(piece(each, suffix) for each in ("common", *parts, name))
 
 
 class Panel(anywidget.AnyWidget):

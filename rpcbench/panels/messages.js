@@ -1,5 +1,6 @@
 // Messages: a lifeline per member, an arrow per message, in the order in which they were sent. Only what is in sight
 // is drawn. A message that has come before anything else happened is level; the others slope down to where they came.
+// A collective is a row of dots, one for each member that has come; the one that came last is told apart.
 
 const STEP = 22;
 const MARGIN = 3; // slots drawn beyond the edges of what is in sight
@@ -9,6 +10,7 @@ const GROUPS = {
   failure: ["failures, calls given up", ["Failure", "Cancel", "WalkFailed", "Forget", "Fate"]],
   rref: ["RRefs", ["ForkRequest", "ForkAccept", "ChildAccept", "UserDelete", "Uncreated"]],
   autograd: ["autograd", ["Discover", "Discovered", "Gradients", "Settled", "ReleaseContext", "Attending"]],
+  collective: ["collectives", ["Collective"]],
 };
 const GROUP = new Map(Object.entries(GROUPS).flatMap(([group, [, kinds]]) => kinds.map((kind) => [kind, group])));
 const USUAL = "all but notices";
@@ -30,10 +32,10 @@ function wanted(words, kind, names) {
     const [, field, value] = /^(call|rref|context|from|to|at):(.*)$/.exec(word) ?? [];
     if (field === "rref") return (row) => row.rrefs.includes(value);
     if (field === "call" || field === "context") return (row) => row[field] === value;
-    if (field === "at") return (row) => names(row.from) === value || names(row.to) === value;
-    if (field) return (row) => names(row[field]) === value;
+    if (field === "at") return (row) => endsOf(row, names).includes(value);
+    if (field) return (row) => !row.came && names(row[field]) === value;
     const part = word.toLowerCase();
-    return (row) => `${row.kind} ${row.label} ${names(row.from)} ${names(row.to)}`.toLowerCase().includes(part);
+    return (row) => `${row.kind} ${row.label} ${row.group ?? ""} ${endsOf(row, names).join(" ")}`.toLowerCase().includes(part);
   });
   const meant = kind === ALL ? () => true : kind === USUAL ? (row) => row.kind !== "Notice" : (row) => row.kind === kind;
   return (row) => meant(row) && tests.every((test) => test(row));
@@ -66,6 +68,7 @@ function laidOut(messages, keep) {
 }
 
 function sentence(row, began, names) {
+  if (row.came) return meetingSentence(row, began, names);
   const about = [row.call && `call ${row.call}`, ...row.rrefs.map((rref) => `RRef ${rref}`)];
   about.push(row.context && `context ${row.context}`, row.bytes && `${bytes(row.bytes)} of data`);
   if (row.tries > 1) about.push(`sent ${row.tries} times`);
@@ -104,11 +107,17 @@ function way({ row, from, to }, cols) {
   return [line, head(end, y2, (Math.atan2(y2 - y1, end - x1) * 180) / Math.PI)];
 }
 
+// What stands at the end of a row: of a message how it is, if that is unusual, of a collective how long it took.
+function moreOf(row) {
+  if (row.came) return row.state === "done" ? took(row.end - row.begin) : row.state;
+  return row.state === "received" ? (row.tries > 1 ? `${row.tries} tries` : "") : row.state;
+}
+
 function arrowOf(place, cols, began, names, chosen) {
   const { key, row, from } = place;
   const room = Math.floor((LEFT + cols.step / 2 - 84) / 6.4);
-  const told = row.label ? `${row.kind} ${row.label}` : row.kind;
-  const more = row.state === "received" ? (row.tries > 1 ? `${row.tries} tries` : "") : row.state;
+  const told = row.came ? row.label : row.label ? `${row.kind} ${row.label}` : row.kind;
+  const more = moreOf(row);
   return svg(
     "g",
     {
@@ -121,7 +130,7 @@ function arrowOf(place, cols, began, names, chosen) {
     svg("rect", { class: "rb-band", width: cols.width, height: STEP }),
     label(66, 15, took(place.sent - began), "rb-note rb-end"),
     label(76, 15, short(told, room), "rb-what"),
-    ...way(place, cols),
+    ...(row.came ? dots(row, cols) : way(place, cols)),
     label(cols.width - 10, 15, more || (row.bytes ? bytes(row.bytes) : ""), `rb-note rb-end${more ? " rb-more" : ""}`),
   );
 }
@@ -130,7 +139,9 @@ function swatches() {
   const mark = (group) => svg("g", { class: `rb-message rb-${group}` }, svg("line", { class: "rb-line", x1: -8, x2: 4 }), head(8, 0, 0));
   const dashed = svg("g", { class: "rb-message rb-is-under-way rb-call" }, svg("line", { class: "rb-line", x1: -8, x2: 8 }));
   const lost = svg("g", { class: "rb-message rb-is-lost" }, svg("path", { class: "rb-cross", d: "M-4 -4 L4 4 M-4 4 L4 -4" }));
-  return [...Object.entries(GROUPS).map(([group, [words]]) => [mark(group), words]), [dashed, "under way"], [lost, "lost"]];
+  const last = svg("circle", { class: "rb-dot rb-last", r: 5 });
+  const marks = Object.entries(GROUPS).map(([group, [words]]) => [mark(group), words]);
+  return [...marks, [last, "came last"], [dashed, "under way"], [lost, "lost"]];
 }
 
 // ---- what the reader asks for
@@ -178,23 +189,27 @@ function totals(messages) {
   const rows = Object.values(messages);
   const states = {};
   for (const { state } of rows) states[state] = (states[state] ?? 0) + 1;
-  const began = rows.length ? rows[0].sent ?? rows[0].received : 0;
+  const began = rows.reduce((least, row) => Math.min(least, row.sent ?? row.received), rows.length ? Infinity : 0);
   return { all: rows.length, states, began, kinds: [...new Set(rows.map((row) => row.kind))].sort() };
 }
 
-function headline(frame, view, kept, { all, states }) {
+function headline(frame, view, places, { all, states }) {
   const [going, lost] = [states["under way"] ?? 0, states.lost ?? 0];
   const skew = Math.max(0, ...Object.values(view.clocks).map((clock) => clock.error));
+  const together = places.filter(({ row }) => row.came).length;
+  const kept = places.length - together;
   frame.say(
     tally(kept, "message"),
-    [all - kept, "filtered out"],
+    ...(together ? [tally(together, "collective")] : []),
+    [all - places.length, "filtered out"],
     [going, "under way", going ? "rb-wait" : ""],
     ...(lost ? [[lost, "lost", "rb-warn"]] : []),
     ...(skew ? [[`± ${took(skew)}`, "between hosts"]] : []),
     ...leftOut(view.workers),
   );
   frame.empty(all ? null : ["No message yet. Make a call: ", 'rpc.rpc_sync("worker1", torch.add, (1, 2))']);
-  frame.describe(`${many(kept, "message")}, ${going} under way, ${lost} lost.`);
+  const besides = together ? `, ${many(together, "collective")}` : "";
+  frame.describe(`${many(kept, "message")}, ${going} under way, ${lost} lost${besides}.`);
 }
 
 export default panel("messages", "Messages", (frame) => {
@@ -203,17 +218,18 @@ export default panel("messages", "Messages", (frame) => {
   frame.explain(swatches());
   set(frame.body, { "aria-label": "Messages, picture: arrow keys choose a message" });
   let [view, width, chosen] = [null, 0, null];
-  let [plan, planned, sum] = [{ places: [], slots: 0 }, [], null];
+  let [plan, planned, sum, all] = [{ places: [], slots: 0 }, [], null, {}];
   const asked = tools(frame, () => view && paint());
 
   // Where all messages lie; made anew only for other messages, or another wish.
   function arrange(names) {
-    const wish = [view.messages, view.workers, asked.words(), asked.kind()];
+    const wish = [view.messages, view.collectives, view.entries, view.workers, asked.words(), asked.kind()];
     if (wish.every((part, i) => part === planned[i])) return false;
-    sum = totals(view.messages);
+    all = { ...view.messages, ...meetings(view) };
+    sum = totals(all);
     asked.offer(sum.kinds);
     const follows = planned.length && frame.body.scrollTop + frame.body.clientHeight >= frame.body.scrollHeight - 4;
-    plan = laidOut(view.messages, wanted(asked.words(), asked.kind(), names));
+    plan = laidOut(all, wanted(asked.words(), asked.kind(), names));
     planned = wish;
     frame.tallest = 0;
     return follows;
@@ -224,7 +240,7 @@ export default panel("messages", "Messages", (frame) => {
     const cols = columns(view.workers, width);
     const follows = arrange(names);
     const { places, slots } = plan;
-    headline(frame, view, places.length, sum);
+    headline(frame, view, places, sum);
     frame.size(cols.width, Math.max(5, slots) * STEP + 6, cols.head);
     if (follows) frame.body.scrollTop = frame.body.scrollHeight;
     drawHead(frame, cols, () => "");
@@ -240,7 +256,7 @@ export default panel("messages", "Messages", (frame) => {
     );
     const items = seen.map((place) => ({ key: place.key, parts: [cols.key, place.row, place.from, place.to, began, place.key === chosen], place }));
     join(rows, items, (key, { place }) => arrowOf(place, cols, began, names, key === chosen));
-    const row = chosen !== null ? view.messages[chosen] : null;
+    const row = chosen !== null ? all[chosen] : null;
     asked.show(row ? sentence(row, began, names) : "", row ? termsOf(row) : []);
   }
 

@@ -1,4 +1,4 @@
-"""The messages panel: a sequence diagram of every message between members."""
+"""The messages panel: a sequence diagram of every message between members, and of what they do together."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rpcbench.telemetry.messages import messages_view
 
 
 class MessagesPanel(Panel):
-    """A lifeline per member, an arrow per message; see `rpcbench.telemetry.messages.messages_view`.
+    """A lifeline per member, an arrow per message, dots per collective; see `telemetry.messages.messages_view`.
 
     Members tell of every message only while such a panel, or a `%%trace`, is open.
     """
 
     look = staticmethod(messages_view)
     sentence = "Messages between members, live while this notebook's kernel runs. Run the cell to see the panel."
-    _esm = asset("messages", ".js")
+    _esm = asset("messages", ".js", "meetings")
     _css = asset("messages", ".css")
 
     @classmethod

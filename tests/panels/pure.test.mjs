@@ -5,10 +5,13 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import vm from "node:vm";
 
+const PARTS = { messages: ["meetings"] };
+
 // Names of a panel's module, loaded as a browser loads it: behind the common part.
 function load(panel, ...names) {
   const read = (stem) => readFileSync(new URL(`../../rpcbench/panels/${stem}.js`, import.meta.url), "utf8");
-  const text = `${read("common")}\n${read(panel)}`.replace("export default ", "const made = ");
+  const parts = ["common", ...(PARTS[panel] ?? []), panel];
+  const text = parts.map(read).join("\n").replace("export default ", "const made = ");
   return vm.runInNewContext(`${text}\n;({ ${names.join()} })`);
 }
 
@@ -16,8 +19,8 @@ const plain = (value) => JSON.parse(JSON.stringify(value));
 const { duration, roundUp, bytes, Seen, waitsFor } =
   load("pipeline", "duration", "roundUp", "bytes", "Seen", "waitsFor");
 const { settled, fuller, leafWords } = load("autograd", "settled", "fuller", "leafWords");
-const { wanted, laidOut, sentence, took, termsOf, totals } =
-  load("messages", "wanted", "laidOut", "sentence", "took", "termsOf", "totals");
+const { wanted, laidOut, sentence, took, termsOf, totals, meetings } =
+  load("messages", "wanted", "laidOut", "sentence", "took", "termsOf", "totals", "meetings");
 const { Slots, patched } = load("pipeline", "Slots", "patched");
 
 test("times and sizes are said in the unit that fits", () => {
@@ -164,4 +167,46 @@ test("what one can ask for of a message, and what is said of all", () => {
   const { all, states, began, kinds } = totals(talk);
   assert.deepEqual(plain([all, states, began]), [4, { received: 3, "under way": 1 }, 1]);
   assert.deepEqual(plain(kinds), ["Call", "Notice", "Result"]);
+});
+
+// ---- collectives among messages
+
+const together = {
+  workers: { 0: { id: 0, name: "notebook" }, 1: { id: 1, name: "worker1" }, 2: { id: 2, name: "worker2" } },
+  collectives: {
+    k: {
+      op: "all_reduce(SUM)", number: 3, group: "world", shape: "float32[4]", bytes: 16, state: "done", begin: 1.5, end: 4,
+      members: ["worker1", "worker2"], missing: [], last: 2, waited: 1.5,
+    },
+    o: {
+      op: "barrier", number: 4, group: "world", shape: "", bytes: 0, state: "open", begin: 5, end: null,
+      members: ["worker1", "worker2", "elsewhere:7"], missing: ["worker2", "elsewhere:7"], last: null, waited: null,
+    },
+  },
+  entries: {
+    "k/1": { collective: "k", worker: 1, waited: 1.5 },
+    "k/2": { collective: "k", worker: 2, waited: 0 },
+    "o/1": { collective: "o", worker: 1, waited: null },
+  },
+};
+
+test("a collective is a row among messages, in its order, and is found by its members, its group and its name", () => {
+  const rows = meetings(together);
+  const { places } = laidOut({ ...talk, ...rows }, () => true);
+  assert.deepEqual(places.map(({ key }) => key).join(""), "akbcod");
+  assert.deepEqual(plain(rows.o.missing), [2], "who is no member of this world has no column");
+  const found = (words, kind = "all but notices") =>
+    Object.keys(rows).filter((key) => wanted(words, kind, names)(rows[key])).join("");
+  assert.deepEqual(["at:worker2", "reduce", "WORLD", "Collective", "from:worker1"].map((words) => found(words)), ["ko", "k", "ko", "ko", ""]);
+  assert.equal(found("", "Call"), "");
+});
+
+test("a collective in a sentence: who came last and how long the others waited, or who is missing", () => {
+  const rows = meetings(together);
+  assert.equal(
+    sentence(rows.k, 1, names),
+    "all_reduce(SUM) of float32[4] in world #3 at 500.0 ms, took 2.50 s, worker2 came last, worker1 waited 1.50 s, 16 B of data",
+  );
+  assert.equal(sentence(rows.o, 1, names), "barrier in world #4 at 4.00 s, open, entered: worker1, missing: worker2");
+  assert.equal(totals(rows).began, 1.5);
 });
