@@ -130,3 +130,15 @@ def arrive(at: World, key: str, time: float) -> None:
     row = at[source]["tables"]["messages"][key]
     about = (row["kind"], None, row["rrefs"], int(row["context"] or 0), row["label"], row["bytes"])
     gather(at[to]["tables"].setdefault("messages", {}), to, [("received", source, int(number, 16), time, *about)])
+
+
+def meet(
+    at: World, number: int, begins: dict[int, float], end: float | None, op: str = "all_reduce(SUM)", **more: Any
+) -> str:
+    """A collective of all workers, which these have entered; its key. All leave at once, unless `end` is None."""
+    key, members = f"w.0.{number}", [member["name"] for id_, member in at.items() if id_]
+    about = {"group": "world", "number": number, "op": op, "members": members, "shape": "float32[4]", "bytes": 16}
+    for worker, begin in begins.items():
+        times = {"begin": begin, "end": end, "failed": False}
+        at[worker]["tables"].setdefault("collectives", {})[key] = {**about, **times, **more}
+    return key

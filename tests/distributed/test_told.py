@@ -1,0 +1,292 @@
+"""What ranks do together, for who looks: one row for each collective, with who came, who is missing, who was last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from worlds import until
+
+import rpcbench
+import rpcbench.distributed as dist
+from rpcbench.agent import current
+from rpcbench.agent.bus import Bus
+from rpcbench.distributed import told
+from rpcbench.distributed.told import Part, Told
+from rpcbench.telemetry.collect import Collector
+from rpcbench.telemetry.collective_timeline import CollectiveTimeline
+from rpcbench.telemetry.collectives import began_since, collectives_view
+from rpcbench.words.errors import CollectiveError
+from rpcbench.words.events import Row
+from rpcbench.words.futures import wait_all
+
+pytestmark = pytest.mark.process
+View = dict[str, dict[str, Row]]
+Look = Callable[[], View]
+NAMES = ["worker1", "worker2", "worker3", "worker4"]
+
+
+def looking_at(cluster: rpcbench.Cluster) -> Iterator[Look]:
+    """What the view shows of what began since, once all have told what they know."""
+    collector, began = cluster.agent.part(Collector), time.monotonic()
+    stop = collector.subscribe(lambda: None)
+
+    def look() -> View:
+        assert collector.settle(20)
+        return collectives_view({id_: began_since(member, began) for id_, member in collector.world().items()})
+
+    yield look
+    stop()
+
+
+@pytest.fixture
+def look(ranks: rpcbench.Cluster) -> Iterator[Look]:
+    yield from looking_at(ranks)
+
+
+def rows(view: View) -> list[Row]:
+    return list(view["collectives"].values())
+
+
+def times(view: View) -> list[Row]:
+    """The entries of the only collective, by id of their worker."""
+    (key,) = view["collectives"]
+    return [view["entries"][f"{key}/{id_}"] for id_ in range(1, 5) if f"{key}/{id_}" in view["entries"]]
+
+
+def everything() -> None:
+    x = torch.ones(4)
+    many = [torch.empty(4) for _ in range(4)]
+    first = dist.get_rank() == 0
+    dist.broadcast(x, 1)
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    dist.reduce(x, 2)
+    dist.all_gather(many, x)
+    dist.gather(x, 0, many if first else None)
+    dist.scatter(x, 0, many if first else None)
+    dist.barrier()
+    dist.all_reduce_multigpu([x, x.clone()])
+
+
+OPS = [
+    "broadcast(src=1)", "all_reduce(MAX)", "reduce(SUM, dst=2)", "all_gather", "gather(dst=0)", "scatter(src=0)",
+    "barrier", "all_reduce_multigpu(SUM)",
+]  # fmt: skip
+
+
+def test_each_collective_is_one_row_that_all_ranks_are_in(everyone: Any, look: Look) -> None:
+    everyone(everything)
+    found = rows(look())
+    assert [row["op"] for row in found] == OPS
+    assert [row["number"] for row in found] == list(range(found[0]["number"], found[0]["number"] + len(OPS)))
+    assert [row["bytes"] for row in found] == [16, 16, 16, 16, 16, 16, 0, 32]
+    assert [row["shape"] for row in found] == ["float32[4]"] * 6 + ["", "float32[4], float32[4]"]
+    for row in found:
+        assert (row["group"], row["members"], row["state"], row["missing"]) == ("world", NAMES, "done", [])
+    view = look()
+    for key, row in view["collectives"].items():
+        entries = [view["entries"][f"{key}/{id_}"] for id_ in range(1, 5)]
+        last = max(entries, key=lambda one: one["begin"])
+        assert row["last"] == last["worker"] and row["begin"] == min(one["begin"] for one in entries)
+        assert [one["waited"] for one in entries] == [last["begin"] - one["begin"] for one in entries]
+        assert row["waited"] == max(one["waited"] for one in entries)
+        assert all(one["begin"] <= last["begin"] <= one["end"] <= row["end"] for one in entries)
+
+
+def test_who_has_come_and_who_is_missing_is_seen_and_then_who_was_last(ranks: rpcbench.Cluster, look: Look) -> None:
+    early = [ranks.rpc_async(name, dist.barrier) for name in ("worker1", "worker2", "worker4")]
+    until(lambda: len(times(look())) == 3 if rows(look()) else False, "three ranks to enter")
+    (row,) = rows(look())
+    assert (row["state"], row["missing"], row["last"], row["end"]) == ("open", ["worker3"], None, None)
+    assert {(one["end"], one["waited"]) for one in times(look())} == {(None, None)}
+    before = time.monotonic()
+    ranks.rpc_sync("worker3", dist.barrier)
+    wait_all(early)
+    (row,) = rows(look())
+    assert (row["state"], row["missing"], row["last"]) == ("done", [], 3)
+    waits = {one["worker"]: one["waited"] for one in times(look())}
+    assert waits.pop(3) == 0.0
+    for one in times(look()):
+        if one["worker"] != 3:
+            assert one["begin"] < before and one["begin"] + waits[one["worker"]] >= before
+    assert row["waited"] == max(waits.values())
+
+
+def test_who_comes_to_look_sees_what_is_under_way_and_what_was_before(ranks: rpcbench.Cluster, everyone: Any) -> None:
+    everyone(dist.barrier)
+    waits = ranks.rpc_async("worker2", dist.all_reduce, (torch.ones(2),))
+
+    def shown() -> CollectiveTimeline:
+        with current.using(ranks.agent):
+            return rpcbench.collectives(last=2)
+
+    until(lambda: [row["op"] for row in shown().rows.values()] == ["barrier", "all_reduce(SUM)"])
+    assert shown().summary.endswith(" of world is under way; worker1, worker3, worker4 not there yet")
+    wait_all([ranks.rpc_async(name, dist.all_reduce, (torch.ones(2),)) for name in NAMES if name != "worker2"])
+    waits.wait()
+    assert [row["state"] for row in shown().rows.values()] == ["done", "done"]
+
+
+def unlike() -> str:
+    try:
+        dist.all_reduce(torch.ones(2 + dist.get_rank()))
+    except CollectiveError:
+        return "refused"
+    return ""
+
+
+def test_what_ranks_do_not_agree_on_has_failed_and_the_next_goes_on(everyone: Any, look: Look) -> None:
+    assert everyone(unlike) == ["refused"] * 4
+    everyone(dist.barrier)
+    assert [(row["op"], row["state"]) for row in rows(look())] == [("all_reduce(SUM)", "failed"), ("barrier", "done")]
+
+
+def exchange() -> int:
+    me = dist.get_rank()
+    x = torch.full((3,), float(me))
+    if me == 0:
+        requests = [dist.isend(x, 1) for _ in range(2)]
+        for request in requests:
+            request.wait()
+    elif me == 1:
+        dist.recv(x, 0)
+        dist.recv(x)
+    elif me == 2:
+        dist.send(x, 3)
+    else:
+        return dist.recv(x)
+    return -1
+
+
+def test_a_send_and_its_receive_are_one_row_whoever_was_asked_for(everyone: Any, look: Look) -> None:
+    assert everyone(exchange)[3] == 2
+    found = sorted((row["op"], row["members"], row["state"], row["bytes"]) for row in rows(look()))
+    one, other = ("send", NAMES[:2], "done", 12), ("send", NAMES[2:], "done", 12)
+    assert found == [one, one, other]
+    assert all(row["last"] is not None and row["missing"] == [] for row in rows(look()))
+
+
+def test_a_receive_from_any_rank_is_seen_while_it_waits(ranks: rpcbench.Cluster, look: Look) -> None:
+    waits = ranks.rpc_async("worker2", dist.recv, (torch.ones(1),))
+    until(lambda: [row["op"] for row in rows(look())] == ["recv from any rank"])
+    ranks.rpc_sync("worker4", dist.send, (torch.ones(1), 1))
+    assert waits.wait() == 3
+    (row,) = rows(look())
+    assert (row["op"], row["members"], row["last"], row["state"]) == ("send", ["worker4", "worker2"], 4, "done")
+
+
+def in_pair(pair: Any) -> None:
+    if dist.get_rank() in pair.ranks:
+        dist.all_reduce(torch.ones(1), group=pair)
+
+
+def test_groups_are_told_apart(ranks: rpcbench.Cluster, everyone: Any, look: Look) -> None:
+    pairs = [ranks.group("worker1", "worker3"), ranks.group("worker2", "worker3")]
+    for pair in pairs:
+        everyone(in_pair, pair)
+    found = [row for row in rows(look()) if row["op"] == "all_reduce(SUM)"]
+    assert [row["members"] for row in found] == [["worker1", "worker3"], ["worker2", "worker3"]]
+    assert len({row["group"] for row in found}) == 2 and [row["number"] for row in found] == [1, 1]
+
+
+def gradients(told: bool) -> list[list[float]]:
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+    data = torch.randn(4, 2, 8)
+    whole = DistributedDataParallel(model, bucket_cap_mb=1e-4)  # a bucket for each layer, from the second pass on
+    if told:
+        whole.register_comm_hook(None, dist.ddp_all_reduce)
+    for _ in range(2):
+        model.zero_grad()
+        whole(data[dist.get_rank()]).sum().backward()
+    return [parameter.grad.flatten().tolist() for parameter in model.parameters()]
+
+
+def test_all_reduces_of_distributed_data_parallel_are_told_by_its_hook_and_are_the_same(
+    everyone: Any, look: Look
+) -> None:
+    plain = everyone(gradients, False)
+    assert rows(look()) == []
+    assert everyone(gradients, True) == plain
+    found = rows(look())
+    assert {(row["op"], row["state"], len(row["members"])) for row in found} == {("all_reduce(AVG)", "done", 4)}
+    assert len(found) >= 2 and sum(row["bytes"] for row in found) == 2 * 4 * (8 * 8 + 8 + 8 + 1)
+
+
+def test_a_rank_that_dies_has_not_come_and_what_the_others_waited_in_has_failed(no_leaks: None) -> None:
+    with rpcbench.Cluster(2) as cluster:
+        wait_all([cluster.rpc_async(name, dist.init_process_group) for name in cluster.workers])
+        looks = looking_at(cluster)
+        look = next(looks)
+        waits = cluster.rpc_async("worker1", dist.barrier)
+        until(lambda: [row["missing"] for row in rows(look())] == [["worker2"]])
+        cluster.kill("worker2")
+        with pytest.raises(RuntimeError, match="worker2"):
+            waits.wait()
+        until(lambda: [(row["state"], row["missing"]) for row in rows(look())] == [("failed", ["worker2"])])
+        assert next(looks, None) is None
+
+
+# ---- the table, alone
+
+
+@pytest.fixture
+def bus() -> Bus:
+    made = Bus()
+    made.listening = True
+    return made
+
+
+def part(number: int, scope: str = "w.0") -> Part:
+    return Part(scope, number, "world", "barrier", ("worker1",))
+
+
+def of(bus: Bus) -> Told:
+    return Told(SimpleNamespace(bus=bus))  # type: ignore[arg-type]
+
+
+def test_of_what_has_ended_the_latest_are_kept_and_all_that_is_under_way(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(told, "KEPT", 3)
+    made = of(bus)
+    hangs = made.enter(part(0))
+    tables: dict[str, Any] = {}
+    for number in range(1, 10):
+        with made.enter(part(number)):
+            pass
+        for key, row in bus.drain(100).rows.get("collectives", {}).items():
+            tables[key] = row
+    assert list(made.table()) == ["w.0.7", "w.0.8", "w.0.9", "w.0.0"]
+    assert {key: row for key, row in tables.items() if row is not None} == made.table(), "who listens has the same"
+    hangs.leave()
+    assert list(made.table()) == ["w.0.8", "w.0.9", "w.0.0"]
+
+
+def test_a_part_ends_once_by_itself_or_with_its_world(bus: Bus) -> None:
+    made = of(bus)
+    with pytest.raises(ZeroDivisionError), made.enter(part(1)):
+        raise ZeroDivisionError
+    lane, other = made.enter(part(2)), made.enter(part(2, "v.0"))
+    made.abandon("w")
+    ended = made.table()["w.0.2"]["end"]
+    lane.leave()
+    other.leave()
+    state = {key: row["failed"] for key, row in made.table().items()}
+    assert state == {"w.0.1": True, "w.0.2": True, "v.0.2": False}
+    assert made.table()["w.0.2"]["end"] == ended
+    lane.becomes(part(3))
+    assert "w.0.3" not in made.table(), "what is over becomes nothing else"
+
+
+def test_nobody_listens_and_nothing_is_told(bus: Bus) -> None:
+    bus.listening = False
+    with of(bus).enter(part(1)):
+        pass
+    assert bus.drain(10).rows == {} and Told().table() == {}

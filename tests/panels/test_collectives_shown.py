@@ -1,0 +1,208 @@
+"""Collectives as pictures and words, made of the tables alone: who waited for whom, who is missing, who came last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from pictures import meet, send, world
+
+from rpcbench.telemetry.chrome import chrome
+from rpcbench.telemetry.clocks import Clock
+from rpcbench.telemetry.collective_timeline import FAILED, LAST, MOVES, WAITS, CollectiveTimeline
+from rpcbench.telemetry.collectives import Straggler, began_since, collectives_view
+from rpcbench.telemetry.messages import messages_view
+from rpcbench.telemetry.record import Cleaner, Player, Record, flat
+from rpcbench.telemetry.stills import Snapshot
+from rpcbench.telemetry.summary import text
+from rpcbench.telemetry.trace import _since
+from rpcbench.telemetry.views import World, diff
+
+
+def three() -> World:
+    """Three collectives of three workers: worker2 is last in two of them, worker1 in one."""
+    at = world(3)
+    meet(at, 1, {1: 10.0, 2: 10.5, 3: 10.1}, 10.6)
+    meet(at, 2, {1: 11.0, 2: 12.0, 3: 11.9}, 12.1, "barrier", shape="", bytes=0)
+    meet(at, 3, {1: 13.2, 2: 13.0, 3: 13.1}, 13.4)
+    return at
+
+
+def the(at: World) -> dict[str, Any]:
+    (row,) = collectives_view(at)["collectives"].values()
+    return row
+
+
+def test_who_came_last_and_how_long_each_waited() -> None:
+    view = collectives_view(three())
+    assert [row["last"] for row in view["collectives"].values()] == [2, 2, 1]
+    assert [round(row["waited"], 6) for row in view["collectives"].values()] == [0.5, 1.0, 0.2]
+    waited = {key: round(row["waited"], 6) for key, row in view["entries"].items() if key.startswith("w.0.1/")}
+    assert waited == {"w.0.1/1": 0.5, "w.0.1/2": 0.0, "w.0.1/3": 0.4}
+
+
+def test_who_cost_most_is_named_first() -> None:
+    timeline = CollectiveTimeline.of(three())
+    found = [Straggler(one.worker, round(one.seconds, 6), one.collectives) for one in timeline.stragglers]
+    assert found == [Straggler(2, 1.5, 2), Straggler(1, 0.2, 1)]
+    assert timeline.summary.splitlines() == [
+        "3 collectives in 3400.0 ms",
+        "worker2 kept the others waiting 1.5 s in 2 of 3",
+        "worker1 kept the others waiting 200.0 ms in 1 of 3",
+    ]
+
+
+def test_clocks_of_other_hosts_are_put_right_before_anybody_is_blamed() -> None:
+    at = world(2)
+    meet(at, 1, {1: 10.0, 2: 10.5}, 10.6)
+    rows = at[1]["tables"]["collectives"]
+    rows["w.0.1"] = {**rows["w.0.1"], "begin": 110.0, "end": 110.6}
+    at[1]["clock"] = Clock(100.0, 0.01)
+    assert (the(at)["last"], round(the(at)["waited"], 6), round(the(at)["end"], 6)) == (2, 0.5, 10.6)
+    assert messages_view(at)["clocks"] == collectives_view(at)["clocks"] == {"1": {"error": 0.01}}
+
+
+@pytest.mark.parametrize(
+    ("begins", "end", "more", "state", "missing", "last"),
+    [
+        ({1: 1.0, 3: 2.0}, None, {}, "open", ["worker2"], None),
+        ({1: 1.0, 2: 3.0, 3: 2.0}, None, {}, "open", [], 2),
+        ({1: 1.0, 3: 2.0}, 9.0, {"failed": True}, "failed", ["worker2"], None),
+        ({1: 1.0, 3: 2.0}, 9.0, {}, "done", [], None),  # worker2 has not told yet; but nobody gets through without it
+        ({1: 1.0}, 9.0, {"members": ["worker1"]}, "done", [], None),  # alone there is nobody to wait for
+    ],
+)
+def test_who_is_missing_is_said_as_long_as_nobody_is_through(
+    begins: dict[int, float], end: float | None, more: dict[str, Any], state: str, missing: list[str], last: int | None
+) -> None:
+    at = world(3)
+    meet(at, 1, begins, end, **more)
+    assert (the(at)["state"], the(at)["missing"], the(at)["last"]) == (state, missing, last)
+
+
+def test_what_a_lost_member_had_under_way_has_failed_with_it() -> None:
+    at = world(2)
+    meet(at, 1, {1: 1.0, 2: 1.5}, None)
+    at[2]["state"] = "lost"
+    assert the(at)["state"] == "open", "worker1 is in it still"
+    rows = at[1]["tables"]["collectives"]
+    rows["w.0.1"] = {**rows["w.0.1"], "end": 5.0, "failed": True}
+    assert (the(at)["state"], the(at)["end"]) == ("failed", 5.0)
+
+
+def test_a_trace_has_the_collectives_of_its_body_and_those_under_way() -> None:
+    at = three()
+    meet(at, 4, {1: 9.0}, None)
+    at[3]["clock"] = Clock(0.0, 0.0)
+    for member in at.values():
+        member |= {"clock": Clock(0.0, 0.0), "missed": 0, "trimmed": 0}
+    numbers = [row["number"] for row in collectives_view(_since(at, {}, 12.05))["collectives"].values()]
+    assert numbers == [4, 2, 3]
+    assert began_since(at[0], 99.0) is at[0]
+
+
+# ---- as a timeline
+
+
+def bars(at: World) -> list[tuple[int, str, float, float]]:
+    found = CollectiveTimeline.of(at).chart.bars
+    return sorted((bar.lane, bar.mark.name, round(bar.begin, 6), round(bar.end, 6)) for bar in found)
+
+
+def test_waiting_is_told_apart_from_moving_data_and_the_last_one_is_marked() -> None:
+    at = world(2)
+    meet(at, 1, {1: 10.0, 2: 10.5}, 10.6)
+    assert bars(at) == sorted([
+        (1, WAITS.name, 10.0, 10.5), (1, MOVES.name, 10.5, 10.6), (2, LAST.name, 10.5, 10.6),
+    ])  # fmt: skip
+
+
+def test_what_is_under_way_waits_until_now_and_what_failed_is_marked_so() -> None:
+    at = world(2)
+    meet(at, 1, {1: 10.0}, 12.0, failed=True)
+    meet(at, 2, {1: 13.0}, None)
+    timeline = CollectiveTimeline.of(at, now=20.0)
+    assert [(bar.mark, bar.begin, bar.end, bar.running) for bar in timeline.chart.bars] == [
+        (FAILED, 10.0, 12.0, False), (WAITS, 13.0, 20.0, True),
+    ]  # fmt: skip
+    assert timeline.summary.splitlines()[-1] == "all_reduce(SUM) #2 of world is under way; worker2 not there yet"
+
+
+def test_the_text_has_a_lane_for_each_worker() -> None:
+    said = CollectiveTimeline.of(three()).text(70).splitlines()
+    lanes = {line.partition("│")[0].strip(): line.partition("│")[2] for line in said if "│" in line}
+    assert set(lanes) == {"worker1", "worker2", "worker3"}
+    assert LAST.fill in lanes["worker2"] and LAST.fill not in lanes["worker3"] and LAST.fill in lanes["worker1"]
+    assert "waits for" in lanes["worker1"] and WAITS.fill in lanes["worker3"]
+    assert said[-1].startswith("· waits for the last one") and said[-2].endswith("ms")
+
+
+def test_the_picture_is_one_that_pages_can_show(tmp_path: Path) -> None:
+    timeline = CollectiveTimeline.of(three())
+    shapes = ElementTree.fromstring(timeline.svg()).iter("{http://www.w3.org/2000/svg}rect")
+    kinds = [shape.get("class") for shape in shapes]
+    counts = {mark: kinds.count(f"f-{mark.colour}") for mark in (WAITS, MOVES, LAST, FAILED)}
+    assert counts == {WAITS: 6, MOVES: 6, LAST: 3, FAILED: 0}
+    assert "worker2 kept the others waiting" in timeline._repr_html_() and timeline._repr_html_().startswith("<img")
+    for name in ("a.svg", "a.html", "a.txt"):
+        assert "worker2 kept" in timeline.save(tmp_path / name).read_text()
+    with pytest.raises(ValueError, match=r"a\.pdf: a timeline is saved as \.svg, \.html, \.txt"):
+        timeline.save(tmp_path / "a.pdf")
+
+
+def test_of_many_the_latest_are_drawn() -> None:
+    timeline = CollectiveTimeline.of(three(), last=1)
+    assert [row["number"] for row in timeline.rows.values()] == [3] and timeline.seconds == pytest.approx(0.4)
+    assert str(CollectiveTimeline.of(world(2))) == "no collective was seen"
+    assert CollectiveTimeline.of({}).svg().startswith("<svg")
+
+
+# ---- among messages
+
+
+def test_they_stand_among_messages_in_words() -> None:
+    at = three()
+    send(at, 0, 1, "Call", 9.9, label="train")
+    send(at, 1, 0, "Result", 12.5, label="train")
+    meet(at, 4, {1: 14.0}, None, "barrier", shape="", bytes=0)
+    lines = text(messages_view(at)).splitlines()
+    assert lines[0] == "4 members, 2 messages, 4 collectives"
+    assert [line.split("ms  ")[1] for line in lines[1:]] == [
+        "notebook → worker1: Call train",
+        "worker1, worker2, worker3: all_reduce(SUM) of float32[4] in world #1, 600.0 ms, worker2 last, by 500.0 ms",
+        "worker1, worker2, worker3: barrier in world #2, 1100.0 ms, worker2 last, by 1000.0 ms",
+        "worker1 → notebook: Result train",
+        "worker1, worker2, worker3: all_reduce(SUM) of float32[4] in world #3, 400.0 ms, worker1 last, by 200.0 ms",
+        "worker1, worker2, worker3: barrier in world #4, open, without worker2, worker3",
+    ]
+
+
+def test_a_still_has_a_dot_for_each_that_came_and_a_ring_for_who_is_missing() -> None:
+    at = three()
+    meet(at, 4, {1: 14.0}, None, "barrier", members=["worker1", "worker2", "elsewhere:7"])
+    made = Snapshot(messages_view(at))
+    dots = [shape.get("class") for shape in ElementTree.fromstring(made.svg).iter("{http://www.w3.org/2000/svg}circle")]
+    assert (dots.count("f-red"), dots.count("f-amber"), dots.count("paper line s-amber")) == (3, 7, 1)
+    assert "barrier #4" in made.svg and ">open<" in made.svg and ">600.0 ms<" in made.svg
+
+
+def test_a_trace_for_perfetto_has_each_part_and_in_it_the_wait() -> None:
+    events = [event for event in chrome(three())["traceEvents"] if event.get("cat") == "collectives"]
+    for phase in ("b", "e"):
+        assert sorted((e["pid"], e["name"]) for e in events if e["ph"] == phase and "wait" in e["name"]) == [
+            (1, "waits for worker2"), (1, "waits for worker2"), (2, "waits for worker1"), (3, "waits for worker1"),
+            (3, "waits for worker2"), (3, "waits for worker2"),
+        ]  # fmt: skip
+    own = {event["ph"] + event["name"]: event["ts"] for event in events if event["id"] == "collective w.0.1/1"}
+    assert own == {
+        "ball_reduce(SUM)": 0.0, "bwaits for worker2": 0.0, "ewaits for worker2": 500000.0,
+        "eall_reduce(SUM)": 600000.0,
+    }  # fmt: skip
+
+
+def test_a_record_plays_them() -> None:
+    at = three()
+    record = Record({"holds": {}, "leaves_out": []}, ((0.0, Cleaner().clean(diff({}, flat(at))), ""),))
+    assert collectives_view(Player(record).world())["collectives"] == collectives_view(at)["collectives"]
