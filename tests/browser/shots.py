@@ -42,6 +42,23 @@ rpc.rpc_sync("worker3", rpc.RRef.to_here, (rref,)).sum()
 del rref""",
 ]
 
+TOGETHER = [
+    "%load_ext rpcbench\n%cluster start 4",
+    """%%remote all
+import torch, rpcbench.distributed as dist
+dist.init_process_group("gloo")
+weights, slow = torch.ones(512, 512), dist.get_rank() == 1""",
+    "%panel messages",
+    """%%remote all
+for step in range(4):
+    for _ in range(40 if slow else 4 + dist.get_rank()):
+        torch.mm(weights, weights)
+    dist.all_reduce(weights)
+    dist.broadcast(weights, 0)""",
+    "import rpcbench\nrpcbench.collectives()",
+    "%%remote worker1 worker2 worker4 --async\ndist.barrier()",
+]
+
 
 def shoot(folder: Path, dark: bool) -> None:
     """One picture for each panel."""
@@ -82,13 +99,33 @@ def shoot_messages(folder: Path, dark: bool) -> None:
         _take(page, folder, "messages", dark)
 
 
-def _take(page, folder: Path, name: str, dark: bool) -> None:
+def shoot_collectives(folder: Path, dark: bool) -> None:
+    """What four workers do together, one of them slow, and one missing at the end; as messages and over time."""
+    with tempfile.TemporaryDirectory() as home, running(Path(home), dark) as lab:
+        cells = [nbformat.v4.new_code_cell(source) for source in TOGETHER]
+        notebook = lab.open(nbformat.v4.new_notebook(cells=cells), "collectives.ipynb", width=1300, height=1800)
+        page = notebook.page
+        page.emulate_media(color_scheme="dark" if dark else "light")
+        page.evaluate("jupyterapp.commands.execute('application:toggle-left-area')")
+        for source in TOGETHER:
+            notebook.run(source)
+            notebook.ended(source)
+        page.locator("select[aria-label='Kinds of messages']").select_option("Collective")
+        page.locator("[data-state='open'] .rb-missing").wait_for()
+        page.locator("[data-message]", has_text="all_reduce(SUM) #3").first.dispatch_event("click")
+        page.locator(".rb-chosen").wait_for()
+        _take(page, folder, "collectives", dark, ".rb-messages")
+        _take(page, folder, "stragglers", dark, "img[alt*='kept the others waiting']")
+
+
+def _take(page, folder: Path, name: str, dark: bool, what: str = "") -> None:
     page.evaluate("document.activeElement?.blur()")
     path = folder / f"{name}-{'dark' if dark else 'light'}.png"
-    page.locator(f".rb-{name}").screenshot(path=path, animations="disabled")
+    page.locator(what or f".rb-{name}").screenshot(path=path, animations="disabled")
 
 
 if __name__ == "__main__":
     for dark in (False, True):
         shoot(Path(sys.argv[1]), dark)
         shoot_messages(Path(sys.argv[1]), dark)
+        shoot_collectives(Path(sys.argv[1]), dark)

@@ -7,7 +7,7 @@ import re
 import time
 
 import pytest
-from pictures import arrive, ask, gpipe, launch, own, record, run_backward, send, tell, use, world
+from pictures import arrive, ask, gpipe, launch, meet, own, record, run_backward, send, tell, use, world
 
 from rpcbench.bench.frames import CHROMIUM, FLAGS, HOST
 from rpcbench.panels import PANELS
@@ -124,6 +124,7 @@ def busy_world(names=None):
     send(at, 2, 1, "Result", 50.001, took=0.003, call=1)
     send(at, 2, 3, "Gradients", 50.002, took=None, context=1 << 48, label=NASTY[2])
     send(at, 3, 3, "Create", 50.003, rrefs=["0.90"])
+    meet(at, 1, {1: 50.0015, 2: 50.004}, None, NASTY[2], shape=NASTY[1])
     name = at[1]["name"]
     tell(at, 1, cells=2, waiting=3, busy=1, queued=4, cpu=1.5, peers={"0": [1500, 12], "2": [4_200_000, 0]})
     tell(at, 2, 3)
@@ -869,6 +870,55 @@ def test_a_click_or_the_arrow_keys_tell_a_message_in_words(show):
     shown.page.locator(".rb-only button", has_text="call:0.5").click()
     assert len(arrows(shown)) == 2 and arrows(shown)[1][0] == answer
     assert shown.page.evaluate("window.hurt") is None
+
+
+def dots(shown, key):
+    """(worker, kind) of the dots of a collective."""
+    found = shown.page.locator(f"[data-message='{key}'] .rb-dot").all()
+    return [(int(dot.get_attribute("data-worker")), dot.get_attribute("class").split()[-1]) for dot in found]
+
+
+def test_a_collective_is_a_row_of_dots_that_fills_and_then_tells_who_came_last(show):
+    at = world(3)
+    call = send(at, 0, 1, "Call", 1.0)
+    key = meet(at, 7, {1: 2.0, 3: 2.1}, None)
+    answer = send(at, 1, 0, "Result", 3.0)
+    shown = show("messages", at)
+    assert arrows(shown) == [(call, "received"), (key, "open"), (answer, "received")]
+    assert shown.texts(".rb-stat")[:2] == ["2 messages", "1 collective"]
+    assert dots(shown, key) == [(1, "rb-came"), (3, "rb-came"), (2, "rb-missing")]
+    row = shown.page.locator(f"[data-message='{key}']")
+    said = row.locator("title").text_content()
+    assert said.endswith("open, entered: worker1 worker3, missing: worker2, 16 B of data")
+    x1, _, x2, _ = drawn_line(shown, key)
+    names = [shown.page.locator(".rb-top text", has_text=name).bounding_box() for name in ("worker1", "worker3")]
+    assert x2 - x1 == pytest.approx(names[1]["x"] - names[0]["x"], abs=3)
+    meet(at, 7, {1: 2.0, 3: 2.1, 2: 2.5}, 2.6)
+    shown.move(at)
+    assert arrows(shown)[1] == (key, "done")
+    assert sorted(dots(shown, key)) == [(1, "rb-came"), (2, "rb-last"), (3, "rb-came")]
+    row.locator(".rb-band").click(position={"x": 100, "y": 11})
+    words = "all_reduce(SUM) of float32[4] in world #7 at 1.00 s, took 600.0 ms, worker2 came last, worker1 waited"
+    assert shown.page.locator(".rb-detail[role=status]").text_content().startswith(f"{words} 500.0 ms, ")
+    looks = "one => [getComputedStyle(one).fill, getComputedStyle(one).strokeWidth]"
+    came, last = (row.locator(f".rb-{kind}").first.evaluate(looks) for kind in ("came", "last"))
+    assert came[0] != last[0] and came[1] != last[1], "not by its colour alone"
+
+
+def test_collectives_are_filtered_as_messages_are(show):
+    at = world(2)
+    call = send(at, 0, 1, "Call", 1.0)
+    one, other = meet(at, 1, {1: 2.0, 2: 2.5}, 2.6), meet(at, 2, {1: 3.0}, 3.5, "new_group([0])", members=["worker1"])
+    shown = show("messages", at)
+
+    def seen(words, kind="all but notices"):
+        shown.page.locator(".rb-tools select").select_option(kind)
+        shown.page.locator(".rb-tools input").fill(words)
+        return [key for key, _ in arrows(shown)]
+
+    assert seen("") == [call, one, other] and seen("", "Collective") == [one, other]
+    assert seen("at:worker2") == [one] and seen("new_group") == [other] and seen("from:worker1") == []
+    assert shown.texts(".rb-stat")[:2] == ["0 messages", "3 filtered out"]
 
 
 # ---- all panels
