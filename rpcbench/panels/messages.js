@@ -136,7 +136,8 @@ function arrowOf(place, cols, began, names, chosen) {
 }
 
 function swatches() {
-  const mark = (group) => svg("g", { class: `rb-message rb-${group}` }, svg("line", { class: "rb-line", x1: -8, x2: 4 }), head(8, 0, 0));
+  const tipOf = (group) => (group === "collective" ? svg("circle", { class: "rb-dot", r: 5 }) : head(8, 0, 0));
+  const mark = (group) => svg("g", { class: `rb-message rb-${group}` }, svg("line", { class: "rb-line", x1: -8, x2: 4 }), tipOf(group));
   const dashed = svg("g", { class: "rb-message rb-is-under-way rb-call" }, svg("line", { class: "rb-line", x1: -8, x2: 8 }));
   const lost = svg("g", { class: "rb-message rb-is-lost" }, svg("path", { class: "rb-cross", d: "M-4 -4 L4 4 M-4 4 L4 -4" }));
   const last = svg("circle", { class: "rb-dot rb-last", r: 5 });
@@ -204,6 +205,7 @@ function headline(frame, view, places, { all, states }) {
     [all - places.length, "filtered out"],
     [going, "under way", going ? "rb-wait" : ""],
     ...(lost ? [[lost, "lost", "rb-warn"]] : []),
+    ...(states.open ? [[states.open, "open", "rb-wait"]] : []),
     ...(skew ? [[`± ${took(skew)}`, "between hosts"]] : []),
     ...leftOut(view.workers),
   );

@@ -88,7 +88,7 @@ def test_examples_that_make_their_own_world_run(doc, no_leaks):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("page", ["migration", "pipelines"])
+@pytest.mark.parametrize("page", ["collectives", "migration", "pipelines"])
 def test_examples_of_pages_run(names, page):
     examples = FENCE.findall((ROOT / "docs" / f"{page}.md").read_text())
     assert examples

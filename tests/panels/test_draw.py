@@ -885,7 +885,7 @@ def test_a_collective_is_a_row_of_dots_that_fills_and_then_tells_who_came_last(s
     answer = send(at, 1, 0, "Result", 3.0)
     shown = show("messages", at)
     assert arrows(shown) == [(call, "received"), (key, "open"), (answer, "received")]
-    assert shown.texts(".rb-stat")[:2] == ["2 messages", "1 collective"]
+    assert shown.texts(".rb-stat") == ["2 messages", "1 collective", "0 filtered out", "0 under way", "1 open"]
     assert dots(shown, key) == [(1, "rb-came"), (3, "rb-came"), (2, "rb-missing")]
     row = shown.page.locator(f"[data-message='{key}']")
     said = row.locator("title").text_content()
@@ -895,7 +895,7 @@ def test_a_collective_is_a_row_of_dots_that_fills_and_then_tells_who_came_last(s
     assert x2 - x1 == pytest.approx(names[1]["x"] - names[0]["x"], abs=3)
     meet(at, 7, {1: 2.0, 3: 2.1, 2: 2.5}, 2.6)
     shown.move(at)
-    assert arrows(shown)[1] == (key, "done")
+    assert arrows(shown)[1] == (key, "done") and "1 open" not in shown.texts(".rb-stat")
     assert sorted(dots(shown, key)) == [(1, "rb-came"), (2, "rb-last"), (3, "rb-came")]
     row.locator(".rb-band").click(position={"x": 100, "y": 11})
     words = "all_reduce(SUM) of float32[4] in world #7 at 1.00 s, took 600.0 ms, worker2 came last, worker1 waited"
