@@ -56,7 +56,14 @@ class Member:
         """The next thing that all ranks of the group do is under way here."""
         self.count += 1
         scope = f"{self.world.token}.{self.key}"
-        return self.world.told.enter(Part(scope, self.count, self.name, op, self.names, shape, size))
+        return self.begin(Part(scope, self.count, self.name, op, self.names, shape, size))
+
+    def begin(self, part: Part) -> Entered:
+        """It is under way here, as long as the world is."""
+        entered = self.world.told.enter(part)
+        if self.world.broken:  # it may have ended just before, and its lanes take no more jobs
+            entered.leave(failed=True)
+        return entered
 
     def between(self, source: int, to: int, tensor: torch.Tensor) -> Part:
         """This rank's part of the next thing that one rank sends to another."""

@@ -47,7 +47,7 @@ def isend(tensor: torch.Tensor, dst: int, group: AnyGroup = None) -> Request:
     """As `send`, in the background."""
     end = _end(tensor, dst, group)
     wait = Wait(f"send to rank {dst}", f"send {end.key}", 0, (dst,))
-    entered = end.world.told.enter(end.between(end.world.rank, dst, tensor))
+    entered = end.begin(end.between(end.world.rank, dst, tensor))
     return Request(end, end.world.lane((end.key, "to", dst)).put(lambda: _send(end, tensor, dst, entered)), wait)
 
 
@@ -59,7 +59,7 @@ def recv(tensor: torch.Tensor, src: int | None = None, group: AnyGroup = None) -
     if any(end.world.lane(_from(end, rank)).busy for rank in end.ranks):
         raise CollectiveError("recv from any rank, while an irecv waits for one: wait for that first")
     wait = Wait("recv from any rank", f"recv {end.key}", 0, end.wait("").members)
-    entered = end.world.told.enter(end.from_any(tensor))
+    entered = end.begin(end.from_any(tensor))
     return end.world.finish(end.world.lane(_from(end, -1)).put(lambda: _receive(end, tensor, None, entered)), wait)
 
 
@@ -67,7 +67,7 @@ def irecv(tensor: torch.Tensor, src: int, group: AnyGroup = None) -> Request:
     """As `recv` from one rank, in the background."""
     end = _end(tensor, src, group)
     wait = Wait(f"recv from rank {src}", f"recv {end.key}", 0, (src,))
-    entered = end.world.told.enter(end.between(src, end.world.rank, tensor))
+    entered = end.begin(end.between(src, end.world.rank, tensor))
     return Request(end, end.world.lane(_from(end, src)).put(lambda: _receive(end, tensor, src, entered)), wait)
 
 

@@ -111,7 +111,7 @@ class Told:
     def abandon(self, world: str) -> None:
         """What was under way in a world, the first word of its scopes, has ended with it."""
         with self._lock:
-            parts = [part for key, part in self._open.items() if key.startswith(f"{world}.")]
+            parts = [part for key, part in list(self._open.items()) if key.startswith(f"{world}.")]
         for part in parts:
             self.leave(part, failed=True)
 

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from rpcbench.telemetry import collect
 from rpcbench.telemetry.collect import Collector
+from rpcbench.telemetry.collectives import began_since
 from rpcbench.telemetry.record import FORMAT, TABLES, VERSION, Cleaner, Frame, Record, flat
 from rpcbench.telemetry.views import Delta, View, diff
 from rpcbench.words.changes import Flag
@@ -95,7 +96,7 @@ class Recording:
         with self._lock:
             if self._over.is_set() or self._full:
                 return
-            world = self._collector.world()
+            world = {id_: began_since(member, self._began) for id_, member in self._collector.world().items()}
             self._skipped |= {t for member in world.values() for t in member["tables"]} - {*TABLES}
             sections = flat(world, None if self._everything else TABLES)
             delta = diff(self._sections, sections)

@@ -128,6 +128,7 @@ def test_what_is_under_way_waits_until_now_and_what_failed_is_marked_so() -> Non
         (FAILED, 10.0, 12.0, False), (WAITS, 13.0, 20.0, True),
     ]  # fmt: skip
     assert timeline.summary.splitlines()[-1] == "all_reduce(SUM) #2 of world is under way; worker2 not there yet"
+    assert timeline.text().splitlines()[-3].startswith("worker2 │"), "who is missing has a lane, too"
 
 
 def test_the_text_has_a_lane_for_each_worker() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as c10d
 from worlds import until
 
 import rpcbench
@@ -16,10 +18,14 @@ import rpcbench.distributed as dist
 from rpcbench.agent import current
 from rpcbench.agent.bus import Bus
 from rpcbench.distributed import told
+from rpcbench.distributed.groups import Member
+from rpcbench.distributed.meeting import Met, Who
 from rpcbench.distributed.told import Part, Told
-from rpcbench.telemetry.collect import Collector
+from rpcbench.distributed.world import World
+from rpcbench.telemetry.collect import Collector, Traced
 from rpcbench.telemetry.collective_timeline import CollectiveTimeline
 from rpcbench.telemetry.collectives import began_since, collectives_view
+from rpcbench.telemetry.record import Player, load
 from rpcbench.words.errors import CollectiveError
 from rpcbench.words.events import Row
 from rpcbench.words.futures import wait_all
@@ -129,6 +135,33 @@ def test_who_comes_to_look_sees_what_is_under_way_and_what_was_before(ranks: rpc
     wait_all([ranks.rpc_async(name, dist.all_reduce, (torch.ones(2),)) for name in NAMES if name != "worker2"])
     waits.wait()
     assert [row["state"] for row in shown().rows.values()] == ["done", "done"]
+
+
+def test_traces_records_and_panels_begin_with_what_begins_then_or_is_under_way(
+    ranks: rpcbench.Cluster, everyone: Any, tmp_path: Path
+) -> None:
+    everyone(dist.all_reduce, torch.ones(1))
+    waits = ranks.rpc_async("worker1", dist.broadcast, (torch.ones(1), 0))
+    with current.using(ranks.agent):
+        until(lambda: [row["op"] for row in rpcbench.collectives(1).rows.values()] == ["broadcast(src=0)"])
+        source = Traced(ranks.agent.part(Collector))
+        stop = source.subscribe(lambda: None)
+        with rpcbench.trace() as seen, rpcbench.record(tmp_path / "lesson.json"):
+            wait_all([ranks.rpc_async(name, dist.broadcast, (torch.ones(1), 0)) for name in NAMES[1:]])
+            waits.wait()
+            everyone(dist.barrier)
+        assert source.settle(20)
+        player = Player(load(tmp_path / "lesson.json"))
+        player.go(10**6)
+        shown = [seen.world, source.world(), player.world()]
+    stop()
+    for each in shown:
+        found = rows(collectives_view(each))
+        assert [(row["op"], row["state"], row["missing"]) for row in found] == [
+            ("broadcast(src=0)", "done", []), ("barrier", "done", []),
+        ]  # fmt: skip
+        assert found[0]["last"] != 1
+    assert seen.collectives.summary.startswith("2 collectives in ")
 
 
 def unlike() -> str:
@@ -283,6 +316,18 @@ def test_a_part_ends_once_by_itself_or_with_its_world(bus: Bus) -> None:
     assert made.table()["w.0.2"]["end"] == ended
     lane.becomes(part(3))
     assert "w.0.3" not in made.table(), "what is over becomes nothing else"
+
+
+def test_what_begins_in_a_world_that_has_just_ended_has_failed() -> None:
+    store = c10d.HashStore()
+    here = World(Met(store, 0, (Who.here(),)), "gloo", 20)
+    end = Member(here, (0,), None, "0")  # type: ignore[arg-type]
+    before = end.enter("barrier", "", 0)
+    here.close(CollectiveError("over"))
+    end.enter("all_gather", "", 0)
+    before.leave()
+    found = [(row["op"], row["failed"]) for row in here.told.table().values()]
+    assert found == [("barrier", True), ("all_gather", True)]
 
 
 def test_nobody_listens_and_nothing_is_told(bus: Bus) -> None:
