@@ -54,13 +54,16 @@ def _meetings(view: View) -> list[Row]:
 
 
 def _meeting(picture: Picture, row: Row, at: Columns, y: float, _: float) -> None:
-    """A dot where each has come, red for the last; a ring where one is missing."""
+    """A dot where each has come, red with a ring for the last; a ring alone where one is missing."""
     places = [at.x(id_) for id_ in (*row["came"], *row["missing"])]
     picture.line(min(places), y, max(places), y, "line s-amber" + " dashed" * (row["state"] != "done"))
     for id_ in row["came"]:
         picture.circle(at.x(id_), y, 5, "f-red" if id_ == row["last"] else "f-amber")
     for id_ in row["missing"]:
-        picture.circle(at.x(id_), y, 5, "paper line s-amber")
+        picture.circle(at.x(id_), y, 5, "paper")
+        picture.circle(at.x(id_), y, 5, "line s-amber")
+    if row["last"] is not None:
+        picture.circle(at.x(row["last"]), y, 7.5, "line s-red")
     took = row["state"] if row["state"] != "done" else f"{(row['end'] - row['begin']) * 1e3:.1f} ms"
     picture.text(at.width - 12, y + 4, took, "note end")
 
