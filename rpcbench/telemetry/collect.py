@@ -96,6 +96,10 @@ class Collector:
         with self._lock:
             up = [id_ for id_, member in self._world.items() if member["state"] == "up" and self._agent.running]
         waits = [self._probes.ask(id_) for id_ in up]
+        with self._lock:
+            gone = [id_ for id_ in up if id_ in self._world and self._world[id_]["state"] in GONE]
+        for id_ in gone:  # before it was asked: it will not answer, and nobody will say so again
+            self._probes.forget(id_)
         return all(self._probes.wait(asked, deadline - time.monotonic()) for asked in waits)
 
     def _watch(self, member: int) -> None:

@@ -97,7 +97,8 @@ class CollectiveTimeline:
 
     @property
     def chart(self) -> Chart:
-        came, meant = {row["worker"] for row in self._entries}, {n for row in self.rows.values() for n in row["members"]}
+        came = {row["worker"] for row in self._entries}
+        meant = {name for row in self.rows.values() for name in row["members"]}
         names = {id_: name for id_, name in self._names.items() if id_ in came or name in meant}
         bars = tuple(sorted(self._bars(), key=lambda bar: (bar.mark is LAST, bar.begin)))
         marks = tuple(mark for mark in _MARKS if any(bar.mark is mark for bar in bars))

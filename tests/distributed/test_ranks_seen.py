@@ -252,7 +252,7 @@ def test_all_reduces_of_distributed_data_parallel_are_told_by_its_hook_and_are_t
     assert len(found) >= 2 and sum(row["bytes"] for row in found) == 2 * 4 * (8 * 8 + 8 + 8 + 1)
 
 
-def test_a_rank_that_dies_has_not_come_and_what_the_others_waited_in_has_failed(no_leaks: None) -> None:
+def test_a_rank_that_dies_has_not_come_and_what_the_others_waited_in_has_failed() -> None:
     with rpcbench.Cluster(2) as cluster:
         wait_all([cluster.rpc_async(name, dist.init_process_group) for name in cluster.workers])
         looks = looking_at(cluster)

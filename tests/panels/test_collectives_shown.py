@@ -87,6 +87,8 @@ def test_what_a_lost_member_had_under_way_has_failed_with_it() -> None:
     meet(at, 1, {1: 1.0, 2: 1.5}, None)
     at[2]["state"] = "lost"
     assert the(at)["state"] == "open", "worker1 is in it still"
+    at[1]["state"] = "left"
+    assert (the(at)["state"], the(at)["end"]) == ("failed", None)
     rows = at[1]["tables"]["collectives"]
     rows["w.0.1"] = {**rows["w.0.1"], "end": 5.0, "failed": True}
     assert (the(at)["state"], the(at)["end"]) == ("failed", 5.0)

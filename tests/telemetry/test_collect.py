@@ -155,3 +155,21 @@ def test_when_the_world_is_over_nobody_is_up(collector: Collector, agents: list[
     agents[0].stop()
     assert changed.wait(10), "who looks is told"
     assert {member["state"] for member in collector.world().values()} == {"left"}
+
+
+def test_who_goes_just_before_it_is_asked_is_not_waited_for(
+    collector: Collector, agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = collector.subscribe(lambda: None)
+    assert collector.settle(20)
+    ask = collector._probes.ask
+
+    def late(member: int) -> int:
+        if member == 2:
+            agents.pop().stop()
+            until(lambda: collector.world()[2]["state"] in ("left", "lost"))
+        return ask(member)
+
+    monkeypatch.setattr(collector._probes, "ask", late)
+    assert collector.settle(20)
+    stop()
