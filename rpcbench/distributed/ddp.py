@@ -11,7 +11,7 @@ from torch.futures import Future
 
 from rpcbench.distributed import backends, groups
 from rpcbench.distributed.groups import AnyGroup
-from rpcbench.distributed.told import Entered
+from rpcbench.distributed.told import Part
 
 
 def ddp_all_reduce(group: AnyGroup, bucket: GradBucket) -> Future[torch.Tensor]:
@@ -30,6 +30,6 @@ def ddp_all_reduce(group: AnyGroup, bucket: GradBucket) -> Future[torch.Tensor]:
     return future.then(lambda done: _left(done, entered))
 
 
-def _left(done: Future[torch.Tensor], entered: Entered) -> torch.Tensor:
+def _left(done: Future[torch.Tensor], entered: Part) -> torch.Tensor:
     with entered:
         return done.value()

@@ -19,7 +19,7 @@ import torch.distributed as c10d
 from rpcbench.distributed import backends, making, stores
 from rpcbench.distributed.making import listed
 from rpcbench.distributed.meeting import meet
-from rpcbench.distributed.told import Entered, Part
+from rpcbench.distributed.told import Part
 from rpcbench.distributed.watch import Watch
 from rpcbench.distributed.world import AGAIN, Wait, World
 from rpcbench.words.errors import CollectiveError, WorkerLostError
@@ -40,6 +40,7 @@ class Member:
         self.count = 0
         self.name = "world" if key == "0" else f"group {key}"
         self.names = tuple(world.ranks[rank].name for rank in ranks)
+        self._scope = f"{world.token}.{key}"
         self._ways = Counter[str]()  # what went between two ranks, or comes from any
 
     def carry(self, job: Callable[[], T], op: str, shape: str = "", size: int = 0) -> T:
@@ -52,18 +53,17 @@ class Member:
             what = f"{op} of {shape}" if shape else op
             return self.world.finish(self.world.lane(self.key).put(job), self.wait(what))
 
-    def enter(self, op: str, shape: str, size: int) -> Entered:
+    def enter(self, op: str, shape: str, size: int) -> Part:
         """The next thing that all ranks of the group do is under way here."""
         self.count += 1
-        scope = f"{self.world.token}.{self.key}"
-        return self.begin(Part(scope, self.count, self.name, op, self.names, shape, size))
+        return self.begin(Part(self._scope, self.count, self.name, op, self.names, shape, size))
 
-    def begin(self, part: Part) -> Entered:
+    def begin(self, part: Part) -> Part:
         """It is under way here, as long as the world is."""
-        entered = self.world.told.enter(part)
+        self.world.told.enter(part)
         if self.world.broken:  # it may have ended just before, and its lanes take no more jobs
-            entered.leave(failed=True)
-        return entered
+            part.leave(failed=True)
+        return part
 
     def between(self, source: int, to: int, tensor: torch.Tensor) -> Part:
         """This rank's part of the next thing that one rank sends to another."""
@@ -75,7 +75,7 @@ class Member:
 
     def _sent(self, way: str, op: str, ranks: Sequence[int], tensor: torch.Tensor) -> Part:
         self._ways[way] += 1
-        scope, ends = f"{self.world.token}.{self.key}.{way}", tuple(self.world.ranks[rank].name for rank in ranks)
+        scope, ends = f"{self._scope}.{way}", tuple(self.world.ranks[rank].name for rank in ranks)
         return Part(scope, self._ways[way], self.name, op, ends, backends.layout(tensor), tensor.nbytes)
 
     def wait(self, what: str) -> Wait:

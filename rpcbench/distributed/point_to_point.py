@@ -14,7 +14,7 @@ from rpcbench.distributed import backends, groups
 from rpcbench.distributed.collectives import NOTE, note, said, stranger
 from rpcbench.distributed.groups import AnyGroup, Member
 from rpcbench.distributed.lanes import Pending
-from rpcbench.distributed.told import Entered
+from rpcbench.distributed.told import Part
 from rpcbench.distributed.world import Wait
 from rpcbench.words.errors import CollectiveError
 
@@ -86,7 +86,7 @@ def _end(tensor: torch.Tensor, other: int | None, group: AnyGroup) -> Member:
     return end
 
 
-def _send(end: Member, tensor: torch.Tensor, dst: int, entered: Entered) -> int:
+def _send(end: Member, tensor: torch.Tensor, dst: int, entered: Part) -> int:
     with entered:
         c10d.send(note(backends.layout(tensor)), dst, end.group, _OFFER)
         answer = torch.empty(NOTE, dtype=torch.uint8)
@@ -97,7 +97,7 @@ def _send(end: Member, tensor: torch.Tensor, dst: int, entered: Entered) -> int:
     return dst
 
 
-def _receive(end: Member, tensor: torch.Tensor, src: int | None, entered: Entered) -> int:
+def _receive(end: Member, tensor: torch.Tensor, src: int | None, entered: Part) -> int:
     world, offer = end.world, torch.empty(NOTE, dtype=torch.uint8)
     with entered:
         source = int(c10d.recv(offer, src, end.group, _OFFER))

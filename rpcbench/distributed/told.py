@@ -5,6 +5,7 @@ missing, and who came last. Guarantees
 - What is under way is in the table whether anybody looks or not, as who comes to look wants to know what hangs; of what
   has ended the latest `KEPT` are.
 - Each part ends once: by itself, or with the world that it is in.
+- Where nobody looks a part costs two stamps and two entries, and no words are made.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from collections.abc import Callable
 from types import TracebackType
 
+from rpcbench.agent.bus import Bus
 from rpcbench.agent.core import Agent
 from rpcbench.words.events import Row, Table
 
@@ -25,101 +26,99 @@ _TOLD = ("group", "number", "op", "members", "shape", "bytes", "begin", "end", "
 class Part:
     """This worker's part of a collective. `members`: names of all who are to come; `size`: bytes of its own tensors.
 
-    `scope` is what the numbers count in, the same on all members: a group, or two ranks of one.
+    `scope` is what the numbers count in, the same on all members: a group, or two ranks of one. Under way from
+    `Told.enter` until `leave`, or the end of a `with`; what ends by an error has failed.
     """
 
-    __slots__ = ("begin", "bytes", "end", "failed", "group", "key", "members", "number", "op", "shape")
+    __slots__ = ("begin", "bytes", "end", "failed", "group", "members", "number", "op", "scope", "shape", "told")
 
     def __init__(
         self, scope: str, number: int, group: str, op: str, members: tuple[str, ...], shape: str = "", size: int = 0
     ) -> None:
-        self.key, self.number, self.group, self.op = f"{scope}.{number}", number, group, op
+        self.scope, self.number, self.group, self.op = scope, number, group, op
         self.members, self.shape, self.bytes = members, shape, size
         self.begin, self.failed = 0.0, False
         self.end: float | None = None
+        self.told = _NOWHERE
+
+    @property
+    def key(self) -> str:
+        return f"{self.scope}.{self.number}"
 
     def row(self) -> Row:
         return {name: getattr(self, name) for name in _TOLD}
 
-
-class Entered:
-    """A part that is under way, until the end of a `with`; one that ends by an error has failed."""
-
-    __slots__ = ("_part", "_told")
-
-    def __init__(self, told: Told, part: Part) -> None:
-        self._told, self._part = told, part
-
     def becomes(self, known: Part) -> None:
-        """Now it is known with whom it is done: it is that part, under way since this one is."""
-        if self._told.replace(self._part, known):
-            self._part = known
+        """Now it is known with whom it is done: it is that part, under way since it has been."""
+        self.told.rename(self, known)
 
     def leave(self, failed: bool = False) -> None:
-        self._told.leave(self._part, failed)
+        """It is over here. Harmless where it is already."""
+        self.told.leave(self, failed)
 
-    def __enter__(self) -> Entered:
+    def __enter__(self) -> Part:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.leave(kind is not None)
+        self.told.leave(self, kind is not None)
 
 
 class Told:
     """One for each agent: `agent.part(Told)`. Without an agent nobody can look."""
 
     def __init__(self, agent: Agent | None = None) -> None:
-        self._note: Callable[..., None] = _nothing if agent is None else agent.bus.note
+        self._bus = Bus() if agent is None else agent.bus
         self._lock = threading.Lock()
-        self._open: dict[str, Part] = {}
+        self._open: dict[Part, None] = {}
         self._ended: collections.deque[Part] = collections.deque()
-        if agent is not None:
-            agent.bus.register("collectives", self.table)
+        self._bus.register("collectives", self.table)
 
-    def enter(self, part: Part) -> Entered:
+    def enter(self, part: Part) -> Part:
         """It is under way from now on."""
-        part.begin = time.monotonic()
-        self._open[part.key] = part
-        self._note("CollectiveEntered", "collectives", part.key, part.row)
-        return Entered(self, part)
+        part.told, part.begin = self, time.monotonic()
+        self._open[part] = None
+        if self._bus.listening:
+            self._bus.note("CollectiveEntered", "collectives", part.key, part.row)
+        return part
 
     def leave(self, part: Part, failed: bool) -> None:
-        """It is over here. Harmless where it is already."""
         with self._lock:
-            if self._open.pop(part.key, None) is None:
+            if part not in self._open:
                 return
             part.end, part.failed = time.monotonic(), failed
             self._ended.append(part)
+            del self._open[part]
             oldest = self._ended.popleft() if len(self._ended) > KEPT else None
-        self._note("CollectiveLeft", "collectives", part.key, part.row)
-        if oldest is not None:
-            self._note("CollectiveForgotten", "collectives", oldest.key, _nothing)
+        if self._bus.listening:
+            self._bus.note("CollectiveLeft", "collectives", part.key, part.row)
+            if oldest is not None:
+                self._bus.note("CollectiveForgotten", "collectives", oldest.key, _nothing)
 
-    def replace(self, part: Part, known: Part) -> bool:
-        """Whether it was under way, and is the other one now."""
+    def rename(self, part: Part, known: Part) -> None:
         with self._lock:
-            if self._open.pop(part.key, None) is None:
-                return False
-            known.begin = part.begin
-            self._open[known.key] = known
-        self._note("CollectiveForgotten", "collectives", part.key, _nothing)
-        self._note("CollectiveEntered", "collectives", known.key, known.row)
-        return True
+            if part not in self._open:
+                return
+            before = part.key
+            part.scope, part.number, part.op, part.members = known.scope, known.number, known.op, known.members
+        self._bus.note("CollectiveForgotten", "collectives", before, _nothing)
+        self._bus.note("CollectiveEntered", "collectives", part.key, part.row)
 
     def abandon(self, world: str) -> None:
         """What was under way in a world, the first word of its scopes, has ended with it."""
-        with self._lock:
-            parts = [part for key, part in list(self._open.items()) if key.startswith(f"{world}.")]
-        for part in parts:
-            self.leave(part, failed=True)
+        for part in list(self._open):
+            if part.scope.startswith(f"{world}."):
+                self.leave(part, failed=True)
 
     def table(self) -> Table:
         with self._lock:
-            parts = [*self._ended, *list(self._open.values())]
+            parts = [*self._ended, *list(self._open)]
         return {part.key: part.row() for part in parts}
 
 
-def _nothing(*_: object) -> None:
-    """Of what is forgotten there is no row; and nobody is told where nobody listens."""
+def _nothing() -> None:
+    """Of what is forgotten there is no row."""
+
+
+_NOWHERE = Told()

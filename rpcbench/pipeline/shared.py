@@ -21,7 +21,7 @@ from torch import nn
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.described import layout_of
-from rpcbench.distributed.told import Entered, Part, Told
+from rpcbench.distributed.told import Part, Told
 from rpcbench.pipeline import gloo
 from rpcbench.pipeline.batchnorm import Deferred
 from rpcbench.pipeline.buckets import Bucket, buckets
@@ -102,11 +102,11 @@ class Column:
                 one.leave(failed=True)
             raise
 
-    def _done(self, slot: Slot, entered: Entered, error: BaseException | None) -> None:
+    def _done(self, slot: Slot, entered: Part, error: BaseException | None) -> None:
         entered.leave(failed=error is not None)
         self._slots.put(slot, lambda: (error,))
 
-    def _enter(self, step: int, stage: int, op: str, flat: torch.Tensor | None = None) -> Entered:
+    def _enter(self, step: int, stage: int, op: str, flat: torch.Tensor | None = None) -> Part:
         """What all replicas of a stage do next is under way here."""
         self._count += 1
         scope, group = f"{self._key}.{step}.{stage}", f"replicas of stage {stage}"
