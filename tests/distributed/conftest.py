@@ -14,7 +14,7 @@ from rpcbench.words.futures import wait_all
 Everyone = Callable[..., list[Any]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranks() -> Iterator[rpcbench.Cluster]:
     """A cluster of four whose workers are in a world; a rank waits 20 s for others."""
     with rpcbench.Cluster(4) as cluster:
