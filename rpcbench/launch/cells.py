@@ -83,11 +83,13 @@ class CellRunner:
     """Runs cells on the main thread.
 
     `shell`: where; a worker without one makes its own. `elsewhere`: called by an interrupt that finds the main thread
-    outside the cell's code, as the cell awaits something on a loop that is not its own.
+    outside the cell's code, as the cell awaits something on a loop that is not its own. `outside`: called by a SIGINT
+    that is none of ours; without it that interrupts as well.
     """
 
     shell: CellShell | None = None
     elsewhere: Callable[[], object] | None = None
+    outside: Callable[[], object] | None = None
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -101,6 +103,7 @@ class CellRunner:
         self._given_up: deque[CellKey] = deque(maxlen=64)
         self._raised = float("-inf")
         self._insisting = False
+        self._ours = False  # a SIGINT that this process has sent itself is on its way
         self._heard: queue.SimpleQueue[bool] = queue.SimpleQueue()
         agent.part(Health).cells = lambda: self._open
         agent.on_notice(INTERRUPT, self._interrupt)
@@ -230,13 +233,22 @@ class CellRunner:
         """SIGINT for the main thread if that cell runs there; a cell that has not begun is not to begin."""
         with self._gate:
             if self._running == key:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                self.rouse()
                 return True
             self._given_up.append(key)
             return False
 
+    def rouse(self) -> None:
+        """Interrupt whatever runs on the main thread, as SIGINT does. From any thread."""
+        self._ours = True
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
     def _on_signal(self, _signal: int, frame: FrameType | None) -> None:
         """On the main thread, between two of its bytecodes; takes no lock, which that thread may hold."""
+        ours, self._ours = self._ours, False
+        if self.outside is not None and not ours:
+            self.outside()
+            return
         now, running = time.monotonic(), self._running is not None
         if running and (now - self._raised < _CALM_SECONDS or (_in_runtime(frame) and not self._insisting)):
             self._heard.put(False)  # not now, so another one comes soon

@@ -1,7 +1,8 @@
 """What `%cluster` does: start, look at, change and stop the workers of a notebook. Each answers what to say or show.
 
-Clusters that were started here are stopped by `stop`, by unloading the extension, and at exit. Several may run side by
-side, each under a name; one is the current one, which all magics mean, and `rpcbench.cluster()`.
+Clusters that were started here are stopped by `stop`, by unloading the extension, and at exit; those that were joined
+are left. Several may run side by side, each under a name; one is the current one, which all magics mean, and
+`rpcbench.cluster()`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rpcbench.launch.cluster import Cluster, Progress, cluster
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.kinds import KINDS, names
 from rpcbench.launch.targets import Targets
+from rpcbench.launch.workforce import Workforce
 from rpcbench.notebook.progress import Starting
 
 Words = list[str]
@@ -45,13 +47,14 @@ IN_CELL = Voice(Starting, _to_stderr)
 class Commands:
     """`bind(cluster)` makes a cluster known to the notebook under its name."""
 
-    def __init__(self, targets: Targets, bind: Callable[[Cluster], object]) -> None:
-        self.named: dict[str, Cluster] = {}
-        self.started: list[Cluster] = []
+    def __init__(self, targets: Targets, bind: Callable[[Workforce], object]) -> None:
+        self.named: dict[str, Workforce] = {}
+        self.started: list[Workforce] = []
         self._targets = targets
         self._bind = bind
         self.by_name: dict[str, Callable[[Words], Any]] = {
             "start": self._start,
+            "join": self._join,
             "list": self._list,
             "use": self._use,
             "status": self._status,
@@ -85,18 +88,30 @@ class Commands:
             return f"{sentence(found)} %cluster scale {size} makes it {size}."
         return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."
 
-    def _make(self, size: int, way: Way, voice: Voice) -> Cluster:
+    def _make(self, size: int, way: Way, voice: Voice) -> Workforce:
         warn_of_room(size, way.get("launcher") or way.get("kind", "process"), voice.warn)
         self.started.append(Cluster(size, **way, progress=voice.progress(size)))
         return self.started[-1]
 
-    def _take(self, found: Cluster) -> str:
+    def _join(self, words: Words) -> str:
+        words, name = _option(words, "--name", "say what to call them: %cluster join tcp://HOST:PORT --name other")
+        if len(words) != 1:
+            raise UsageError("say where the workers are: %cluster join tcp://HOST:PORT, as they show when they start")
+        self._adopt()
+        name = name or MAIN
+        if name in self.named:
+            raise UsageError(f"{name} is a cluster already: %cluster stop first, or give a name: --name other")
+        found = self.named[name] = Cluster.join(words[0])
+        self.started.append(found)
+        return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop leaves them."
+
+    def _take(self, found: Workforce) -> str:
         """Make it the current one."""
         found.prefer()
         self._bind(found)
         return sentence(found)
 
-    def present(self) -> dict[str, Cluster]:
+    def present(self) -> dict[str, Workforce]:
         """The clusters that run, by name; the current one among them, even if it was made elsewhere."""
         there = {name: one for name, one in list(self.named.items()) if one.agent.running}
         found = running()
@@ -106,6 +121,9 @@ class Commands:
 
     def _adopt(self) -> None:
         """Forget clusters that have ended, and give the current one a name if it was made elsewhere."""
+        for one in self.started:
+            if one.over:
+                one.shutdown()
         self.named = self.present()
         self.started = [one for one in self.started if one.agent.running]
 
@@ -184,13 +202,13 @@ class Commands:
         if found is None:
             return "No cluster runs."
         found.shutdown()
-        return self.stopped()
+        return self.stopped(found)
 
-    def stopped(self) -> str:
+    def stopped(self, found: Workforce) -> str:
         """One has been: another that runs is the current one then."""
         self._adopt()
         left = running()
-        told = "The cluster is stopped."
+        told = found.farewell
         return told if left is None else f"{told} The current one is now: {self._take(left)}"
 
     def stop_started(self) -> None:
@@ -199,7 +217,7 @@ class Commands:
             one.shutdown()
 
 
-def running() -> Cluster | None:
+def running() -> Workforce | None:
     try:
         return cluster()
     except RuntimeError:
@@ -220,7 +238,7 @@ def interrupted(names: list[str]) -> str:
     return f"Interrupted: {', '.join(names)}."
 
 
-def sentence(found: Cluster) -> str:
+def sentence(found: Workforce) -> str:
     names = found.workers
     return f"{len(names)} worker{'s' if len(names) != 1 else ''}: {', '.join(names)}."
 
