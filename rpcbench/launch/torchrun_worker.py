@@ -9,9 +9,10 @@ stays. They meet as scripts do (`rpc.rendezvous`), never in torch's store. Guara
 
 from __future__ import annotations
 
+import contextlib
 import os
-import queue
 import signal
+import socket
 import sys
 import threading
 import time
@@ -33,6 +34,8 @@ ENDS, KILL = "torchrun ends", "kill"
 """Notices: this worker tells a notebook why it ends; it is to end at once, as by a crash."""
 _NEEDED = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_INTERRUPT = signal.SIGRTMIN + 3 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+"""What interrupts a cell: SIGINT is torchrun's, and a handler cannot see who has sent it."""
 _SAYING_SECONDS = 1.0
 _LEAVING_SECONDS = 3.0
 
@@ -98,20 +101,24 @@ class Ending:
 
     def __init__(self, agent: Agent, runner: CellRunner) -> None:
         self._agent, self._runner = agent, runner
-        self._told: queue.SimpleQueue[int] = queue.SimpleQueue()  # a signal may come where a lock is held
         self._leaves = False
+        self._signals, self._told = socket.socketpair()
+        self._told.setblocking(False)
+        signal.set_wakeup_fd(self._told.fileno())  # the thread hears of it also while the main thread is in C
         for number in _SIGNALS:
             signal.signal(number, self._hear)
-        runner.outside = lambda: self._told.put(signal.SIGINT)
+        runner.interrupted_by = _INTERRUPT
         for wait in (self._when_told, self._when_over):
             threading.Thread(target=wait, name="rpcbench-end", daemon=True).start()
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
-        self._told.put(number)
+        with contextlib.suppress(BlockingIOError):  # so it has heard enough
+            self._told.send(bytes([number]))  # again: a loop of a cell may have taken the descriptor
 
     def _when_told(self) -> None:
         """Without a goodbye: the lead is not to pass on, the world ends here."""
-        number = self._told.get()
+        while (number := self._signals.recv(1)[0]) not in _SIGNALS:
+            pass
         self._leaves = True
         self._say(f"torchrun has ended it ({signal.Signals(number).name})")
         self._agent.stop(patience=0.0)
