@@ -128,7 +128,10 @@ def test_one_that_is_killed_may_come_again(ranks: Ranks) -> None:
     with rpcbench.Cluster.join(ranks.url) as cluster:
         cluster.interrupt("worker2")  # idle: harmless
         cluster.interrupt("worker1")
-        assert [cluster.run("worker1", "kept") for _ in range(3)] == [7, 7, 7]
+        try:
+            assert [cluster.run("worker1", "kept") for _ in range(3)] == [7, 7, 7]
+        except KeyboardInterrupt:
+            pytest.fail("a cell was taken for one that another notebook has interrupted")
         with pytest.raises(rpcbench.RpcTimeoutError):
             cluster.run("worker1", "import time\nwhile True: time.sleep(0.01)", timeout=0.5)
         assert cluster.run("all", "1 + 1") == {"worker1": 2, "worker2": 2}
