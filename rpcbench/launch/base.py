@@ -68,10 +68,14 @@ class Launcher(Protocol):
 
 @runtime_checkable
 class Gang(Launcher, Protocol):
-    """One that starts several workers as one: all of them or none. `inseparable` says, where they cannot be parted, why
-    none of them is started or ended alone; else it is empty."""
-
-    inseparable: str
+    """One that starts several workers as one: all of them or none."""
 
     def start_all(self, configs: Sequence[WorldConfig], on_exit: ExitCallback | None = None) -> Sequence[Handle]:
         """As `start`, for all of these."""
+
+
+@runtime_checkable
+class Inseparable(Gang, Protocol):
+    """One whose workers come and go together. `inseparable` says why none of them is started or ended alone."""
+
+    inseparable: str

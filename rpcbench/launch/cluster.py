@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.launch import kinds, ranks, script
-from rpcbench.launch.base import Gang, Handle, Launcher
+from rpcbench.launch.base import Gang, Handle, Inseparable, Launcher
 from rpcbench.launch.desk import CellDesk
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.launched import Launched, Started
@@ -271,8 +271,10 @@ class Cluster(Workforce):
 
     @property
     def inseparable(self) -> str:
-        why = self._launcher.inseparable if isinstance(self._launcher, Gang) else ""
-        return why and f"{why}: none comes or goes alone; cluster.scale({len(self._handles)}) starts all that were lost"
+        if not isinstance(self._launcher, Inseparable):
+            return ""
+        every = f"cluster.scale({len(self._handles)}) starts all that were lost"
+        return f"{self._launcher.inseparable}: none comes or goes alone; {every}"
 
     def _check_parting(self) -> None:
         if self.inseparable:

@@ -27,7 +27,7 @@ from rpcbench.words.errors import RpcError
 
 
 class TorchrunLauncher:
-    """Starts workers of one cluster, which keeps its files in `run_directory`. See `Launcher` and `Gang`."""
+    """Starts workers of one cluster, which keeps its files in `run_directory`. See `Inseparable`."""
 
     far = False
     inseparable = "torchrun starts its workers together and ends them together"

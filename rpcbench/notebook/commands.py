@@ -15,18 +15,17 @@ from IPython.core.error import UsageError
 
 from rpcbench.launch import process, room
 from rpcbench.launch.cluster import Cluster, Progress, cluster
-from rpcbench.launch.history import Rerun
 from rpcbench.launch.kinds import KINDS, names
 from rpcbench.launch.targets import Targets
 from rpcbench.launch.workforce import Workforce
 from rpcbench.notebook.progress import Starting
+from rpcbench.notebook.sentences import NONE_RUNS, interrupted, restarted, sentence, sentence_of_replay
 
 Words = list[str]
 Way = dict[str, Any]
 _WHICH_KIND = f"say which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
 _WHICH_LAUNCHER = "say what launches the workers, {}: %cluster start 2 --launcher command"
 MAIN = "main"
-NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
 
 class Voice(NamedTuple):
@@ -228,35 +227,6 @@ def warn_of_room(size: int, kind: str, warn: Callable[[str], object]) -> None:
     """Say before they start what so many workers lack here."""
     for complaint in room.complaints(size, process.default_mode() if kind in ("process", "local") else kind):
         warn(complaint)
-
-
-def restarted(names: list[str]) -> str:
-    return f"Started again: {', '.join(names)}. What they held is lost."
-
-
-def interrupted(names: list[str]) -> str:
-    return f"Interrupted: {', '.join(names)}."
-
-
-def sentence(found: Workforce) -> str:
-    names = found.workers
-    return f"{len(names)} worker{'s' if len(names) != 1 else ''}: {', '.join(names)}."
-
-
-def sentence_of_replay(name: str, cells: list[Rerun]) -> str:
-    """How a worker has done with what it ran again: one line, and one for each cell that failed."""
-    failed = [cell for cell in cells if cell.error is not None]
-    if not cells:
-        return f"{name} had run no cell."
-    if not failed:
-        return f"{name} has run its {len(cells)} cell{'s' if len(cells) != 1 else ''} again."
-    lines = [f"  {_first_line(cell.code)}  ->  {type(cell.error).__name__}: {cell.error}" for cell in failed]
-    return "\n".join([f"{name} has run its {len(cells)} cells again; {len(failed)} failed:", *lines])
-
-
-def _first_line(code: str) -> str:
-    first, *rest = code.strip().splitlines() or [""]
-    return f"{first[:60]} …" if rest or len(first) > 60 else first
 
 
 def _option(words: Words, option: str, complaint: str) -> tuple[Words, str | None]:

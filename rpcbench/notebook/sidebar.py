@@ -26,17 +26,9 @@ from rpcbench.launch.actions import ALL, Actions
 from rpcbench.launch.cluster import Progress
 from rpcbench.launch.mirrors import heard_where_asked
 from rpcbench.launch.workforce import Workforce
-from rpcbench.notebook.commands import (
-    NONE_RUNS,
-    Commands,
-    Voice,
-    interrupted,
-    restarted,
-    running,
-    sentence,
-    warn_of_room,
-)
+from rpcbench.notebook.commands import Commands, Voice, running, warn_of_room
 from rpcbench.notebook.needs import needs
+from rpcbench.notebook.sentences import NONE_RUNS, interrupted, restarted, sentence
 from rpcbench.notebook.standing import Standing, State
 from rpcbench.notebook.watchers import Watchers
 

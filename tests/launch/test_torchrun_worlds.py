@@ -22,7 +22,8 @@ import rpcbench
 from rpcbench.launch import torchrun_worker
 from rpcbench.launch.joined import Joined
 from rpcbench.launch.targets import Targets
-from rpcbench.notebook.commands import NONE_RUNS, Commands
+from rpcbench.notebook.commands import Commands
+from rpcbench.notebook.sentences import NONE_RUNS
 from rpcbench.transport import secret
 from rpcbench.words.errors import RpcError, UnknownWorkerError, WorkerLostError
 
