@@ -107,6 +107,7 @@ class Ending:
         signal.set_wakeup_fd(self._told.fileno())  # the thread hears of it also while the main thread is in C
         for number in _SIGNALS:
             signal.signal(number, self._hear)
+        signal.signal(_INTERRUPT, signal.SIG_IGN)  # before cells run, and after, it would end the process
         runner.interrupted_by = _INTERRUPT
         for wait in (self._when_told, self._when_over):
             threading.Thread(target=wait, name="rpcbench-end", daemon=True).start()
