@@ -1,15 +1,28 @@
-"""`python -m rpcbench.worker worker1`: what a command starts on a host to have a worker there, see `launch.outpost`."""
+"""`python -m rpcbench.worker`: what others start to have a worker.
+
+With a name it is what a command starts on a host (see `launch.outpost`); `torchrun … -m rpcbench.worker` makes a world
+of workers that a notebook joins (see `launch.torchrun_worker`).
+"""
 
 from __future__ import annotations
 
 import sys
 
 from rpcbench.launch import outpost
+from rpcbench.words.errors import RpcError
 
 
 def main() -> int:
     """The exit status."""
-    return outpost.main(sys.argv[1:])
+    if arguments := sys.argv[1:]:
+        return outpost.main(arguments)
+    from rpcbench.launch import torchrun_worker  # loads torch, as an outpost must not
+
+    try:
+        return torchrun_worker.main()
+    except RpcError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
 
 
 if __name__ == "__main__":

@@ -72,3 +72,10 @@ class Gang(Launcher, Protocol):
 
     def start_all(self, configs: Sequence[WorldConfig], on_exit: ExitCallback | None = None) -> Sequence[Handle]:
         """As `start`, for all of these."""
+
+
+@runtime_checkable
+class Inseparable(Gang, Protocol):
+    """One whose workers come and go together. `inseparable` says why none of them is started or ended alone."""
+
+    inseparable: str

@@ -57,16 +57,22 @@ def _work(request: Request) -> int:
 
 def _separate(request: Request) -> None:
     """A session, output and death of its own."""
-    os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != request["starter"]:
-            os._exit(1)
+    if os.getsid(0) != os.getpid():  # torchrun has given it one
+        os.setsid()
+    end_with(request["starter"], signal.SIGKILL)
     _point(0, os.devnull, os.O_RDONLY)
     if request["log"] is not None:  # else its output goes where its starter's does
         _point(1, request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(1, 2)
     faulthandler.enable()
+
+
+def end_with(parent: int, by: int) -> None:
+    """This process ends, by that signal, when its parent does (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def _move_in(request: Request) -> None:

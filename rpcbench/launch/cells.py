@@ -83,11 +83,13 @@ class CellRunner:
     """Runs cells on the main thread.
 
     `shell`: where; a worker without one makes its own. `elsewhere`: called by an interrupt that finds the main thread
-    outside the cell's code, as the cell awaits something on a loop that is not its own.
+    outside the cell's code, as the cell awaits something on a loop that is not its own. `interrupted_by`: the signal
+    that interrupts a cell.
     """
 
     shell: CellShell | None = None
     elsewhere: Callable[[], object] | None = None
+    interrupted_by: int = signal.SIGINT
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -114,14 +116,14 @@ class CellRunner:
 
     @contextlib.contextmanager
     def in_charge(self) -> Iterator[None]:
-        """SIGINT, `sys.stdout` and `sys.stderr` are ours meanwhile. On the main thread."""
-        streams, before = (sys.stdout, sys.stderr), signal.signal(signal.SIGINT, self._on_signal)
+        """The signal, `sys.stdout` and `sys.stderr` are ours meanwhile. On the main thread."""
+        streams, before = (sys.stdout, sys.stderr), signal.signal(self.interrupted_by, self._on_signal)
         sys.stdout, sys.stderr = (CellStream(name, self.outbox, log) for name, log in self._logs.items())
         try:
             yield
         finally:
             sys.stdout, sys.stderr = streams
-            signal.signal(signal.SIGINT, before)
+            signal.signal(self.interrupted_by, before)
 
     def jobs(self) -> Iterator[Job]:
         """Those that come, until `stop`."""
@@ -178,7 +180,7 @@ class CellRunner:
         return outcome
 
     def _admit(self, key: CellKey) -> None:
-        signal.signal(signal.SIGINT, self._on_signal)  # a debugger in the cell before may have left its own
+        signal.signal(self.interrupted_by, self._on_signal)  # a debugger in the cell before may have left its own
         with self._gate:
             given_up = key in self._given_up
             self._running = None if given_up else key
@@ -227,13 +229,17 @@ class CellRunner:
         return False
 
     def _signal(self, key: CellKey) -> bool:
-        """SIGINT for the main thread if that cell runs there; a cell that has not begun is not to begin."""
+        """The signal for the main thread if that cell runs there; a cell that has not begun is not to begin."""
         with self._gate:
             if self._running == key:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                self.rouse()
                 return True
             self._given_up.append(key)
             return False
+
+    def rouse(self) -> None:
+        """Interrupt whatever runs on the main thread. From any thread."""
+        signal.pthread_kill(threading.main_thread().ident or 0, self.interrupted_by)
 
     def _on_signal(self, _signal: int, frame: FrameType | None) -> None:
         """On the main thread, between two of its bytecodes; takes no lock, which that thread may hold."""

@@ -18,37 +18,35 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from rpcbench.agent import current
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.launch import kinds, ranks, script
-from rpcbench.launch.base import Gang, Handle, Launcher
+from rpcbench.launch.base import Gang, Handle, Inseparable, Launcher
 from rpcbench.launch.desk import CellDesk
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.launched import Launched, Started
-from rpcbench.launch.modules import execute, source_of
 from rpcbench.launch.oom import oom_kills
-from rpcbench.launch.status import ClusterStatus, Looks, Watched
+from rpcbench.launch.status import Watched
 from rpcbench.launch.worker import LEAVE, STOP, Place, meet
+from rpcbench.launch.workforce import START_SECONDS, Workforce, cluster
 from rpcbench.protocol.life import SILENT
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
-from rpcbench.rpc.rref import RRef
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.facing import bind, outward
 from rpcbench.transport.host import host_id
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.wire.devices import Name
 from rpcbench.words.changes import Changes
-from rpcbench.words.config import DEFAULT_TIMEOUT, NOTEBOOK, UNSET_TIMEOUT, WorldConfig
+from rpcbench.words.config import DEFAULT_TIMEOUT, NOTEBOOK, WorldConfig
 from rpcbench.words.errors import RpcError, UnknownWorkerError
 from rpcbench.words.futures import Future, wait_all
 
 if TYPE_CHECKING:
-    from rpcbench.distributed.groups import NamedGroup
+    from rpcbench.launch.joined import Joined
 
-START_SECONDS = 60.0
+__all__ = ["START_SECONDS", "Cluster", "Progress", "cluster"]
+
 _LEAVE_SECONDS = 3.0
 _OBITUARY_SECONDS = 0.5
 _LAST_LINES = 12
@@ -56,7 +54,7 @@ _LAST_LINES = 12
 Progress = Callable[[int, int], object]
 
 
-class Cluster:
+class Cluster(Workforce):
     """`n` workers, named worker1 … workern. Leave by `shutdown()`, or use it in a `with` block.
 
     kind: "process", or "kernel" for workers that are Jupyter kernels, of the kernel spec `kernel`: other clients see
@@ -93,6 +91,7 @@ class Cluster:
     ) -> None:
         if n < 1:
             raise ValueError(f"a cluster has at least one worker, not {n}")
+        super().__init__()
         config = WorldConfig(NOTEBOOK, 0, secrets.token_hex(8), "", secrets.token_bytes(32), rpc_timeout=rpc_timeout)
         config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._completed(config)
         name, given = kinds.chosen(launcher, kind, kernel, start)
@@ -115,11 +114,9 @@ class Cluster:
         self._incarnations: dict[str, int] = {}
         self._oom_kills: dict[str, int] = {}  # when each worker was started
         self._given_up: dict[str, str] = {}  # why, of those elsewhere whose end nobody has told of
-        self._looks = Looks()
         self._moving = threading.Lock()  # `scale` or `restart` is at work; a click may ask beside a cell
         self._changes = Changes()
         self._ending = threading.Lock()
-        self._using: ExitStack | None = None
         self._ended = False
         self.agent.owner = self
         self.agent.roster.explain = self._obituary
@@ -133,29 +130,26 @@ class Cluster:
             self.shutdown()
             raise
 
-    def prefer(self) -> None:
-        """Make this one the current cluster, of several that run."""
-        current.prefer(self.agent)
-
     # -- members
-    @property
-    def workers(self) -> list[str]:
-        """Names of the workers that serve."""
-        return [info.name for info in self.agent.members() if info.id != 0]
-
     @property
     def lost(self) -> list[str]:
         """Names of those that ended without being asked to, and have not been started again."""
         return [name for name in list(self._handles) if self._lost(name)]
 
+    @staticmethod
+    def join(url: str, **options: Any) -> Joined:
+        """The workers that others have started, as by `torchrun … -m rpcbench.worker`, at the address that these show.
+
+        For the options, and what cannot be done with such workers, see `rpcbench.launch.joined.Joined`.
+        """
+        from rpcbench.launch.joined import Joined
+
+        return Joined(url, **options)
+
     def pid(self, name: str) -> int:
         """Process id of a worker, on its host."""
         self._handle(name)
         return self._place(name).pid
-
-    def status(self) -> ClusterStatus:
-        """How each worker is, lost ones as well; drawn as a table. Nothing is asked of the workers themselves."""
-        return self._looks.at(self.watched())
 
     def watched(self) -> list[Watched]:
         """What is known here of each worker, lost ones as well, without a look at its process."""
@@ -175,16 +169,14 @@ class Cluster:
         self._handle(name)
         return kinds.connection_file(self._launcher, name)
 
-    def wait_for(self, n: int, timeout: float = START_SECONDS) -> None:
-        """Wait until `n` workers serve, also such as others start. RpcError after `timeout` s: who came, who not."""
-        self.agent.wait_for(n + 1, timeout)
-
     def scale(self, n: int) -> None:
         """Start more workers, or end the last ones, until there are `n`. Names of lost workers are started again."""
         if n < 1:
             raise ValueError(f"a cluster has at least one worker, not {n}; end it with shutdown()")
         wanted = [f"worker{i}" for i in range(1, n + 1)]
         with self._moving:
+            if self.workers and wanted != self.workers:
+                self._check_parting()
             self._leave(leaving := [name for name in self.workers if name not in wanted])
             if missing := [name for name in wanted if name not in self.workers]:
                 self._start(missing)
@@ -199,20 +191,11 @@ class Cluster:
         """
         with self._moving:
             self._handle(name)
+            self._check_parting()
             past = self.agent.part(CellDesk).history.take(name)
             self.kill(name)
             self._start([name])
         return script.rerun(self.agent, name, past) if replay else []
-
-    def reload(self, *modules: str | ModuleType) -> None:
-        """Load modules anew, in this order, here and then on all workers: as their files are here and now.
-
-        A worker needs no such file. What fails here is raised, and no worker changes; what fails on a worker is raised
-        with its own type. ModuleNotFoundError, or ImportError for what is not written in Python.
-        """
-        sources = [source_of(module) for module in modules]
-        execute(sources)
-        wait_all([self.agent.call(name, execute, (sources,), own=True) for name in self.workers])
 
     def interrupt(self, name: str) -> None:
         """Interrupt the cell that runs on a worker, from outside: KeyboardInterrupt there. Harmless when it is idle."""
@@ -240,62 +223,6 @@ class Cluster:
             self.agent.shutdown(graceful=False)
         finally:
             self._launcher.close()
-
-    # -- cells and calls
-    def run(
-        self, workers: str | Sequence[str], code: str, *, push: Mapping[str, Any] | None = None,
-        want: str | Sequence[str] = (), timeout: float | None = None,
-    ) -> Any:  # fmt: skip
-        """Run a cell, as `%%remote` does: its output appears here as it comes, its error is raised here with its type.
-
-        workers: a name; or several: names, "all", "[1:]". push: variables to set there first. want: names of variables
-        to bring back, as a dict; with none, the value of the last expression is. From several workers each value is a
-        dict by worker. timeout: seconds; then the cell is interrupted and RpcTimeoutError raised. Ctrl-C interrupts it
-        as well. ValueError for a slice that is none, UnknownWorkerError.
-
-        >>> cluster.run("worker1", "y = x + 1", push={"x": 6}, want=["y"])
-        {'y': 7}
-        >>> cluster.run("all", "import os; os.getpid() > 0")
-        {'worker1': True, 'worker2': True}
-        """
-        return script.run(self.agent, self.workers, workers, code, push, want, timeout)
-
-    def rpc_sync(
-        self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
-    ) -> Any:
-        """As `rpcbench.rpc.rpc_sync`, in this cluster."""
-        return self.agent.call(to, func, args, kwargs, timeout).wait_or_cancel()
-
-    def rpc_async(
-        self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
-    ) -> Future[Any]:
-        """As `rpcbench.rpc.rpc_async`, in this cluster."""
-        return self.agent.call(to, func, args, kwargs, timeout)
-
-    def remote(
-        self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
-    ) -> RRef[Any]:
-        """As `rpcbench.rpc.remote`, in this cluster."""
-        rref = self.agent.create(to, func, args, kwargs, timeout)
-        assert isinstance(rref, RRef)
-        return rref
-
-    def group(self, *workers: str) -> NamedGroup:
-        """A process group of these workers, once `init_process_group` has been called on all: a handle for `group=`.
-
-        It may travel to the workers as any value. CollectiveError where a worker is in no world, UnknownWorkerError.
-        """
-        return ranks.group(self.agent, self.workers, workers)
-
-    def __enter__(self) -> Self:
-        self._using = ExitStack()
-        self._using.enter_context(current.using(self.agent))
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._using is not None:
-            self._using.close()
-        self.shutdown()
 
     def __repr__(self) -> str:
         if self._ended:
@@ -341,6 +268,17 @@ class Cluster:
         for config in configs:
             self._handles[config.name] = self._launcher.start(config, self._exited)
         return [self._handles[config.name] for config in configs]
+
+    @property
+    def inseparable(self) -> str:
+        if not isinstance(self._launcher, Inseparable):
+            return ""
+        every = f"cluster.scale({len(self._handles)}) starts all that were lost"
+        return f"{self._launcher.inseparable}: none comes or goes alone; {every}"
+
+    def _check_parting(self) -> None:
+        if self.inseparable:
+            raise RpcError(self.inseparable)
 
     def _settle(self, why: str) -> list[Future[None]]:
         """Tell the workers that serve which ranks they are now."""
@@ -420,14 +358,6 @@ class Cluster:
         if handle is None:
             raise UnknownWorkerError(f"this cluster has no {name!r}; it has {', '.join(self._handles)}")
         return handle
-
-
-def cluster() -> Cluster:
-    """The current cluster: the innermost `with`, else the latest started. RuntimeError where there is none."""
-    agent = current.find()
-    if agent is None or not isinstance(agent.owner, Cluster):
-        raise RuntimeError("no cluster is running: start one with rpcbench.Cluster(2), in a notebook %cluster start 2")
-    return agent.owner
 
 
 def _id(name: str) -> int:

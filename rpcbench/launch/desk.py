@@ -93,8 +93,10 @@ class _Part:
         prompts: Prompts,
         changed: Callable[[], object],
         ran: Callable[[], object],
+        remedy: str,
     ) -> None:
         self.member = member
+        self._remedy = remedy
         self._changed = changed
         self._ran = ran
         self._prompts = prompts
@@ -109,7 +111,7 @@ class _Part:
         try:
             self.values = answer()
         except WorkerLostError as error:
-            self.error = lost(error, self.member.name)
+            self.error = lost(error, self.member.name, self._remedy)
         except Exception as error:  # noqa: BLE001  (whatever the cell raised is what came of it)
             self.error = error
         try:
@@ -234,7 +236,7 @@ class CellDesk:
         self.agent = agent
         self.history = History()
         self._relay = Relay(agent)
-        self._numbers = Counter()
+        self._numbers = Counter(agent.incarnation << 32)  # no cell is taken for one of a notebook before this one
 
     def run(self, screen: Screen, workers: Sequence[str], code: str, ask: Ask, way: Way | None = None) -> Answer:
         """Run the cell on all `workers` at once and wait for them.
@@ -272,8 +274,9 @@ class CellDesk:
         members = [self.agent.member(name) for name in workers]
         prompts.pager &= len(members) == 1
         panes = way.panes(screen, [member.name for member in members], way.labelled or len(members) > 1)
+        remedy = getattr(self.agent.owner, "inseparable", "")  # a cluster's
         parts = [
-            _Part(member, pane, prompts, changed, functools.partial(self.history.note, member.name, cell))
+            _Part(member, pane, prompts, changed, functools.partial(self.history.note, member.name, cell), remedy)
             for member, pane in zip(members, panes, strict=True)
         ]
         return Sent(self.agent, cell, parts, prompts, way.seconds)

@@ -23,6 +23,7 @@ OWN = {
     "local": "rpcbench.launch.process:ProcessLauncher",
     "kernel": "rpcbench.launch.kernel:KernelLauncher",
     "command": "rpcbench.launch.command:CommandLauncher",
+    "torchrun": "rpcbench.launch.torchrun:TorchrunLauncher",
 }
 """As in pyproject.toml; the table is for where the metadata of an older version is installed."""
 KINDS = {"process": "local", "kernel": "kernel"}

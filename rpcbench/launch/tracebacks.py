@@ -113,14 +113,16 @@ def timed_out(seconds: float, failures: list[Failed], busy: list[str]) -> RpcTim
     return shown_as(RpcTimeoutError(text), [*lines, f"RpcTimeoutError: {text}"])
 
 
-def lost(error: WorkerLostError, worker: str) -> WorkerLostError:
-    """The same error with what has gone with the worker, and what to do. A cell may itself have lost another one."""
+def lost(error: WorkerLostError, worker: str, remedy: str = "") -> WorkerLostError:
+    """The same error with what has gone with the worker, and what to do: `remedy`, where it is not restarted alone.
+
+    A cell may itself have lost another one.
+    """
     if not str(error).startswith(f"{worker} "):
         return error
-    told = WorkerLostError(
-        f"{error}\nIts variables are lost, and the values of RRefs that it owned. "
-        f"cluster.restart({worker!r}) starts it again; with replay=True it runs its cells again, too."
-    )
+    again = f"cluster.restart({worker!r}) starts it again; with replay=True it runs its cells again, too"
+    gone = "Its variables are lost, and the values of RRefs that it owned."
+    told = WorkerLostError(f"{error}\n{gone} {remedy or again}.")
     told.maybe_executed, told.__cause__ = error.maybe_executed, error.__cause__
     return told
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 from typing import NamedTuple
@@ -53,4 +52,4 @@ def _end(agent: Agent, runner: CellRunner) -> None:
 def obey(agent: Agent) -> None:
     """Leave when asked to, which may be as soon as this worker is in; be interrupted when asked to."""
     agent.on_notice(LEAVE, lambda source, _: agent.closing.set())
-    agent.on_notice(STOP, lambda source, _: os.kill(os.getpid(), signal.SIGINT))
+    agent.on_notice(STOP, lambda source, _: agent.part(CellRunner).rouse())

@@ -1,7 +1,8 @@
 """What `%cluster` does: start, look at, change and stop the workers of a notebook. Each answers what to say or show.
 
-Clusters that were started here are stopped by `stop`, by unloading the extension, and at exit. Several may run side by
-side, each under a name; one is the current one, which all magics mean, and `rpcbench.cluster()`.
+Clusters that were started here are stopped by `stop`, by unloading the extension, and at exit; those that were joined
+are left. Several may run side by side, each under a name; one is the current one, which all magics mean, and
+`rpcbench.cluster()`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from IPython.core.error import UsageError
 
 from rpcbench.launch import process, room
 from rpcbench.launch.cluster import Cluster, Progress, cluster
-from rpcbench.launch.history import Rerun
 from rpcbench.launch.kinds import KINDS, names
 from rpcbench.launch.targets import Targets
+from rpcbench.launch.workforce import Workforce
 from rpcbench.notebook.progress import Starting
+from rpcbench.notebook.sentences import NONE_RUNS, interrupted, restarted, sentence, sentence_of_replay
 
 Words = list[str]
 Way = dict[str, Any]
 _WHICH_KIND = f"say which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
 _WHICH_LAUNCHER = "say what launches the workers, {}: %cluster start 2 --launcher command"
 MAIN = "main"
-NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
 
 class Voice(NamedTuple):
@@ -45,13 +46,14 @@ IN_CELL = Voice(Starting, _to_stderr)
 class Commands:
     """`bind(cluster)` makes a cluster known to the notebook under its name."""
 
-    def __init__(self, targets: Targets, bind: Callable[[Cluster], object]) -> None:
-        self.named: dict[str, Cluster] = {}
-        self.started: list[Cluster] = []
+    def __init__(self, targets: Targets, bind: Callable[[Workforce], object]) -> None:
+        self.named: dict[str, Workforce] = {}
+        self.started: list[Workforce] = []
         self._targets = targets
         self._bind = bind
         self.by_name: dict[str, Callable[[Words], Any]] = {
             "start": self._start,
+            "join": self._join,
             "list": self._list,
             "use": self._use,
             "status": self._status,
@@ -85,18 +87,30 @@ class Commands:
             return f"{sentence(found)} %cluster scale {size} makes it {size}."
         return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."
 
-    def _make(self, size: int, way: Way, voice: Voice) -> Cluster:
+    def _make(self, size: int, way: Way, voice: Voice) -> Workforce:
         warn_of_room(size, way.get("launcher") or way.get("kind", "process"), voice.warn)
         self.started.append(Cluster(size, **way, progress=voice.progress(size)))
         return self.started[-1]
 
-    def _take(self, found: Cluster) -> str:
+    def _join(self, words: Words) -> str:
+        words, name = _option(words, "--name", "say what to call them: %cluster join tcp://HOST:PORT --name other")
+        if len(words) != 1:
+            raise UsageError("say where the workers are: %cluster join tcp://HOST:PORT, as they show when they start")
+        self._adopt()
+        name = name or MAIN
+        if name in self.named:
+            raise UsageError(f"{name} is a cluster already: %cluster stop first, or give a name: --name other")
+        found = self.named[name] = Cluster.join(words[0])
+        self.started.append(found)
+        return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop leaves them."
+
+    def _take(self, found: Workforce) -> str:
         """Make it the current one."""
         found.prefer()
         self._bind(found)
         return sentence(found)
 
-    def present(self) -> dict[str, Cluster]:
+    def present(self) -> dict[str, Workforce]:
         """The clusters that run, by name; the current one among them, even if it was made elsewhere."""
         there = {name: one for name, one in list(self.named.items()) if one.agent.running}
         found = running()
@@ -106,6 +120,9 @@ class Commands:
 
     def _adopt(self) -> None:
         """Forget clusters that have ended, and give the current one a name if it was made elsewhere."""
+        for one in self.started:
+            if one.over:
+                one.shutdown()
         self.named = self.present()
         self.started = [one for one in self.started if one.agent.running]
 
@@ -184,13 +201,13 @@ class Commands:
         if found is None:
             return "No cluster runs."
         found.shutdown()
-        return self.stopped()
+        return self.stopped(found)
 
-    def stopped(self) -> str:
+    def stopped(self, found: Workforce) -> str:
         """One has been: another that runs is the current one then."""
         self._adopt()
         left = running()
-        told = "The cluster is stopped."
+        told = found.farewell
         return told if left is None else f"{told} The current one is now: {self._take(left)}"
 
     def stop_started(self) -> None:
@@ -199,7 +216,7 @@ class Commands:
             one.shutdown()
 
 
-def running() -> Cluster | None:
+def running() -> Workforce | None:
     try:
         return cluster()
     except RuntimeError:
@@ -210,35 +227,6 @@ def warn_of_room(size: int, kind: str, warn: Callable[[str], object]) -> None:
     """Say before they start what so many workers lack here."""
     for complaint in room.complaints(size, process.default_mode() if kind in ("process", "local") else kind):
         warn(complaint)
-
-
-def restarted(names: list[str]) -> str:
-    return f"Started again: {', '.join(names)}. What they held is lost."
-
-
-def interrupted(names: list[str]) -> str:
-    return f"Interrupted: {', '.join(names)}."
-
-
-def sentence(found: Cluster) -> str:
-    names = found.workers
-    return f"{len(names)} worker{'s' if len(names) != 1 else ''}: {', '.join(names)}."
-
-
-def sentence_of_replay(name: str, cells: list[Rerun]) -> str:
-    """How a worker has done with what it ran again: one line, and one for each cell that failed."""
-    failed = [cell for cell in cells if cell.error is not None]
-    if not cells:
-        return f"{name} had run no cell."
-    if not failed:
-        return f"{name} has run its {len(cells)} cell{'s' if len(cells) != 1 else ''} again."
-    lines = [f"  {_first_line(cell.code)}  ->  {type(cell.error).__name__}: {cell.error}" for cell in failed]
-    return "\n".join([f"{name} has run its {len(cells)} cells again; {len(failed)} failed:", *lines])
-
-
-def _first_line(code: str) -> str:
-    first, *rest = code.strip().splitlines() or [""]
-    return f"{first[:60]} …" if rest or len(first) > 60 else first
 
 
 def _option(words: Words, option: str, complaint: str) -> tuple[Words, str | None]:

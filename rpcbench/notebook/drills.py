@@ -14,11 +14,12 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
-from rpcbench.launch.cluster import Cluster, cluster
+from rpcbench.launch.cluster import cluster
 from rpcbench.launch.desk import Ask, CellDesk, Way
 from rpcbench.launch.screen import Screen
 from rpcbench.launch.targets import Targets
 from rpcbench.launch.tracebacks import short
+from rpcbench.launch.workforce import Workforce
 from rpcbench.notebook.beside import HERE, Beside
 from rpcbench.notebook.handle import CellHandle
 from rpcbench.testing.chaos import Drill, Settings
@@ -63,7 +64,7 @@ class DrillMagics(Magics):
             stepper.cell = start()
             return stepper
 
-    def _start(self, running: Cluster, screen: Screen, words: list[str], code: str) -> Callable[[], CellHandle]:
+    def _start(self, running: Workforce, screen: Screen, words: list[str], code: str) -> Callable[[], CellHandle]:
         """How to begin the cell; what is wrong with it or its line is raised at once."""
         if not words or words == [HERE]:
             beside = Beside(self._shell, screen, code)
@@ -111,7 +112,7 @@ class DrillMagics(Magics):
                 sys.stdout.write(f"{victim} was killed. %cluster restart {victim} starts it again.\n")
 
 
-def _stepper(running: Cluster, options: argparse.Namespace) -> Stepper:
+def _stepper(running: Workforce, options: argparse.Namespace) -> Stepper:
     for word in options.of:
         running.agent.member(word)
     return Stepper.on(options.hold or PROGRAM, options.of, running.agent)

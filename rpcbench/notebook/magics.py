@@ -16,13 +16,14 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.display import display
 
 from rpcbench.launch import process
-from rpcbench.launch.cluster import Cluster, cluster
+from rpcbench.launch.cluster import cluster
 from rpcbench.launch.collapse import collapsed
 from rpcbench.launch.debugger import POST_MORTEM
 from rpcbench.launch.desk import Answer, Ask, CellDesk, Way
 from rpcbench.launch.screen import Screen, one_below_the_other
 from rpcbench.launch.targets import Targets
 from rpcbench.launch.tracebacks import short, shown_as
+from rpcbench.launch.workforce import Workforce
 from rpcbench.notebook.assist import Assist
 from rpcbench.notebook.auto import AutoRemote
 from rpcbench.notebook.commands import Commands, running
@@ -82,6 +83,7 @@ class ClusterMagics(Magics):
         %cluster start 2 --kind kernel    … kernels, for other clients, too: cluster.connection_file("worker1")
         %cluster start 2 --launcher command template="ssh {host} {cmd}" hosts=node1,node2    … on other hosts
         %cluster start 2 --name b   start another one beside it, which is the current one from now on
+        %cluster join tcp://HOST:PORT    workers that `torchrun … -m rpcbench.worker` has started, at what they show
         %cluster use main           make another one the current one, which all magics and `cluster` mean
         %cluster list               the clusters that run, and how many workers they have
         %cluster status             how each is: process, memory, cpu, calls that wait for it
@@ -159,12 +161,13 @@ class ClusterMagics(Magics):
             lambda answer: self.settled(len(names) > 1, ask, answer),
         )
 
-    def _meant(self, running: Cluster, words: list[str]) -> list[str]:
+    def _meant(self, running: Workforce, words: list[str]) -> list[str]:
         """The workers that these words mean; said besides if `all`, a slice or a group may have meant a lost one."""
         names = self.targets.find(words, running.workers)
         if running.lost and not set(words) <= {*names}:
             lost = " ".join(running.lost)
-            sys.stderr.write(f"Not on {lost}, which is lost: %cluster restart {lost} starts it again.\n")
+            how = running.inseparable or f"%cluster restart {lost} starts it again"
+            sys.stderr.write(f"Not on {lost}, which is lost: {how}.\n")
         return names
 
     def settled(self, several: bool, ask: Ask, answer: Answer) -> dict[str, Any]:

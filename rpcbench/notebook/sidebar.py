@@ -23,19 +23,12 @@ import comm
 from IPython.core.error import UsageError
 
 from rpcbench.launch.actions import ALL, Actions
-from rpcbench.launch.cluster import Cluster, Progress
+from rpcbench.launch.cluster import Progress
 from rpcbench.launch.mirrors import heard_where_asked
-from rpcbench.notebook.commands import (
-    NONE_RUNS,
-    Commands,
-    Voice,
-    interrupted,
-    restarted,
-    running,
-    sentence,
-    warn_of_room,
-)
+from rpcbench.launch.workforce import Workforce
+from rpcbench.notebook.commands import Commands, Voice, running, warn_of_room
 from rpcbench.notebook.needs import needs
+from rpcbench.notebook.sentences import NONE_RUNS, interrupted, restarted, sentence
 from rpcbench.notebook.standing import Standing, State
 from rpcbench.notebook.watchers import Watchers
 
@@ -54,7 +47,7 @@ class Sidebar:
         self._auto = auto
         self._standing = Standing()
         self._watchers = Watchers(self.state)
-        self._known: weakref.WeakSet[Cluster] = weakref.WeakSet()
+        self._known: weakref.WeakSet[Workforce] = weakref.WeakSet()
         self._alone = threading.Lock()  # of two that start a cluster, the second finds that of the first
         self._starting = ""
         self._panels: dict[str, Any] = {}
@@ -123,7 +116,7 @@ class Sidebar:
                 return self._act(self._found(name), action, target, warn)
         raise UsageError(f"this kernel's rpcbench knows no {asked.get('do')!r}: the page's is another version")
 
-    def _act(self, found: Cluster, action: str, target: str, warn: Callable[[str], object]) -> str:
+    def _act(self, found: Workforce, action: str, target: str, warn: Callable[[str], object]) -> str:
         names = found.workers if target == ALL else [target]
         if action == "scale" and int(target) > len(found.workers):
             warn_of_room(int(target), found.kind, warn)
@@ -134,10 +127,10 @@ class Sidebar:
             case "scale":
                 return sentence(found)
             case "stop":
-                return self._commands.stopped()
+                return self._commands.stopped(found)
         return restarted(names) if action == "restart" else interrupted(names)
 
-    def _found(self, name: str) -> Cluster:
+    def _found(self, name: str) -> Workforce:
         there = self._commands.present()
         if name not in there:
             raise UsageError(f"no cluster {name} runs" if there else NONE_RUNS)
@@ -182,7 +175,7 @@ def _panels() -> list[str]:
     return list(PANELS)
 
 
-def _doing(one: Cluster) -> list[str]:
+def _doing(one: Workforce) -> list[str]:
     """What is being done to its workers, whoever asked for it."""
     rows = one.agent.part(Actions).table().values()
     return [f"%cluster {row['action']} {row['target']} …" for row in rows if row["state"] == "runs"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rpcbench.launch.cluster import Cluster
 from rpcbench.launch.status import Looks, WorkerStatus
+from rpcbench.launch.workforce import Workforce
 
 State = dict[str, Any]
 
@@ -20,14 +20,14 @@ class Standing:
     def __init__(self) -> None:
         self._looks = Looks(memory=False)
 
-    def at(self, clusters: Mapping[str, Cluster], current: Cluster | None) -> list[State]:
+    def at(self, clusters: Mapping[str, Workforce], current: Workforce | None) -> list[State]:
         """One dict for each cluster, by name."""
         return [
             {"name": name, "kind": one.kind, "current": one is current, "workers": self._workers(one)}
             for name, one in clusters.items()
         ]
 
-    def _workers(self, one: Cluster) -> list[State]:
+    def _workers(self, one: Workforce) -> list[State]:
         serving = {*one.workers}
         return [worker(row, row.name in serving) for row in self._looks.at(one.watched())]
 

@@ -43,6 +43,7 @@ class Vocabulary(NamedTuple):
             return names()
         words = {
             "start": ["--kind", "--launcher", "--name"],
+            "join": ["--name"],
             "use": [] if before[1:] else list(self.clusters),
             **{action: [*targets, *more] for action, more in _OF_WORKERS.items()},
         }

@@ -1,7 +1,8 @@
-"""Puts an agent together: RRefs for its handles, distributed autograd for its recorder, and telemetry."""
+"""Puts an agent together: RRefs for its handles, distributed autograd for its recorder, and telemetry; gets it in."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from rpcbench.agent import current
@@ -10,10 +11,12 @@ from rpcbench.agent.health import Health
 from rpcbench.agent.publish import Publisher
 from rpcbench.agent.watchdog import Watchdog
 from rpcbench.autograd.recorder import AutogradRecorder
+from rpcbench.rpc import petition
 from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.rref import RRef
 from rpcbench.transport.base import Link
 from rpcbench.words.config import JOIN_SECONDS, WorldConfig
+from rpcbench.words.errors import TurnedAwayError
 
 
 def start_agent(
@@ -36,3 +39,24 @@ def start_agent(
         agent.shutdown()  # when the others, who find the same, have seen a complete world, too
         raise ValueError(problem)
     return agent
+
+
+def join(
+    config: WorldConfig,
+    founder: bool,
+    deadline: float,
+    link: Link | None = None,
+    parts: Sequence[Callable[[Agent], object]] = (),
+) -> RpcAgent:
+    """As `start_agent`, for a process that comes by itself: it asks who leads an open world, and may be its `founder`.
+
+    IncompleteWorldError where nobody leads it until `deadline` (of time.monotonic); RefusedError, AuthenticationError.
+    """
+    while True:
+        if config.world_size is None or not founder:
+            config = petition.ask(config, founder, deadline)
+        try:
+            return start_agent(config, link, deadline - time.monotonic(), parts)
+        except TurnedAwayError:  # an open world may have passed to another leader, or ended, since this process asked
+            if config.world_size is not None or time.monotonic() > deadline:
+                raise

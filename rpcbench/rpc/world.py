@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed
@@ -19,15 +19,15 @@ from torch._C._distributed_c10d import Store
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import WorkerInfo
-from rpcbench.rpc import api, backend_registry, petition
+from rpcbench.rpc import api, backend_registry
 from rpcbench.rpc.backend_registry import BackendType
 from rpcbench.rpc.constants import DEFAULT_NUM_WORKER_THREADS
 from rpcbench.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
 from rpcbench.rpc.rendezvous import may_found, meet
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.start import join
 from rpcbench.transport.base import Link
-from rpcbench.words.config import JOIN_SECONDS, WorldConfig
-from rpcbench.words.errors import IncompleteWorldError, TurnedAwayError
+from rpcbench.words.config import JOIN_SECONDS
+from rpcbench.words.errors import IncompleteWorldError
 
 _Part = Callable[[Agent], object]
 _LONG_SECONDS = 10.0
@@ -123,22 +123,12 @@ def join_world(
     try:
         with _telling_of_waiting(name) as waits:
             parts = (_tell_errors, _tell_losses, waits)
-            return _join(config, may_found(config, place), link, time.monotonic() + max(JOIN_SECONDS, timeout), parts)
+            deadline = time.monotonic() + max(JOIN_SECONDS, timeout)
+            return join(config, may_found(config, place), deadline, link, parts)
     except IncompleteWorldError as error:
         if config.leader:
             raise
         raise IncompleteWorldError(f"{error}. {_ONE_HOST.format(socket.gethostname())}") from error
-
-
-def _join(config: WorldConfig, founder: bool, link: Link | None, deadline: float, parts: Sequence[_Part]) -> Agent:
-    while True:
-        if config.world_size is None or not founder:
-            config = petition.ask(config, founder, deadline)
-        try:
-            return start_agent(config, link, deadline - time.monotonic(), parts)
-        except TurnedAwayError:  # an open world may have passed to another leader, or ended, since this process asked
-            if config.world_size is not None or time.monotonic() > deadline:
-                raise
 
 
 def _place_in(store: Store, rank: int, world_size: int | None) -> str:

@@ -37,6 +37,7 @@ class Running:
     def __init__(self, agent):
         self.agent = agent
         self.kind, self.workers, self.lost = "process", ["worker1", "worker2"], []
+        self.inseparable, self.farewell, self.over = "", "The cluster is stopped.", False
         self.done, self.replayed = [], []
 
     def prefer(self):

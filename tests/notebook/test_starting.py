@@ -118,7 +118,8 @@ def test_unloading_stops_what_was_started_here_and_nothing_else(monkeypatch):
     from rpcbench.notebook import commands
 
     def acted():
-        return SimpleNamespace(agent=SimpleNamespace(running=True), workers=["w"], prefer=lambda: None, stopped=[])
+        agent = SimpleNamespace(running=True)
+        return SimpleNamespace(agent=agent, workers=["w"], over=False, prefer=lambda: None, stopped=[])
 
     own, other = acted(), acted()
     own.shutdown = lambda: own.stopped.append(True)

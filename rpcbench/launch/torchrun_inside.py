@@ -1,0 +1,55 @@
+"""What a `TorchrunGang` runs: torchrun itself, which tells how its ranks end, and what each of these is.
+
+    python -m rpcbench.launch.torchrun_inside torchrun DIRECTORY COUNT
+    python -m rpcbench.launch.torchrun_inside rank DIRECTORY
+
+A rank takes its request away when it has read it: it holds the secret.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def be_torchrun(directory: Path, count: str) -> None:
+    """Run so many ranks to their end. What torchrun raises is raised here as well."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    ranks = ["-m", __spec__.name, "rank", str(directory)]
+    asked = run.get_args_parser().parse_args(["--standalone", "--nproc-per-node", count, *ranks])
+    try:
+        run.run(asked)  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        _tell(directory, {"failed": statuses, "first": error.get_first_failure()[0]})
+        raise
+
+
+def be_rank(directory: Path) -> None:
+    """Be the worker of this rank, to its end."""
+    from rpcbench.launch import become
+
+    rank = int(os.environ["RANK"])
+    path = directory / f"rank{rank}.json"
+    request = json.loads(path.read_text())
+    path.unlink()
+    _tell(directory, {"rank": rank, "pid": os.getpid()})
+    become.run({**request, "starter": os.getppid()})
+
+
+def _tell(directory: Path, told: dict[str, Any]) -> None:
+    with (directory / "torchrun.pipe").open("a") as pipe:
+        pipe.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    what, where, *rest = sys.argv[1:]
+    if what == "rank":
+        be_rank(Path(where))
+    else:
+        be_torchrun(Path(where), *rest)

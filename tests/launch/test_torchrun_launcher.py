@@ -1,0 +1,80 @@
+"""Workers that torchrun starts for a notebook, really: `Cluster(2, launcher="torchrun")`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from worlds import until
+
+import rpcbench
+from rpcbench.words.errors import RpcError, WorkerLostError
+
+pytestmark = pytest.mark.process
+
+SECONDS = 60.0
+TOGETHER = """
+import torch
+import rpcbench.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor([10.0 ** dist.get_rank()])
+dist.all_reduce(total)
+"""
+DIES = """
+import os, signal, rpcbench
+cluster = rpcbench.Cluster(2, launcher="torchrun")
+print("runs", flush=True)
+cluster.run("all", "while True: pass")
+"""
+
+
+def test_they_are_workers_like_others_and_live_and_die_together(no_leaks: None) -> None:
+    with rpcbench.Cluster(2, launcher="torchrun") as cluster:
+        cluster.run("all", TOGETHER)
+        assert cluster.run("all", "total.item(), __name__") == {
+            "worker1": (11.0, "__main__"), "worker2": (11.0, "__main__")
+        }  # fmt: skip
+        secret, directory = cluster.agent.config.secret.hex(), Path(cluster.agent.config.directory)
+        shown = [psutil.Process(cluster.pid(name)) for name in cluster.workers]
+        assert secret not in str([(process.cmdline(), process.environ()) for process in shown + shown[0].parents()[:1]])
+        assert not any(secret in path.read_text() for path in directory.glob("*.log"))
+        assert not [*directory.glob("*.json")]
+        for parted in (lambda: cluster.restart("worker1"), lambda: cluster.scale(1), lambda: cluster.scale(3)):
+            with pytest.raises(RpcError, match="torchrun starts its workers together and ends them together"):
+                parted()
+        cluster.interrupt("worker1")  # idle: harmless
+        waits = cluster.rpc_async("worker1", time.sleep, (SECONDS,), timeout=0)
+        cluster.kill("worker2")
+        first = r"torchrun has ended it, as worker2 ended \(killed by SIGKILL\)"
+        with pytest.raises(WorkerLostError, match=rf"^worker1 was lost while it had sleep to do.*\n  {first}$"):
+            waits.wait()
+        until(lambda: cluster.lost == ["worker1", "worker2"])
+        assert [row.state for row in cluster.status()] == ["killed by SIGTERM", "killed by SIGKILL"]
+        cluster.scale(2)
+        assert cluster.run("all", "1 + 1") == {"worker1": 2, "worker2": 2} and cluster.lost == []
+
+
+def test_nothing_is_left_of_a_notebook_that_is_killed(no_leaks: None) -> None:
+    with subprocess.Popen([sys.executable, "-c", DIES], stdout=subprocess.PIPE, text=True) as notebook:
+        assert notebook.stdout is not None and notebook.stdout.readline() == "runs\n"
+        notebook.kill()
+
+
+def test_where_torchrun_fails_it_is_quoted(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_MONITOR_INTERVAL", "nonsense")  # where torchrun looks for what the command does not say
+    with pytest.raises(RpcError, match=r"torchrun ended before worker1 was there:\n(.|\n)*nonsense"):
+        rpcbench.Cluster(2, launcher="torchrun")
+
+
+@pytest.mark.parametrize(("entry", "told"), [("fail", "LookupError: the reason"), ("leave", "seven")])
+def test_a_rank_that_cannot_serve_is_told_of_in_its_own_words(
+    no_leaks: None, monkeypatch: pytest.MonkeyPatch, entry: str, told: str
+) -> None:
+    monkeypatch.setattr("rpcbench.launch.torchrun_gang.ENTRY", f"launch_entries:{entry}")
+    with pytest.raises(RpcError, match=f"(?s)worker1 ended .*before it could serve:.*{told}"):
+        rpcbench.Cluster(1, launcher="torchrun")
