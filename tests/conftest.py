@@ -30,7 +30,10 @@ LeakCheck = Callable[..., AbstractContextManager[None]]
 
 @pytest.fixture(scope="session")
 def leak_check() -> LeakCheck:
-    """`with leak_check():` fails if processes, threads, descriptors or files made inside outlive it by `grace` s."""
+    """`with leak_check():` fails if processes, threads, descriptors or files made inside outlive it by `grace` s.
+
+    With descriptors=False they may: of a library that keeps some.
+    """
     return _nothing_left
 
 
@@ -42,7 +45,7 @@ def no_leaks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _nothing_left(grace: float = 10.0) -> Iterator[None]:
+def _nothing_left(grace: float = 10.0, descriptors: bool = True) -> Iterator[None]:
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="rb-", dir="/tmp") as runtime, pytest.MonkeyPatch.context() as patch:
         patch.setenv(MARK, mark)  # inherited by every descendant, also by those that leave our session
@@ -55,7 +58,7 @@ def _nothing_left(grace: float = 10.0) -> Iterator[None]:
             return [
                 *(f"process {process.pid}: {process.info['name']}" for process in _marked(mark)),
                 *(f"thread {thread.name}" for thread in set(threading.enumerate()) - threads),
-                *(f"descriptor {fd} of {target}" for fd, target in _held() - held),
+                *(f"descriptor {fd} of {target}" for fd, target in (_held() - held if descriptors else ())),
                 *(f"file {path}" for path in _files(Path(runtime))),
                 *(f"shared memory {name}" for name in _shared_memory() - shared),
             ]
@@ -109,9 +112,11 @@ def _shared_memory() -> set[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Where RPCBENCH_REQUIRE_BROWSER is set, a browser test that was skipped has failed."""
+    """Where RPCBENCH_REQUIRE_BROWSER is set, a browser test that was skipped has failed; and RPCBENCH_REQUIRE_RAY."""
     report = yield
-    if report.skipped and item.get_closest_marker("browser") and os.environ.get("RPCBENCH_REQUIRE_BROWSER"):
-        report.outcome = "failed"
-        report.longrepr = f"skipped, though RPCBENCH_REQUIRE_BROWSER is set: {report.longrepr}"
+    for mark in ("browser", "ray"):
+        required = f"RPCBENCH_REQUIRE_{mark.upper()}"
+        if report.skipped and item.get_closest_marker(mark) and os.environ.get(required):
+            report.outcome = "failed"
+            report.longrepr = f"skipped, though {required} is set: {report.longrepr}"
     return report

@@ -1,7 +1,8 @@
 """What every way of starting workers offers: a `Launcher` starts workers and hands out one `Handle` for each.
 
 Rules
-- An exit status is as `subprocess` has it: the code, or minus the number of the signal that ended the worker.
+- An exit status is as `subprocess` has it: the code, or minus the number of the signal that ended the worker; or
+  UNKNOWN, where nobody can tell.
 - A launcher knows processes and nothing of RPC: it says that a worker's process ended, others say what that means.
 - All methods may be called from any thread.
 
@@ -17,6 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from rpcbench.words.config import WorldConfig
+
+UNKNOWN = 256
+"""The exit status of a worker that has ended nobody knows how; no process has it."""
 
 
 class Handle(Protocol):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.launch import kinds, ranks, script
-from rpcbench.launch.base import Gang, Handle, Inseparable, Launcher
+from rpcbench.launch.base import UNKNOWN, Gang, Handle, Inseparable, Launcher
 from rpcbench.launch.desk import CellDesk
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.launched import Launched, Started
@@ -366,6 +366,8 @@ def _id(name: str) -> int:
 
 def _ending(status: int | None) -> str:
     """An exit status in words."""
+    if status == UNKNOWN:
+        return "nobody knows how"
     if status is None or status >= 0:
         return f"exit code {status}"
     return f"killed by {signal.Signals(-status).name}"

@@ -24,11 +24,12 @@ OWN = {
     "kernel": "rpcbench.launch.kernel:KernelLauncher",
     "command": "rpcbench.launch.command:CommandLauncher",
     "torchrun": "rpcbench.launch.torchrun:TorchrunLauncher",
+    "ray": "rpcbench.launch.ray:RayLauncher",
 }
 """As in pyproject.toml; the table is for where the metadata of an older version is installed."""
 KINDS = {"process": "local", "kernel": "kernel"}
 """Short names of workers: the launcher of each."""
-_PACKAGES = {"kernel": "ipykernel jupyter-client"}
+_PACKAGES = {"kernel": "ipykernel jupyter-client", "ray": "'rpcbench[ray]'"}
 """What pip installs for those of ours that need more."""
 
 Make = Callable[..., Launcher]

@@ -1,0 +1,235 @@
+"""Workers in a Ray cluster: a placement group, and in each of its bundles an actor that does no more than keep one.
+
+Guarantees
+- Workers that start together all get their places, or none starts (see `ray_places`).
+- The secret goes through Ray's channel to the actor, and by standard input to the worker. Who can read Ray's traffic or
+  calls its actors is trusted.
+- Workers, actors, placement groups and the run directory outlive neither `close` nor this process. A session in Ray
+  that this process has is used and stays; where there is none, one is begun, and ended with the last launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rpcbench.launch import outpost, ray_session, starters
+from rpcbench.launch.base import UNKNOWN, ExitCallback
+from rpcbench.launch.handle import ProcessHandle, check_name
+from rpcbench.launch.lease import Lease, ended
+from rpcbench.launch.ray_actor import Arrival, Keeper, words
+from rpcbench.launch.ray_places import STRATEGIES, Place, Places
+from rpcbench.launch.ray_session import tell
+from rpcbench.transport.host import host_id
+from rpcbench.transport.rundir import RunDirectory
+from rpcbench.words.changes import Changes, Flag
+from rpcbench.words.config import WorldConfig
+from rpcbench.words.errors import RpcError
+
+_ARRIVE_SECONDS = 60.0
+_OWN_SECONDS = 0.5
+_END_SECONDS = 1.0
+_KILL_SECONDS = 5.0
+_GLANCE_SECONDS = 1.0
+
+
+class RayLauncher:
+    """Starts workers of one cluster, which keeps its files in `run_directory`. See `Launcher` for the methods.
+
+    cpus, gpus, resources: what Ray sets aside for each worker. strategy: of the placement group, "STRICT_SPREAD",
+    "SPREAD", "PACK" or "STRICT_PACK"; by default each gets a node of its own where there are as many, else "PACK".
+    patience: seconds to wait for places. runtime_env: Ray's, for the actors. ray_address: of the Ray cluster to join if
+    this process is in none; by default as `ray.init()` has it, which starts one here if it finds none.
+
+    ValueError for a strategy that is none, RpcError where that Ray cannot be joined.
+    """
+
+    far = True
+
+    def __init__(
+        self,
+        run_directory: RunDirectory,
+        *,
+        cpus: float = 1,
+        gpus: float = 0,
+        resources: Mapping[str, float] | None = None,
+        strategy: str = "",
+        patience: float = 30.0,
+        runtime_env: Mapping[str, Any] | None = None,
+        ray_address: str | None = None,
+    ) -> None:
+        if strategy and strategy not in STRATEGIES:
+            raise ValueError(f"strategy={strategy!r} is none of Ray's; use one of {STRATEGIES}")
+        each = {"CPU": float(cpus), "GPU": float(gpus), **(resources or {})}
+        self._bundle = {name: amount for name, amount in each.items() if amount}
+        if not self._bundle:
+            raise ValueError("a place for a worker needs something: cpus=0.1, or one of resources=")
+        self._runtime_env = dict(runtime_env or {})
+        self._directory = run_directory
+        self._maker = os.getpid()
+        self._lease = Lease(run_directory.path, starters.take_any)
+        self._running: set[_Kept] = set()
+        self._changes = Changes()
+        self._places = Places(self._bundle, strategy, float(patience))
+        self._ours = ray_session.enter(ray_address)
+
+    def warm(self) -> None:
+        """Have the starter that removes the directory if this process dies."""
+        self._lease.starter()
+
+    def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> ProcessHandle:
+        """As `start_all`, for one."""
+        return self.start_all([config], on_exit)[0]
+
+    def start_all(self, configs: Sequence[WorldConfig], on_exit: ExitCallback | None = None) -> list[ProcessHandle]:
+        """Start these workers with the notebook's directory and import path, where their nodes have those.
+
+        Errors: ValueError for a name that no file can have, RpcError where Ray has no places in time, or with Ray's own
+        words where an actor cannot be started, ShutdownError.
+        """
+        for config in configs:
+            check_name(config.name)
+        self._lease.starter()
+        ray_session.check()
+        names = [config.name for config in configs]
+        places = self._places.take(len(configs), ", ".join(names))
+        actors: list[Any] = []
+        with ExitStack() as undo:
+            for place in places:
+                undo.callback(self._places.give_back, place)
+                actors.append(self._hire(place))
+                undo.callback(tell, ray.kill, actors[-1])
+            arrivals = _arrivals(actors, names)
+            undo.pop_all()
+        return self._begin([_Kept(*of, on_exit) for of in zip(configs, actors, arrivals, places, strict=True)])
+
+    def _hire(self, place: Place) -> Any:
+        """A new actor in that place."""
+        group, bundle = place
+        return (
+            ray.remote(Keeper)
+            .options(
+                num_cpus=self._bundle.get("CPU", 0),
+                num_gpus=self._bundle.get("GPU", 0),
+                resources={name: amount for name, amount in self._bundle.items() if name not in ("CPU", "GPU")},
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=group.ray, placement_group_bundle_index=bundle
+                ),
+                runtime_env=self._runtime_env,
+                max_concurrency=3,
+            )
+            .remote()
+        )
+
+    def _begin(self, kept: list[_Kept]) -> list[ProcessHandle]:
+        for each in kept:
+            self._running.add(each)
+            name = f"rpcbench-{each.handle.name}"
+            threading.Thread(target=self._see_to, args=(each,), name=name, daemon=True).start()
+        if self._lease.closed:
+            for each in kept:
+                each.handle.abandon()
+            raise ended()
+        return [each.handle for each in kept]
+
+    def _see_to(self, kept: _Kept) -> None:
+        status = kept.wait()
+        self._places.give_back(kept.place)
+        kept.handle.end(status)
+        self._running.discard(kept)
+        self._changes.tell()
+
+    def close(self) -> None:
+        """End the workers, which have half a second to do so by themselves, their actors, and the placement groups."""
+        if os.getpid() != self._maker:
+            return
+        self._lease.shut()
+        try:
+            if not self._changes.wait_for(lambda: not self._running, _OWN_SECONDS):
+                for kept in list(self._running):
+                    kept.handle.kill()
+                self._changes.wait_for(lambda: not self._running, _KILL_SECONDS)
+            self._places.close()
+            self._lease.end()
+        finally:
+            ours, self._ours = self._ours, False
+            ray_session.leave(ours)
+            self._directory.remove()
+
+
+class RayHandle(ProcessHandle):
+    """A worker in a Ray cluster; `pid` is its actor's, on its node."""
+
+    told = ""
+    """How it ended: its last lines, or what Ray knows of the end of its actor."""
+    readable = ""
+    """The log, if it lies on this host."""
+
+    def last_words(self) -> str:
+        return self.told or words(self.readable)
+
+
+class _Kept:
+    """A worker, the actor that keeps it, and its place."""
+
+    def __init__(
+        self, config: WorldConfig, actor: Any, arrival: Arrival, place: Place, on_exit: ExitCallback | None
+    ) -> None:
+        self.place = place
+        self._actor, self._killed = actor, False
+        self.handle = RayHandle(config.name, Path(arrival.log), self._signal, on_exit)
+        self.handle.readable = arrival.log if arrival.host == host_id() else ""
+        self.handle.begin(arrival.pid)
+        self._session = ray_session.name()
+        self._over = Flag()
+        self._done = actor.keep.remote(config.name, outpost.request(config)).future()
+        self._done.add_done_callback(lambda _: self._over.set())
+
+    def wait(self) -> int:
+        """Its exit status, once it has ended; its actor is over then."""
+        while not self._over.wait(_GLANCE_SECONDS):
+            if ray_session.name() != self._session:  # of which Ray tells nobody who waits
+                self.handle.told = "its session in Ray was ended"
+                return UNKNOWN
+        status = self._status()
+        tell(ray.kill, self._actor)
+        return status
+
+    def _status(self) -> int:
+        try:
+            status, self.handle.told = self._done.result()
+        except RayTaskError as error:
+            status, self.handle.told = 1, str(error)
+        except RayError as error:
+            status, self.handle.told = -signal.SIGKILL if self._killed else UNKNOWN, f"{type(error).__name__}: {error}"
+        return int(status)
+
+    def _signal(self, which: int) -> None:
+        """The actor ends it, with what it has started; an actor that does not is ended itself."""
+        if which != signal.SIGKILL or self.handle.poll() is not None:
+            return
+        self._killed = True
+        tell(self._actor.end.remote)
+        later = threading.Timer(_END_SECONDS, tell, (ray.kill, self._actor))
+        later.daemon = True
+        later.start()
+
+
+def _arrivals(actors: Sequence[Any], names: Sequence[str]) -> list[Arrival]:
+    """Where they are, once all are there. RpcError with Ray's words where one cannot be."""
+    who = ", ".join(names)
+    try:
+        return list(ray.get([actor.arrive.remote() for actor in actors], timeout=_ARRIVE_SECONDS))
+    except GetTimeoutError as error:
+        raise RpcError(f"the actors of {who} have places, but were not there in {_ARRIVE_SECONDS:g} s") from error
+    except RayError as error:
+        raise RpcError(f"Ray could not start the actors of {who}:\n{error}") from error

@@ -1,0 +1,96 @@
+"""The actor that keeps one worker on a node of a Ray cluster: it starts the worker's outpost, and tells how it ended.
+
+The secret comes as the argument of a method, through Ray's own channel; Ray keeps arguments of constructors, not these.
+Guarantees
+- The worker ends when `end` is called, and when this actor goes, however it does (see `outpost`).
+- What the worker writes outside cells and calls is in the actor's own log, where Ray's tools look for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rpcbench.launch.handle import tail
+from rpcbench.transport.host import host_id
+
+_APART = ("sh", "-c", '"$@"; exit $?', "sh")
+"""Ray kills the children of an actor that it ends. The outpost must be none: it has to end the worker first."""
+
+
+class Arrival(NamedTuple):
+    """Where an actor is: the identity of its host, its process there, and the file it writes to; "" where unknown."""
+
+    host: str
+    pid: int
+    log: str
+
+
+class Ending(NamedTuple):
+    """How a worker ended: the exit status, as `subprocess` has it, and the last lines it wrote."""
+
+    status: int
+    words: str
+
+
+class Keeper:
+    """One actor. `keep` takes as long as the worker lives, the other methods are called beside it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def arrive(self) -> Arrival:
+        return Arrival(host_id(), os.getpid(), _log())
+
+    def keep(self, name: str, request: bytes) -> Ending:
+        """Start the worker, tell its outpost what it is to do, and wait for its end."""
+        command = [*_APART, sys.executable, "-P", "-m", "rpcbench.worker", name]
+        with _hearing_signals():
+            self._process = process = subprocess.Popen(
+                command, bufsize=0, stdin=subprocess.PIPE, stdout=2, start_new_session=True
+            )
+        assert process.stdin is not None
+        with process.stdin as pipe:
+            with contextlib.suppress(BrokenPipeError):  # one that has ended already tells by that
+                pipe.write(request)
+            status = process.wait()
+        return Ending(_as_subprocess(status), words(_log()) if status else "")
+
+    def end(self) -> None:
+        """End the worker, and what it has started, at once."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+@contextlib.contextmanager
+def _hearing_signals() -> Iterator[None]:
+    """On Ray's threads all signals are blocked, and what is started there would inherit that."""
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def words(log: str) -> str:
+    """The last lines of a log of Ray's, without its marks."""
+    lines = tail(Path(log)).splitlines() if log else []
+    return "\n".join(line for line in lines if not line.startswith((":job_id:", ":actor_name:", ":task_name:")))
+
+
+def _log() -> str:
+    """The file that standard error goes to."""
+    with contextlib.suppress(OSError):
+        return str(Path("/proc/self/fd/2").readlink())
+    return ""
+
+
+def _as_subprocess(status: int) -> int:
+    """An outpost says as shells do by which signal the worker was ended."""
+    return 128 - status if status > 128 and status - 128 in {*signal.Signals} else status

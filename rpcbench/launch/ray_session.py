@@ -1,0 +1,68 @@
+"""The session in Ray that this process has: the user's own, or one that launchers begin, share, and end together.
+
+Rule: without a session, Ray begins one with whatever is asked of it. So what may come late goes through `tell`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from rpcbench.words.errors import RpcError
+
+_lock = threading.Lock()
+_users = 0  # launchers in a session that is ours
+
+
+def enter(address: str | None) -> bool:
+    """Have a session; whether it is ours, to be left. RpcError where Ray cannot be joined or started."""
+    global _users
+    with _lock:
+        if ray.is_initialized() and not _users:
+            return False
+        if not ray.is_initialized():
+            try:
+                ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            except Exception as error:  # Ray raises plain ones, too
+                raise RpcError(f"Ray cannot be joined or started: {error}") from error
+        _users += 1
+        return True
+
+
+def leave(ours: bool) -> None:
+    """One that `enter` has called ours, or not, is needed no more."""
+    global _users
+    if not ours:
+        return
+    with _lock:
+        _users -= 1
+        if not _users:
+            ray.shutdown()
+
+
+def name() -> str:
+    """That of the session, which no other one has; "" where there is none."""
+    with contextlib.suppress(RayError, RuntimeError, AttributeError):  # it ends just now
+        if ray.is_initialized():
+            here = ray.get_runtime_context()
+            return f"{here.get_session_name()} {here.get_job_id()}"
+    return ""
+
+
+def check() -> None:
+    """RpcError where the session has been ended."""
+    if not ray.is_initialized():
+        raise RpcError("Ray was shut down, and with it what started these workers: make a new cluster")
+
+
+def tell(act: Callable[..., Any], *arguments: Any) -> None:
+    """Tell Ray something, unless it is gone, or the session that this was about: then all of that is over."""
+    if ray.is_initialized():  # else Ray would begin a session
+        with contextlib.suppress(RayError):
+            act(*arguments)

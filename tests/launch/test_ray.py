@@ -1,0 +1,208 @@
+"""Workers in a Ray cluster: one that the user has, of one node with three CPUs, started once for all tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launch_bench import gone, until
+from ray_here import MARKS, START, begun, free, groups, outposts, prepared, start
+
+import rpcbench
+from rpcbench.launch.cells import Cell, run_cell
+from rpcbench.words.errors import CallCancelled, RpcError, WorkerLostError
+
+pytestmark = MARKS
+
+CPUS = 3
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def session(leak_check):
+    """The user's own session in Ray."""
+    with prepared(leak_check):
+        import ray
+
+        begun(lambda: ray.init(num_cpus=CPUS, **START))
+        until(lambda: free() == CPUS)  # it knows a moment later
+        yield
+
+
+@pytest.fixture
+def nothing_left(session):
+    """Afterwards no more workers are left than before, Ray has as many CPUs as before, and still runs."""
+    import ray
+
+    before = there()
+    yield
+    settled(before)
+    assert ray.is_initialized()
+
+
+def there():
+    """CPUs that nobody uses, processes that keep workers, and placement groups."""
+    return free(), len(outposts()), len(groups())
+
+
+def settled(wanted):
+    """Wait until that is so again; Ray takes its time to count."""
+    with contextlib.suppress(AssertionError):
+        until(lambda: there() == wanted, SECONDS)
+    assert there() == wanted
+
+
+@pytest.fixture(scope="module")
+def pair(session):
+    """Two workers, for tests that have two when they are done."""
+    with start(2) as made:
+        yield made
+
+
+def ask_other():
+    return rpcbench.rpc.rpc_sync("worker2", max, (3, 5))
+
+
+def test_workers_run_cells_and_call_each_other(pair):
+    assert pair.run("all", "import os; os.getpid()") == {name: pair.pid(name) for name in pair.workers}
+    assert pair.run("all", "os.getcwd()") == dict.fromkeys(pair.workers, os.getcwd())
+    assert pair.rpc_sync("worker1", ask_other) == 5
+    assert {row.name: (row.pid, row.state) for row in pair.status()} == {
+        name: (pair.pid(name), "serves") for name in pair.workers
+    }
+
+
+def test_nobody_sees_the_secret(pair):
+    secret = pair._config.secret.hex()
+    for outpost in outposts():
+        for process in (outpost, *outpost.parents()[:2], *outpost.children()):
+            for shown in ("cmdline", "environ"):
+                assert secret not in Path(f"/proc/{process.pid}/{shown}").read_text()
+    assert len(outposts()) == 2
+
+
+def test_a_cell_is_interrupted(pair):
+    asked = pair.rpc_async("worker1", run_cell, (Cell(1, "import time; time.sleep(100)"),))
+    for _ in range(100):  # the cell may not have begun
+        pair.interrupt("worker1")
+        if asked.done():
+            break
+        time.sleep(0.1)
+    with pytest.raises(CallCancelled, match="ended by KeyboardInterrupt"):
+        asked.wait()
+    assert pair.run("worker1", "1 + 1") == 2
+
+
+def test_a_worker_that_is_killed_takes_along_what_it_has_started_and_comes_again_in_its_place(pair):
+    (place,) = groups()
+    child = pair.run("worker2", "import subprocess; subprocess.Popen(['sleep', '1000']).pid")
+    pair.kill("worker2")
+    assert pair.lost == ["worker2"]
+    until(lambda: gone(child))
+    pair.restart("worker2")
+    assert pair.rpc_sync("worker1", ask_other) == 5
+    assert groups() == [place]
+
+
+def test_a_worker_that_crashes_is_told_of_with_its_signal_and_last_words(pair):
+    with pytest.raises(WorkerLostError, match=r"worker2 .*killed by SIGSEGV(.|\n)*string_at"):
+        pair.run("worker2", "import ctypes; ctypes.string_at(0)")
+    pair.restart("worker2")
+
+
+def test_an_actor_that_dies_takes_its_worker_along_and_ray_says_why(pair):
+    pid, actor = pair.pid("worker2"), pair._handles["worker2"].pid
+    child = pair.run("worker2", "import subprocess; subprocess.Popen(['sleep', '1000']).pid")
+    os.kill(actor, signal.SIGKILL)
+    until(lambda: "worker2" in pair.lost)
+    assert "The actor is dead because its worker process has died" in pair.log("worker2")
+    assert "nobody knows how" in repr(next(row for row in pair.watched() if row.name == "worker2"))
+    until(lambda: gone(pid) and gone(child))
+    pair.restart("worker2")
+
+
+def test_more_workers_and_fewer(pair):
+    before = free()
+    pair.scale(4)
+    assert pair.run("all", "1 + 1") == dict.fromkeys([f"worker{i}" for i in (1, 2, 3, 4)], 2)
+    assert [len(each["bundles"]) for each in groups()] == [2, 2]
+    pair.scale(2)
+    until(lambda: free() == before, SECONDS)
+
+
+def test_what_does_not_fit_is_refused_whole(pair):
+    before, there = free(), groups()
+    with pytest.raises(RpcError, match=r"Ray has had no place for worker1, .*worker7 in 1 s") as caught:
+        start(7, patience=1)
+    told = str(caught.value)
+    assert "asked for: 7 x {'CPU': 0.5}, PACK" in told
+    assert f"'CPU': {float(CPUS)}" in told
+    assert "PENDING" in told
+    assert groups() == there
+    until(lambda: free() == before, SECONDS)
+
+
+def test_what_no_node_has_is_told(pair):
+    with pytest.raises(RpcError, match=r"INFEASIBLE(.|\n)*1 x {'CPU': 0.5, 'magic': 1}"):
+        start(1, patience=1, resources={"magic": 1})
+
+
+def test_options_that_are_none(session):
+    with pytest.raises(ValueError, match="strategy='ALONE' is none of Ray's"):
+        start(1, strategy="ALONE")
+    with pytest.raises(ValueError, match="needs something"):
+        start(1, cpus=0)
+
+
+def test_a_worker_that_cannot_begin_says_why(nothing_left):
+    nowhere = "203.0.113.7"
+    with pytest.raises(RpcError, match=rf"worker1 ended \(exit code 1\) before it could serve(.|\n)*{nowhere}"):
+        start(1, runtime_env={"env_vars": {"RPCBENCH_BIND": nowhere}})
+
+
+def test_the_session_of_the_user_stays(nothing_left):
+    with start(1) as cluster:
+        assert cluster.run("worker1", "6 * 7") == 42
+
+
+DIES = """
+import sys, time, rpcbench
+options = {"cpus": 0.5, "ray_address": sys.argv[1]}
+cluster = rpcbench.Cluster(1, launcher="ray", options=options, address="127.0.0.1")
+print(cluster.pid("worker1"), cluster.run("worker1", "import subprocess; subprocess.Popen(['sleep', '1000']).pid"))
+sys.stdout.flush()
+time.sleep(1000)
+"""
+
+
+def test_workers_go_with_a_notebook_that_is_killed(nothing_left):
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    command = [sys.executable, "-c", DIES, address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as notebook:
+        worker, child = map(int, notebook.stdout.readline().split())
+        assert not gone(worker) and not gone(child)
+        notebook.kill()
+    until(lambda: gone(worker) and gone(child))
+
+
+def test_a_session_that_is_over_ends_the_workers(session):
+    import ray
+
+    cluster = start(1)
+    pid = cluster.pid("worker1")
+    ray.shutdown()
+    try:
+        until(lambda: cluster.lost == ["worker1"])
+        until(lambda: gone(pid))
+        with pytest.raises(RpcError, match="Ray was shut down"):
+            cluster.restart("worker1")
+    finally:
+        cluster.shutdown()

@@ -1,0 +1,63 @@
+"""Workers on several nodes of a Ray cluster; and in a Ray that the launcher starts itself, as the page has it.
+
+The nodes are processes of this machine; Ray takes them for machines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from launch_bench import until
+from ray_here import MARKS, begun, free, groups, prepared, start
+
+from rpcbench.transport import facing
+
+pytestmark = MARKS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "past-one-machine.md").read_text()
+CHECKS = """
+import os, ray
+assert ray.is_initialized() and os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+with cluster:
+    assert cluster.run("all", "6 * 7") == dict.fromkeys(cluster.workers, 42)
+    with rpcbench.Cluster(1, launcher="ray", options={"cpus": 0.1}) as other:
+        assert other.run("worker1", "6 * 7") == 42
+    assert ray.is_initialized()
+assert not ray.is_initialized()
+"""
+
+
+def test_each_gets_a_node_of_its_own_where_there_are_as_many(leak_check):
+    with prepared(leak_check):
+        import ray
+        from ray.cluster_utils import Cluster
+
+        nodes = Cluster()
+        try:
+            begun(lambda: nodes.add_node(num_cpus=1, include_dashboard=False))  # the head
+            for _ in range(2):
+                begun(lambda: nodes.add_node(num_cpus=1))
+            ray.init(address=nodes.address, log_to_driver=False)
+            with start(3) as cluster:
+                (group,) = groups()
+                assert group["strategy"] == "STRICT_SPREAD"
+                assert len(set(group["bundles_to_node_id"].values())) == 3
+                assert cluster.run("all", "6 * 7") == dict.fromkeys(cluster.workers, 42)
+            until(lambda: free() == 3.0)
+        finally:
+            ray.shutdown()
+            nodes.shutdown()
+
+
+def test_the_block_of_the_page_starts_a_ray_and_ends_it(leak_check, monkeypatch):
+    (block,) = (each for each in re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S) if '"ray"' in each)
+    monkeypatch.setenv(facing.VARIABLE, "127.0.0.1")
+    command = [sys.executable, "-W", "error", "-c", f"import rpcbench\n{block}\n{CHECKS}"]
+    with prepared(leak_check):
+        environ = {name: value for name, value in os.environ.items() if name != "RAY_USAGE_STATS_ENABLED"}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
