@@ -89,7 +89,10 @@ class Commands:
 
     def _make(self, size: int, way: Way, voice: Voice) -> Workforce:
         warn_of_room(size, way.get("launcher") or way.get("kind", "process"), voice.warn)
-        self.started.append(Cluster(size, **way, progress=voice.progress(size)))
+        try:
+            self.started.append(Cluster(size, **way, progress=voice.progress(size)))
+        except ValueError as mistake:
+            raise UsageError(str(mistake)) from mistake
         return self.started[-1]
 
     def _join(self, words: Words) -> str:

@@ -51,6 +51,14 @@ def test_launchers_that_are_none_are_told_with_those_there_are(words):
     assert commands.started == []
 
 
+def test_what_does_not_fit_a_launcher_is_a_mistake_of_usage(no_leaks):
+    """In a notebook one sentence, and no frames of ours."""
+    commands = Commands(Targets(), lambda cluster: None)
+    with pytest.raises(UsageError, match=r"names a \{host\}: pass hosts="):
+        commands.by_name["start"](["2", "--launcher", "command", "template=ssh {host} {cmd}"])
+    assert commands.started == []
+
+
 def test_names_of_launchers_are_offered():
     vocabulary = Vocabulary((), (), (), ("start",))
     assert "--launcher" in vocabulary.after("%cluster", ["start", "2"])
