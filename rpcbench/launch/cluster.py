@@ -301,8 +301,8 @@ class Cluster(Workforce):
                 return True
             for handle in handles:
                 if (status := handle.poll()) is not None:
-                    ending = _ending(status)
-                    raise RpcError(f"{handle.name} ended ({ending}) before it could serve:\n{handle.last_words()}")
+                    told = f":\n{words}" if (words := handle.last_words()) else ", and has said nothing"
+                    raise RpcError(f"{handle.name} ended ({_ending(status)}) before it could serve{told}")
             return False
 
         if not self._changes.wait_for(reached, START_SECONDS):
