@@ -59,14 +59,14 @@ class Mail:
         if to == self._agent.id:
             self.slots.put(slot, partial(cut_off, values))
         else:
-            self._await_credit(slot, to)
+            self._await_credit(slot)
             self._agent.parcels.post(to, self._key, slot.place, str(slot), values[0] if len(values) == 1 else values)
 
-    def _await_credit(self, slot: Slot, to: int) -> None:
+    def _await_credit(self, slot: Slot) -> None:
         credits_, of = self._credits, channel(slot)
         if credits_ is None or slot.kind not in COUNTED:
             return
-        self.slots.wait_for(slot.step, lambda: credits_.may_give(of), partial(_read_of, self._agent, to))
+        self.slots.wait_for(slot.step, lambda: credits_.may_give(of))  # which a thread of the pool hears
         self.slots.check(slot.step)
         credits_.gave(of)
 
@@ -88,11 +88,7 @@ def end(agent: Agent, to: int, key: str, step: int, reason: str) -> None:
 def _help_along(agent: Agent, homes: Homes, reached: Waits, slot: Slot) -> None:
     giver = homes.giver(slot)
     if giver is not None:
-        _read_of(agent, giver, reached)
-
-
-def _read_of(agent: Agent, member: int, reached: Waits) -> None:
-    agent.read_while(lambda: not reached(), member, free=True)
+        agent.read_while(lambda: not reached(), giver, free=True)
 
 
 def _opened(values: Callable[[], Any]) -> tuple[Any, ...]:

@@ -79,7 +79,7 @@ class Slots:
             values = self._filled.pop(slot)
         return values()
 
-    def wait_for(self, step: int, reached: Waits, help_along: Callable[[Waits], object]) -> None:
+    def wait_for(self, step: int, reached: Waits, help_along: Callable[[Waits], object] = lambda reached: None) -> None:
         """Wait until something of a step is reached, or that does not go on; who makes it so calls `stir`."""
 
         def decided() -> bool:

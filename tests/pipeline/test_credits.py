@@ -220,6 +220,26 @@ def test_a_quick_stage_waits_for_a_slow_one(agents: list[Agent], waits: dict[str
     torch.testing.assert_close(outcome[0], local(pipe)(x))
 
 
+def test_who_waits_for_room_leaves_reading_to_others(
+    agents: list[Agent], waits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it read would be heard by another thread, and it would read on until something else comes."""
+    read = []
+    read_while = Agent.read_while
+
+    def told(self: Agent, *args: Any, **options: Any) -> None:
+        if self is agents[1] and waits["for room"]:
+            read.append(args)
+        read_while(self, *args, **options)
+
+    monkeypatch.setattr(Agent, "read_while", told)
+    thread, _ = begun(gated().predict, small.data(32)[0])
+    until(lambda: waits["for room"] == 1 and Counted.calls == credits.LEAST + 1)
+    Gate.allowed.release(64)
+    thread.join(30)
+    assert not thread.is_alive() and Gate.passed == 32 and not read
+
+
 def local(pipe: Pipeline) -> nn.Module:
     """The same model in one process."""
     net = nn.Sequential(nn.Linear(6, 16), nn.Identity(), nn.Identity(), nn.Linear(16, 4)).double()
