@@ -46,7 +46,7 @@ class RayLauncher:
     """Starts workers of one cluster, which keeps its files in `run_directory`. See `Launcher` for the methods.
 
     cpus, gpus, resources: what Ray sets aside for each worker. strategy: of the placement group, "STRICT_SPREAD",
-    "SPREAD", "PACK" or "STRICT_PACK"; by default each gets a node of its own where there are as many, else "PACK".
+    "SPREAD", "PACK" or "STRICT_PACK"; by default "SPREAD" where there are as many nodes, else "PACK".
     patience: seconds to wait for places. runtime_env: Ray's, for the actors. ray_address: of the Ray cluster to join if
     this process is in none; by default as `ray.init()` has it, which starts one here if it finds none.
 
@@ -161,7 +161,7 @@ class RayLauncher:
             self._places.close()
             self._lease.end()
         finally:
-            ours, self._ours = self._ours, False
+            ours, self._ours = self._ours, None
             ray_session.leave(ours)
             self._directory.remove()
 

@@ -17,33 +17,37 @@ from ray.exceptions import RayError
 from rpcbench.words.errors import RpcError
 
 _lock = threading.Lock()
-_users = 0  # launchers in a session that is ours
+_ours: str | None = None  # the name of a session that launchers have begun
+_users = 0  # launchers in that
 
 
-def enter(address: str | None) -> bool:
-    """Have a session; whether it is ours, to be left. RpcError where Ray cannot be joined or started."""
-    global _users
+def enter(address: str | None) -> str | None:
+    """Have a session; its name where it is ours, to be left. RpcError where Ray cannot be joined or started."""
+    global _ours, _users
     with _lock:
-        if ray.is_initialized() and not _users:
-            return False
         if not ray.is_initialized():
             try:
                 ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             except Exception as error:  # Ray raises plain ones, too
                 raise RpcError(f"Ray cannot be joined or started: {error}") from error
+            _ours, _users = name(), 0
+        elif _ours is None or _ours != name():
+            return None
         _users += 1
-        return True
+        return _ours
 
 
-def leave(ours: bool) -> None:
-    """One that `enter` has called ours, or not, is needed no more."""
-    global _users
-    if not ours:
-        return
+def leave(ours: str | None) -> None:
+    """What `enter` has returned is needed no more. A session that the user has begun since is none of ours."""
+    global _ours, _users
     with _lock:
+        if ours is None or ours != _ours:
+            return
         _users -= 1
         if not _users:
-            ray.shutdown()
+            _ours = None
+            if name() == ours:
+                ray.shutdown()
 
 
 def name() -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from launch_bench import gone, until
@@ -206,3 +207,64 @@ def test_a_session_that_is_over_ends_the_workers(session):
             cluster.restart("worker1")
     finally:
         cluster.shutdown()
+
+
+class Sessions:
+    """Ray, as far as its sessions go: each has a name of its own."""
+
+    def __init__(self):
+        self.begun, self.here = 0, ""
+
+    def is_initialized(self):
+        return bool(self.here)
+
+    def init(self, **options):
+        self.begun += 1
+        self.here = f"session {self.begun}"
+
+    def shutdown(self):
+        self.here = ""
+
+    def get_runtime_context(self):
+        return SimpleNamespace(get_session_name=lambda: self.here, get_job_id=lambda: "01000000")
+
+
+@pytest.fixture
+def sessions(monkeypatch):
+    pytest.importorskip("ray")
+    from rpcbench.launch import ray_session
+
+    made = Sessions()
+    monkeypatch.setattr(ray_session, "ray", made)
+    return made, ray_session
+
+
+def test_a_session_of_launchers_ends_with_the_last_of_them(sessions):
+    ray, ours = sessions
+    first, second = ours.enter(None), ours.enter(None)
+    ours.leave(first)
+    assert ray.here == "session 1"
+    ours.leave(second)
+    assert not ray.here
+
+
+def test_a_session_that_the_user_has_begun_since_stays(sessions):
+    ray, ours = sessions
+    first = ours.enter(None)
+    ray.shutdown()
+    ray.init()
+    second = ours.enter(None)
+    ours.leave(first)
+    ours.leave(second)
+    assert ray.here == "session 2"
+
+
+def test_a_launcher_of_an_earlier_session_ends_none_of_a_later_one(sessions):
+    ray, ours = sessions
+    first = ours.enter(None)
+    ray.shutdown()
+    second = ours.enter(None)
+    ours.leave(first)
+    assert ray.here == "session 2"
+    ours.leave(second)
+    assert not ray.here
