@@ -39,7 +39,8 @@ class Place(NamedTuple):
 
 
 class Places:
-    """Of one launcher. bundle: what each worker gets. strategy: Ray's; "": a node each, where there are as many."""
+    """Of one launcher. bundle: what each worker gets. strategy: Ray's; "": a node each, as far as there
+    are as many with room."""
 
     def __init__(self, bundle: Mapping[str, float], strategy: str, patience: float) -> None:
         self._bundle, self._strategy, self._patience = dict(bundle), strategy, patience
@@ -79,7 +80,7 @@ class Places:
     def _new(self, count: int, who: str) -> list[Place]:
         if not count:
             return []
-        strategy = self._strategy or ("STRICT_SPREAD" if len(self._able()) >= count else "PACK")
+        strategy = self._strategy or ("SPREAD" if len(self._able()) >= count else "PACK")
         made = placement_group([self._bundle] * count, strategy=strategy)
         try:
             self._await(made, who, strategy)

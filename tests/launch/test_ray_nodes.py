@@ -36,18 +36,22 @@ def test_each_gets_a_node_of_its_own_where_there_are_as_many(leak_check):
         import ray
         from ray.cluster_utils import Cluster
 
+        from rpcbench.launch.ray_places import Places
+
         nodes = Cluster()
         try:
             begun(lambda: nodes.add_node(num_cpus=1, include_dashboard=False))  # the head
-            for _ in range(2):
-                begun(lambda: nodes.add_node(num_cpus=1))
+            begun(lambda: nodes.add_node(num_cpus=1))
+            begun(lambda: nodes.add_node(num_cpus=2))
             ray.init(address=nodes.address, log_to_driver=False)
-            with start(3) as cluster:
+            with start(3, cpus=1) as cluster:
                 (group,) = groups()
-                assert group["strategy"] == "STRICT_SPREAD"
                 assert len(set(group["bundles_to_node_id"].values())) == 3
                 assert cluster.run("all", "6 * 7") == dict.fromkeys(cluster.workers, 42)
-            until(lambda: free() == 3.0)
+                places = Places({"CPU": 0.5}, "", 10.0)
+                places.take(2, "two more, of which one node has room for both")
+                places.close()
+            until(lambda: free() == 4.0)
         finally:
             ray.shutdown()
             nodes.shutdown()
