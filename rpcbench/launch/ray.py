@@ -109,8 +109,9 @@ class RayLauncher:
                 actors.append(self._hire(place))
                 undo.callback(tell, ray.kill, actors[-1])
             arrivals = _arrivals(actors, names)
+            kept = [_Kept(*of, on_exit) for of in zip(configs, actors, arrivals, places, strict=True)]
             undo.pop_all()
-        return self._begin([_Kept(*of, on_exit) for of in zip(configs, actors, arrivals, places, strict=True)])
+        return self._begin(kept)
 
     def _hire(self, place: Place) -> Any:
         """A new actor in that place."""

@@ -137,6 +137,23 @@ def test_more_workers_and_fewer(pair):
     until(lambda: free() == before, SECONDS)
 
 
+def test_a_start_that_is_broken_off_leaves_nothing(pair, monkeypatch):
+    from rpcbench.launch import ray
+
+    class Kept(ray._Kept):
+        def __init__(self, config, *of):
+            if config.name == "worker4":
+                raise KeyboardInterrupt
+            super().__init__(config, *of)
+
+    before = there()
+    monkeypatch.setattr(ray, "_Kept", Kept)
+    with pytest.raises(KeyboardInterrupt):
+        pair.scale(4)
+    settled(before)
+    assert pair.workers == ["worker1", "worker2"]
+
+
 def test_what_does_not_fit_is_refused_whole(pair):
     before, there = free(), groups()
     with pytest.raises(RpcError, match=r"Ray has had no place for worker1, .*worker7 in 1 s") as caught:
