@@ -24,6 +24,7 @@ from launch_bench import gone, until
 import rpcbench
 from rpcbench.launch import outpost
 from rpcbench.launch.command import CommandLauncher
+from rpcbench.launch.starter import Starter
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import RpcError, ShutdownError, WorkerLostError
@@ -244,6 +245,23 @@ def test_a_command_that_minds_nothing_is_ended_all_the_same(no_leaks: None, tmp_
         launcher.start(config(directory))
 
 
+def test_a_start_that_is_interrupted_leaves_no_command(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(starter: Starter, pid: int) -> None:
+        pids.append(pid)
+        raise KeyboardInterrupt
+
+    pids: list[int] = []
+    directory = RunDirectory()
+    launcher = CommandLauncher(directory, "env {cmd}")
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Starter, "guard", interrupted)
+            launcher.start(config(directory))
+        until(lambda: gone(pids[0]))
+    finally:
+        launcher.close()
+
+
 # -- what the command starts
 def outposted(line: bytes, name: str = "worker1", stays: bool = False) -> tuple[int, str]:
     """Status and complaints of an outpost that is told this; who tells it `stays` until it has ended, or not."""
@@ -276,6 +294,19 @@ def test_another_version_is_refused_before_anything_starts(no_leaks: None) -> No
     asked["versions"] = ["protocol 99", "Python 3.99"]
     status, said = outposted(json.dumps(asked).encode() + b"\n")
     assert status == 1 and "the notebook has protocol 99, Python 3.99" in said and "Traceback" not in said
+
+
+def test_a_directory_that_its_user_may_not_enter_is_none(no_leaks: None, tmp_path: Path) -> None:
+    """As that of the notebook's user may be on a host, or in a container, where the worker's is another one."""
+    closed = tmp_path / "closed"
+    (closed / "in").mkdir(parents=True)
+    closed.chmod(0)
+    asked = {"cwd": str(closed / "in"), "sys_path": [str(closed / "in"), "/"]}
+    code = "import os\nfrom rpcbench.launch import outpost\nos.geteuid() or os.setuid(65534)\n"
+    code += f"print(outpost._found({asked}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", timeout=60)
+    closed.chmod(0o700)
+    assert done.stdout == "('/', ['/'])\n", done.stderr
 
 
 def test_another_secret_is_refused(no_leaks: None, srun: None) -> None:
