@@ -23,7 +23,7 @@ from typing import Any
 from rpcbench.agent.core import Agent
 from rpcbench.launch.become import end_with, settle_torch
 from rpcbench.launch.cells import CellRunner
-from rpcbench.launch.worker import obey
+from rpcbench.launch.worker import LEAVING_SECONDS, obey
 from rpcbench.rpc.rendezvous import meet
 from rpcbench.rpc.start import join
 from rpcbench.transport import secret
@@ -39,7 +39,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _INTERRUPT = signal.SIGRTMIN + 3 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """What interrupts a cell: SIGINT is torchrun's, and a handler cannot see who has sent it."""
 _SAYING_SECONDS = 1.0
-_LEAVING_SECONDS = 3.0
 
 
 def is_a_rank() -> bool:
@@ -143,7 +142,7 @@ class Ending:
             return
         sys.stderr.write(f"{self._agent.name}: the worker of rank 0 has gone, and the world with it\n")
         self._runner.stop()
-        time.sleep(_LEAVING_SECONDS)  # for what the main thread is at
+        time.sleep(LEAVING_SECONDS)  # for what the main thread is at
         os._exit(1)
 
 

@@ -23,6 +23,7 @@ from launch_bench import gone, until
 
 import rpcbench
 from rpcbench.launch import outpost
+from rpcbench.launch.cells import Cell, run_cell
 from rpcbench.launch.command import CommandLauncher
 from rpcbench.launch.starter import Starter
 from rpcbench.transport.rundir import RunDirectory
@@ -316,6 +317,18 @@ def test_another_secret_is_refused(no_leaks: None, srun: None) -> None:
         status, said = outposted(outpost.request(stranger), "worker9", stays=True)
         assert made.workers == ["worker1"]
     assert status == 1 and "another secret" in said, said
+
+
+@pytest.mark.parametrize("code", ["while True: pass", "import ctypes\nctypes.CDLL(None).sleep(600)"])
+def test_a_busy_worker_ends_with_its_world_though_its_command_does_not(no_leaks: None, srun: None, code: str) -> None:
+    """As behind a cut cable."""
+    with started(1) as made:
+        worker = made.pid("worker1")
+        cell = Cell(1, f"import sys\nprint('runs', file=sys.__stderr__, flush=True)\n{code}")
+        made.rpc_async("worker1", run_cell, (cell,), timeout=0)
+        until(lambda: "runs" in made.log("worker1"))
+        made.agent.shutdown(graceful=False)
+        until(lambda: gone(worker))
 
 
 def test_a_signal_for_the_outpost_is_one_for_the_worker(no_leaks: None, srun: None) -> None:
