@@ -73,11 +73,14 @@ class CommandLauncher:
         handle = command.handle
         self._running[handle.pid] = command
         threading.Thread(target=self._see_to, args=(command,), name=f"rpcbench-{config.name}", daemon=True).start()
-        starter.guard(handle.pid)
-        command.tell(outpost.request(config))
-        if self._lease.closed:
+        try:
+            starter.guard(handle.pid)
+            command.tell(outpost.request(config))
+            if self._lease.closed:
+                raise ended()
+        except BaseException:
             handle.abandon()
-            raise ended()
+            raise
         return handle
 
     def _argv(self, config: WorldConfig) -> list[str]:

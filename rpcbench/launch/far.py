@@ -1,7 +1,8 @@
 """What a worker runs that may be on another host than the notebook: it finds out where it is, and works like any other.
 
 On the notebook's host it meets the others in their directory, by unix sockets; elsewhere it has one of its own, and is
-found on the interface that leads to the notebook, or on RPCBENCH_BIND.
+found on the interface that leads to the notebook, or on RPCBENCH_BIND. It ends within seconds of its world, also while
+a cell runs: behind a cut cable nobody reaches it, or the command that has started it, for hours.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rpcbench.words.config import WorldConfig
 def main(config: WorldConfig) -> None:
     """As `worker.main`. RpcError where no interface of this host leads to the notebook."""
     with settled(config) as here:
-        worker.main(here)
+        worker.main(here, alone=True)
 
 
 @contextlib.contextmanager

@@ -44,7 +44,8 @@ class Joined(Workforce):
     in a `with` block; the workers stay.
 
     rpc_timeout, device_maps, same_modes: as of `Cluster`, for calls of this process. timeout: seconds to wait for the
-    workers. RpcError where none answer, another notebook has joined them, or a secret is missing.
+    workers. ValueError for what is no address, RpcError where none answer, another notebook has joined them, or a
+    secret is missing.
     """
 
     kind = "joined"
@@ -60,6 +61,8 @@ class Joined(Workforce):
         timeout: float = JOIN_SECONDS,
     ) -> None:
         super().__init__()
+        if not url.startswith("tcp://"):
+            raise ValueError(f"{url!r} is no address of workers; write it as they show it: tcp://HOST:PORT")
         config = rendezvous.meet(NOTEBOOK, url, 0, None, rpc_timeout, DEFAULT_THREADS)
         config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._completed(config)
         self.url = url

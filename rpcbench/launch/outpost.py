@@ -104,8 +104,7 @@ def _start(asked: Request) -> subprocess.Popen[bytes]:
     """The worker's process: this host's Python and environment, the notebook's directories where they are here."""
     threads = asked["threads"]
     environ = {**({"OMP_NUM_THREADS": threads} if threads else {}), **os.environ}
-    cwd = asked["cwd"] if Path(asked["cwd"]).is_dir() else str(Path.cwd())
-    theirs = [entry for entry in asked["sys_path"] if Path(entry or cwd).exists()]
+    cwd, theirs = _found(asked)
     told = {
         "config": asked["config"], "entry": ENTRY, "log": None, "starter": os.getpid(), "environ": environ, "cwd": cwd,
         "sys_path": [*theirs, *(entry for entry in sys.path if entry not in theirs)],
@@ -116,6 +115,12 @@ def _start(asked: Request) -> subprocess.Popen[bytes]:
     with contextlib.suppress(BrokenPipeError), child.stdin as pipe:  # one that has ended already tells by that
         pipe.write(json.dumps(told).encode())
     return child
+
+
+def _found(asked: Request) -> tuple[str, list[str]]:
+    """The notebook's directory, or else ours, and of its import path what is here; and may be used by this user."""
+    cwd = asked["cwd"] if os.access(f"{asked['cwd']}/", os.X_OK) else str(Path.cwd())
+    return cwd, [entry for entry in asked["sys_path"] if os.access(entry or cwd, os.R_OK)]
 
 
 def _installed(entry: str) -> bool:

@@ -5,7 +5,9 @@ Guarantees
   starter guards it), and the workers with it (Linux).
 - No command line or environment shows the secret: each rank finds its request in a file of the run directory, which it
   takes away.
-- When a rank ends, torchrun ends the others: each handle has its own status, and says who was the first.
+- When a rank ends, torchrun ends the others: each handle has its own status, and says who was the first. What a rank
+  has started goes with it.
+- Nothing listens beyond this host.
 - Where torchrun fails, the error has its own words.
 """
 
@@ -64,8 +66,7 @@ class TorchrunLauncher:
                     raise RpcError(f"{self.inseparable}; it starts no more beside them")
                 self._gang.close()
             self._gang = gang = TorchrunGang(self._directory.path, configs, on_exit)
-            starter.guard(gang.pid)
-        return gang.started()
+        return gang.started(starter)
 
     def _have_guarded(self, starter: Starter) -> None:
         if self._gang is not None and self._gang.runs:

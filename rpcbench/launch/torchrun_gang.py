@@ -20,7 +20,8 @@ from typing import Any
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle, tail
 from rpcbench.launch.process import ENTRY
-from rpcbench.launch.starter import import_path
+from rpcbench.launch.starter import Starter, import_path
+from rpcbench.launch.zygote import kill_group
 from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import RpcError
 
@@ -74,9 +75,11 @@ class TorchrunGang:
         """Whether a rank does."""
         return any(handle.poll() is None for handle in self._ranks)
 
-    def started(self) -> list[ProcessHandle]:
-        """The handles, once all ranks are there. RpcError, with torchrun's words, where that fails."""
+    def started(self, starter: Starter) -> list[ProcessHandle]:
+        """The handles, once the starter guards torchrun and all ranks are there. RpcError, with torchrun's words, where
+        that fails."""
         try:
+            starter.guard(self.pid)
             for handle in self._ranks:
                 if not handle.started(_START_SECONDS):
                     raise RpcError(f"torchrun did not start {handle.name} in {_START_SECONDS:g} s:\n{self._words()}")
@@ -133,6 +136,7 @@ class TorchrunGang:
 
     def _end(self, handle: RankHandle, status: int) -> None:
         if handle.has_begun:
+            kill_group(handle.pid)  # what it has started; torchrun leaves that
             handle.end(status)
         else:
             handle.refuse(RpcError(f"torchrun ended before {handle.name} was there:\n{self._words()}"))

@@ -3,7 +3,8 @@
     python -m rpcbench.launch.torchrun_inside torchrun DIRECTORY COUNT
     python -m rpcbench.launch.torchrun_inside rank DIRECTORY
 
-A rank takes its request away when it has read it: it holds the secret.
+A rank takes its request away when it has read it: it holds the secret. torchrun keeps its own state in a file there: as
+it does by itself, it would listen on all interfaces, and unpickle what anybody puts there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 
 def be_torchrun(directory: Path, count: str) -> None:
@@ -21,7 +23,9 @@ def be_torchrun(directory: Path, count: str) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     ranks = ["-m", __spec__.name, "rank", str(directory)]
-    asked = run.get_args_parser().parse_args(["--standalone", "--nproc-per-node", count, *ranks])
+    at = [f"--rdzv-endpoint={directory / 'meeting'}", "--rdzv-conf=store_type=file", f"--rdzv-id={uuid4()}"]
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    asked = run.get_args_parser().parse_args(["--rdzv-backend=c10d", *at, "--nproc-per-node", count, *ranks])
     try:
         run.run(asked)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:

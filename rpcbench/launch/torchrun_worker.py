@@ -16,12 +16,14 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from types import FrameType
+from typing import Any
 
 from rpcbench.agent.core import Agent
 from rpcbench.launch.become import end_with, settle_torch
 from rpcbench.launch.cells import CellRunner
-from rpcbench.launch.worker import obey
+from rpcbench.launch.worker import LEAVING_SECONDS, obey
 from rpcbench.rpc.rendezvous import meet
 from rpcbench.rpc.start import join
 from rpcbench.transport import secret
@@ -37,7 +39,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _INTERRUPT = signal.SIGRTMIN + 3 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """What interrupts a cell: SIGINT is torchrun's, and a handler cannot see who has sent it."""
 _SAYING_SECONDS = 1.0
-_LEAVING_SECONDS = 3.0
 
 
 def is_a_rank() -> bool:
@@ -105,8 +106,8 @@ class Ending:
         self._signals, self._told = socket.socketpair()
         self._told.setblocking(False)
         signal.set_wakeup_fd(self._told.fileno())  # the thread hears of it also while the main thread is in C
-        for number in _SIGNALS:
-            signal.signal(number, self._hear)
+        before = {number: signal.signal(number, self._hear) or signal.SIG_DFL for number in _SIGNALS}
+        _keep_from_forks(before)
         signal.signal(_INTERRUPT, signal.SIG_IGN)  # before cells run, and after, it would end the process
         runner.interrupted_by = _INTERRUPT
         for wait in (self._when_told, self._when_over):
@@ -121,10 +122,12 @@ class Ending:
         while (number := self._signals.recv(1)[0]) not in _SIGNALS:
             pass
         self._leaves = True
-        self._say(f"torchrun has ended it ({signal.Signals(number).name})")
-        self._agent.stop(patience=0.0)
-        sys.stdout.flush()
-        os._exit(128 + number)
+        try:
+            self._say(f"torchrun has ended it ({signal.Signals(number).name})")
+            self._agent.stop(patience=0.0)
+            sys.stdout.flush()
+        finally:
+            os._exit(128 + number)
 
     def _say(self, why: str) -> None:
         if any(info.id == 0 for info in self._agent.members()):
@@ -139,8 +142,27 @@ class Ending:
             return
         sys.stderr.write(f"{self._agent.name}: the worker of rank 0 has gone, and the world with it\n")
         self._runner.stop()
-        time.sleep(_LEAVING_SECONDS)  # for what the main thread is at
+        time.sleep(LEAVING_SECONDS)  # for what the main thread is at
         os._exit(1)
+
+
+def _keep_from_forks(handlers: Mapping[signal.Signals, Any]) -> None:
+    """What a cell forks has these handlers, from its first moment: its signals are its own, and not heard here."""
+
+    def become_free() -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        hear_again()
+
+    def hear_again() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
+
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, handlers),
+        after_in_parent=hear_again,
+        after_in_child=become_free,
+    )
 
 
 def _is_notice(message: Message) -> bool:

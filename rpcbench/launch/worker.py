@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from typing import NamedTuple
 
 from rpcbench.agent import current
@@ -19,6 +20,9 @@ LEAVE = "leave"
 STOP = "stop"
 """The notice that interrupts what its main thread runs, as SIGINT would that no process of another host can send."""
 
+LEAVING_SECONDS = 3.0
+"""So long the main thread may take to end once the world is over, where nobody else ends it."""
+
 
 class Place(NamedTuple):
     """Where a worker is: the identity of its host, the host's name, and its process there."""
@@ -28,11 +32,12 @@ class Place(NamedTuple):
     pid: int
 
 
-def main(config: WorldConfig) -> None:
-    """Join the world and work in it; returns when it ends or this worker is asked to leave."""
+def main(config: WorldConfig, alone: bool = False) -> None:
+    """Join the world and work in it; returns when it ends or this worker is asked to leave. `alone`: nobody may be left
+    to end this process then, so it ends itself, with a cell that runs on."""
     agent = start_agent(config, parts=[CellRunner, obey])
     runner = agent.part(CellRunner)
-    threading.Thread(target=_end, args=(agent, runner), name="rpcbench-end", daemon=True).start()
+    threading.Thread(target=_end, args=(agent, runner, alone), name="rpcbench-end", daemon=True).start()
     runner.serve()
     agent.shutdown(graceful=False)
 
@@ -43,10 +48,14 @@ def meet(count: int) -> Place:
     return Place(host_id(), socket.gethostname(), os.getpid())
 
 
-def _end(agent: Agent, runner: CellRunner) -> None:
-    """Free the main thread once the world is over; a cell that runs on is ended with the process by its starter."""
+def _end(agent: Agent, runner: CellRunner, alone: bool) -> None:
+    """Free the main thread once the world is over; a cell that runs on is ended with the process, by its starter or
+    here."""
     agent.closing.wait()
     runner.stop()
+    if alone:
+        time.sleep(LEAVING_SECONDS)  # for what the main thread is at
+        os._exit(1)
 
 
 def obey(agent: Agent) -> None:

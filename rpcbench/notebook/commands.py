@@ -103,7 +103,10 @@ class Commands:
         name = name or MAIN
         if name in self.named:
             raise UsageError(f"{name} is a cluster already: %cluster stop first, or give a name: --name other")
-        found = self.named[name] = Cluster.join(words[0])
+        try:
+            found = self.named[name] = Cluster.join(words[0])
+        except ValueError as mistake:
+            raise UsageError(str(mistake)) from mistake
         self.started.append(found)
         return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop leaves them."
 

@@ -23,7 +23,9 @@ from launch_bench import gone, until
 
 import rpcbench
 from rpcbench.launch import outpost
+from rpcbench.launch.cells import Cell, run_cell
 from rpcbench.launch.command import CommandLauncher
+from rpcbench.launch.starter import Starter
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import RpcError, ShutdownError, WorkerLostError
@@ -244,6 +246,23 @@ def test_a_command_that_minds_nothing_is_ended_all_the_same(no_leaks: None, tmp_
         launcher.start(config(directory))
 
 
+def test_a_start_that_is_interrupted_leaves_no_command(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(starter: Starter, pid: int) -> None:
+        pids.append(pid)
+        raise KeyboardInterrupt
+
+    pids: list[int] = []
+    directory = RunDirectory()
+    launcher = CommandLauncher(directory, "env {cmd}")
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Starter, "guard", interrupted)
+            launcher.start(config(directory))
+        until(lambda: gone(pids[0]))
+    finally:
+        launcher.close()
+
+
 # -- what the command starts
 def outposted(line: bytes, name: str = "worker1", stays: bool = False) -> tuple[int, str]:
     """Status and complaints of an outpost that is told this; who tells it `stays` until it has ended, or not."""
@@ -278,6 +297,19 @@ def test_another_version_is_refused_before_anything_starts(no_leaks: None) -> No
     assert status == 1 and "the notebook has protocol 99, Python 3.99" in said and "Traceback" not in said
 
 
+def test_a_directory_that_its_user_may_not_enter_is_none(no_leaks: None, tmp_path: Path) -> None:
+    """As that of the notebook's user may be on a host, or in a container, where the worker's is another one."""
+    closed = tmp_path / "closed"
+    (closed / "in").mkdir(parents=True)
+    closed.chmod(0)
+    asked = {"cwd": str(closed / "in"), "sys_path": [str(closed / "in"), "/"]}
+    code = "import os\nfrom rpcbench.launch import outpost\nos.geteuid() or os.setuid(65534)\n"
+    code += f"print(outpost._found({asked}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", timeout=60)
+    closed.chmod(0o700)
+    assert done.stdout == "('/', ['/'])\n", done.stderr
+
+
 def test_another_secret_is_refused(no_leaks: None, srun: None) -> None:
     with started(1) as made:
         leader = made.agent.machine.ask(lambda node: node.members.me.remote)
@@ -285,6 +317,18 @@ def test_another_secret_is_refused(no_leaks: None, srun: None) -> None:
         status, said = outposted(outpost.request(stranger), "worker9", stays=True)
         assert made.workers == ["worker1"]
     assert status == 1 and "another secret" in said, said
+
+
+@pytest.mark.parametrize("code", ["while True: pass", "import ctypes\nctypes.CDLL(None).sleep(600)"])
+def test_a_busy_worker_ends_with_its_world_though_its_command_does_not(no_leaks: None, srun: None, code: str) -> None:
+    """As behind a cut cable."""
+    with started(1) as made:
+        worker = made.pid("worker1")
+        cell = Cell(1, f"import sys\nprint('runs', file=sys.__stderr__, flush=True)\n{code}")
+        made.rpc_async("worker1", run_cell, (cell,), timeout=0)
+        until(lambda: "runs" in made.log("worker1"))
+        made.agent.shutdown(graceful=False)
+        until(lambda: gone(worker))
 
 
 def test_a_signal_for_the_outpost_is_one_for_the_worker(no_leaks: None, srun: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from launch_bench import gone
 from worlds import until
 
 import rpcbench
@@ -57,6 +59,17 @@ def test_they_are_workers_like_others_and_live_and_die_together(no_leaks: None) 
         assert [row.state for row in cluster.status()] == ["killed by SIGTERM", "killed by SIGKILL"]
         cluster.scale(2)
         assert cluster.run("all", "1 + 1") == {"worker1": 2, "worker2": 2} and cluster.lost == []
+
+
+def test_nothing_listens_for_it_and_what_a_rank_has_started_goes_with_it(no_leaks: None) -> None:
+    """torchrun's own store would be open to all who reach this host."""
+    with rpcbench.Cluster(2, launcher="torchrun") as cluster:
+        there = [cluster.pid("worker1"), *(process.pid for process in psutil.Process(cluster.pid("worker1")).parents())]
+        opened = [psutil.Process(pid).net_connections("tcp") for pid in there[: there.index(os.getpid())]]
+        assert len(opened) == 2 and not [each for every in opened for each in every if each.status == "LISTEN"]
+        child = cluster.run("worker1", "import subprocess\nsubprocess.Popen(['sleep', '600']).pid")
+        cluster.kill("worker1")
+        until(lambda: gone(child))
 
 
 def test_nothing_is_left_of_a_notebook_that_is_killed(no_leaks: None) -> None:

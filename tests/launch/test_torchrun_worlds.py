@@ -193,6 +193,15 @@ def test_they_end_with_torchrun_however_busy_they_are(ranks: Ranks, number: sign
         assert ranks.over() == (1 if number == signal.SIGINT else -number)
 
 
+def test_what_a_cell_forks_and_ends_is_not_the_worker(ranks: Ranks) -> None:
+    """Nor does it share the worker's ear for signals."""
+    code = "import multiprocessing, time\nchild = multiprocessing.get_context('fork').Process(target=time.sleep, "
+    code += "args=(600,))\nchild.start()\nchild.terminate()\nchild.join(60)\nchild.exitcode"
+    with rpcbench.Cluster.join(ranks.url) as cluster:
+        assert cluster.run("all", code) == {"worker1": -signal.SIGTERM, "worker2": -signal.SIGTERM}
+        assert cluster.run("all", "1 + 1") == {"worker1": 2, "worker2": 2}
+
+
 def test_on_two_hosts_over_tls(hosts: tuple[Host, Host], no_leaks: None, tmp_path: Path) -> None:
     """Rank 0 here, rank 1 and the notebook there."""
     here, there = hosts

@@ -15,6 +15,11 @@ from rpcbench.notebook.vocabulary import Vocabulary
 GB = 1 << 30
 
 
+def test_what_is_no_address_to_join_is_told_in_one_sentence():
+    with pytest.raises(UsageError, match=r"^'localhost:29501' is no address of workers; .*: tcp://HOST:PORT$"):
+        Commands(Targets(), lambda found: None).by_name["join"](["localhost:29501"])
+
+
 @pytest.fixture
 def machine(monkeypatch):
     """A machine of two cores and one GB."""
