@@ -24,6 +24,10 @@ _APART = ("sh", "-c", '"$@"; exit $?', "sh")
 """Ray kills the children of an actor that it ends. The outpost must be none: it has to end the worker first."""
 
 
+HOOK = "PYTHONBREAKPOINT"
+"""What `breakpoint()` calls."""
+
+
 class Arrival(NamedTuple):
     """Where an actor is: the identity of its host, its process there, and the file it writes to; "" where unknown."""
 
@@ -51,9 +55,10 @@ class Keeper:
     def keep(self, name: str, request: bytes) -> Ending:
         """Start the worker, tell its outpost what it is to do, and wait for its end."""
         command = [*_APART, sys.executable, "-P", "-m", "rpcbench.worker", name]
+        environ = {key: value for key, value in os.environ.items() if key != HOOK}  # Ray sets it in each actor
         with _hearing_signals():
             self._process = process = subprocess.Popen(
-                command, bufsize=0, stdin=subprocess.PIPE, stdout=2, start_new_session=True
+                command, bufsize=0, stdin=subprocess.PIPE, stdout=2, start_new_session=True, env=environ
             )
         assert process.stdin is not None
         with process.stdin as pipe:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
+from rpcbench.launch.ray_actor import HOOK
 from rpcbench.words.errors import RpcError
 
 _lock = threading.Lock()
@@ -27,7 +29,8 @@ def enter(address: str | None) -> str | None:
     with _lock:
         if not ray.is_initialized():
             try:
-                ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+                with _own_breakpoints():
+                    ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             except Exception as error:  # Ray raises plain ones, too
                 raise RpcError(f"Ray cannot be joined or started: {error}") from error
             _ours, _users = name(), 0
@@ -35,6 +38,18 @@ def enter(address: str | None) -> str | None:
             return None
         _users += 1
         return _ours
+
+
+@contextlib.contextmanager
+def _own_breakpoints() -> Iterator[None]:
+    """Ray would have `breakpoint()` be its own, here and in all that is started from here."""
+    before = os.environ.get(HOOK)
+    try:
+        yield
+    finally:
+        os.environ.pop(HOOK, None)
+        if before is not None:
+            os.environ[HOOK] = before
 
 
 def leave(ours: str | None) -> None:

@@ -73,6 +73,7 @@ def ask_other():
 def test_workers_run_cells_and_call_each_other(pair):
     assert pair.run("all", "import os; os.getpid()") == {name: pair.pid(name) for name in pair.workers}
     assert pair.run("all", "os.getcwd()") == dict.fromkeys(pair.workers, os.getcwd())
+    assert pair.run("worker1", "os.environ.get('PYTHONBREAKPOINT')") is None, "breakpoint() is the user's"
     assert pair.rpc_sync("worker1", ask_other) == 5
     assert {row.name: (row.pid, row.state) for row in pair.status()} == {
         name: (pair.pid(name), "serves") for name in pair.workers
@@ -254,6 +255,23 @@ def sessions(monkeypatch):
     made = Sessions()
     monkeypatch.setattr(ray_session, "ray", made)
     return made, ray_session
+
+
+@pytest.mark.parametrize("before", [None, "pudb.set_trace"])
+def test_a_session_leaves_breakpoints_as_they_were(sessions, monkeypatch, before):
+    ray, ours = sessions
+    monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+    if before is not None:
+        monkeypatch.setenv("PYTHONBREAKPOINT", before)
+    begin = ray.init
+
+    def init(*words, **named):
+        os.environ["PYTHONBREAKPOINT"] = "ray.util.rpdb._driver_set_trace"
+        begin(*words, **named)
+
+    monkeypatch.setattr(ray, "init", init)
+    ours.leave(ours.enter(None))
+    assert os.environ.get("PYTHONBREAKPOINT") == before
 
 
 def test_a_session_of_launchers_ends_with_the_last_of_them(sessions):
