@@ -26,6 +26,8 @@ Way = dict[str, Any]
 _WHICH_KIND = f"say which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
 _WHICH_LAUNCHER = "say what launches the workers, {}: %cluster start 2 --launcher command"
 MAIN = "main"
+_OTHERWISE = {"process": ("local",)}
+"""Kinds by other names."""
 
 
 class Voice(NamedTuple):
@@ -83,6 +85,11 @@ class Commands:
         found = running() if name is None else self.named.get(name)
         if found is None:
             found = self.named[name or MAIN] = self._make(size, way or {}, voice)
+        elif way and (asked := way.get("launcher") or way["kind"]) not in (found.kind, *_OTHERWISE.get(found.kind, ())):
+            raise UsageError(
+                f"workers of kind {found.kind} run here: %cluster stop them first, or have those of {asked} beside "
+                "them: --name other"
+            )
         elif len(found.workers) != size:
             return f"{sentence(found)} %cluster scale {size} makes it {size}."
         return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."

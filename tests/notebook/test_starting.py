@@ -64,6 +64,19 @@ def test_what_does_not_fit_a_launcher_is_a_mistake_of_usage(no_leaks):
     assert commands.started == []
 
 
+@pytest.mark.process
+def test_workers_of_another_kind_are_not_taken_for_those_that_run(no_leaks):
+    commands = Commands(Targets(), lambda cluster: None)
+    try:
+        for words in ("1", "1 --kind process", "1 --launcher local"):
+            assert "1 worker: worker1." in commands.by_name["start"](words.split())
+        for words in ("1 --kind kernel", "1 --launcher command template={cmd}"):
+            with pytest.raises(UsageError, match="workers of kind process run here"):
+                commands.by_name["start"](words.split())
+    finally:
+        commands.stop_started()
+
+
 def test_names_of_launchers_are_offered():
     vocabulary = Vocabulary((), (), (), ("start",))
     assert "--launcher" in vocabulary.after("%cluster", ["start", "2"])
