@@ -26,7 +26,7 @@ def prepared(leak_check):
         pytest.skip("Ray is not installed: pip install 'rpcbench[ray]'")
     with pytest.MonkeyPatch.context() as patch, leak_check(30.0, descriptors=False):
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.delenv("PYTHONBREAKPOINT", raising=False)  # Ray sets it
+        patch.setenv("PYTHONBREAKPOINT", "")  # Ray sets it; afterwards it is what it was
         patch.setenv("RAY_prestart_worker_first_driver", "0")
         import ray
 
