@@ -347,6 +347,10 @@ class Cluster(Workforce):
     def _lost(self, name: str) -> str:
         """How its process has ended, or why it is given up; empty while it runs."""
         status = self._handles[name].poll()
+        if status is None and self._launcher.far:  # calls fail before those are told who watch
+            gone = self.agent.machine.ask(lambda node: node.gone.find(name))
+            if gone is not None and gone.lost and gone.member.incarnation == self._incarnations[name]:
+                return gone.reason
         return self._given_up.get(name) or ("" if status is None else _ending(status))
 
     def _place(self, name: str) -> Place:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from rpcbench.launch import outpost, starters
 from rpcbench.launch.base import ExitCallback
-from rpcbench.launch.handle import ProcessHandle, check_name
+from rpcbench.launch.handle import ProcessHandle, check_name, see_off
 from rpcbench.launch.lease import Lease, ended
 from rpcbench.launch.starter import Starter
 from rpcbench.launch.zygote import kill_group
@@ -31,7 +31,6 @@ from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import RpcError
 
 _FIELDS = ("cmd", "host", "name", "python")
-_OWN_SECONDS = 0.5
 _END_SECONDS = 1.0
 _KILL_SECONDS = 3.0
 
@@ -104,10 +103,7 @@ class CommandLauncher:
             return
         self._lease.shut()
         try:
-            if not self._changes.wait_for(lambda: not self._running, _OWN_SECONDS):
-                for command in list(self._running.values()):
-                    command.handle.kill()
-                self._changes.wait_for(lambda: not self._running, _KILL_SECONDS)
+            see_off(lambda: [command.handle for command in list(self._running.values())], self._changes, _KILL_SECONDS)
             self._lease.end()
         finally:
             self._directory.remove()

@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rpcbench.launch.base import ExitCallback
-from rpcbench.words.changes import Flag
+from rpcbench.words.changes import Changes, Flag
 from rpcbench.words.errors import RpcError
 
 _LAST_LINES = 20
+_OWN_SECONDS = 0.5
 _LAST_BYTES = 1 << 14
 _FATAL = "Fatal Python error"
 
@@ -95,6 +96,15 @@ class ProcessHandle:
             self._on_exit(self, status)
         except Exception:
             logging.getLogger(__name__).exception("on_exit of %s failed", self.name)
+
+
+def see_off(running: Callable[[], Sequence[ProcessHandle]], changes: Changes, seconds: float) -> None:
+    """Wait until none runs any more, of workers whose world is over: those that still do after half a second are
+    killed, and waited for so many `seconds` at most. `changes` tells of each end."""
+    if not changes.wait_for(lambda: not running(), _OWN_SECONDS):
+        for handle in running():
+            handle.kill()
+        changes.wait_for(lambda: not running(), seconds)
 
 
 def check_name(name: str) -> None:

@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rpcbench.launch import outpost, ray_session, starters
 from rpcbench.launch.base import UNKNOWN, ExitCallback
-from rpcbench.launch.handle import ProcessHandle, check_name
+from rpcbench.launch.handle import ProcessHandle, check_name, see_off
 from rpcbench.launch.lease import Lease, ended
 from rpcbench.launch.ray_actor import Arrival, Keeper, words
 from rpcbench.launch.ray_places import STRATEGIES, Place, Places
@@ -36,7 +36,6 @@ from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import RpcError
 
 _ARRIVE_SECONDS = 60.0
-_OWN_SECONDS = 0.5
 _END_SECONDS = 1.0
 _KILL_SECONDS = 5.0
 _GLANCE_SECONDS = 1.0
@@ -155,10 +154,7 @@ class RayLauncher:
             return
         self._lease.shut()
         try:
-            if not self._changes.wait_for(lambda: not self._running, _OWN_SECONDS):
-                for kept in list(self._running):
-                    kept.handle.kill()
-                self._changes.wait_for(lambda: not self._running, _KILL_SECONDS)
+            see_off(lambda: [kept.handle for kept in list(self._running)], self._changes, _KILL_SECONDS)
             self._places.close()
             self._lease.end()
         finally:

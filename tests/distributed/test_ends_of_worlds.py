@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed_outcome import outcome
+from distributed_outcome import outcome, survivors_name_the_dead
 from worlds import until
 
 import rpcbench
@@ -195,12 +193,4 @@ dist.barrier()
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_scripts_without_a_cluster_name_the_dead_as_well(tmp_path: Path, rank: str) -> None:
-    command = [sys.executable, "-c", SCRIPT, f"{tmp_path}/meeting", rank]
-    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    try:
-        said = [script.communicate(timeout=4 * HANG_SECONDS)[1] for script in running]  # torch is loaded three times
-    finally:
-        for script in running:
-            script.kill()
-    assert sorted(script.returncode for script in running) == [-9, 1, 1]
-    assert len([text for text in said if f"WorkerLostError: rank {rank} (" in text]) == 2, said
+    survivors_name_the_dead(int(rank), SCRIPT, f"{tmp_path}/meeting", rank)
