@@ -81,7 +81,7 @@ def _held(agent: Member) -> list[Leak]:
     for handle in filter(None, [hold() for hold in list(agent.holds)]):
         fork = handle._fork
         user = users.get(fork) if fork is not None else None
-        if fork is not None and user is not None:
+        if fork is not None and user is not None and not handle._released:  # the owner may not know yet
             owner, site = agent.roster.name(user.owner), str(handle._site or "")
             found.append(Leak(handle._rref, (fork,), owner, (agent.name,), user.type, site, True))
     return found

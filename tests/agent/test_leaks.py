@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -58,6 +59,20 @@ def test_what_is_held_here_names_owner_type_and_line(agents: list[Agent]) -> Non
     assert leak.site.endswith(': held, made = remote("worker1", list, ((1, 2),)), line()')
     del held
     until(lambda: agents[0].leaks() == [])
+
+
+def test_a_reference_that_was_let_go_of_is_not_held_even_before_the_owner_knows(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = remote("worker1", list, ((1, 2),))
+    held.to_here()
+    with monkeypatch.context() as patched:
+        patched.setattr(agents[0], "released", SimpleQueue())  # the keeper does not hear of it for now
+        held.release()
+        assert agents[0].leaks() == []
+        assert [leak.forks for leak in agents[1].leaks()] == [(held._fork,)]
+    del held
+    until(lambda: agents[1].leaks() == [])
 
 
 def test_the_owner_names_users_and_the_line_that_made_the_value(agents: list[Agent]) -> None:
