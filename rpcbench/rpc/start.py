@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.health import Health
+from rpcbench.agent.heap import keep_what_is_freed
 from rpcbench.agent.publish import Publisher
 from rpcbench.agent.watchdog import Watchdog
 from rpcbench.autograd.recorder import AutogradRecorder
@@ -30,6 +31,7 @@ def start_agent(
     RpcError where the world does not let it in, or stays incomplete; ValueError on all members where the device maps
     of one of them are wrong.
     """
+    keep_what_is_freed()
     agent = RpcAgent(config, RRef.held, link)
     agent.values.recorder = AutogradRecorder(agent)
     for part in (Publisher, Watchdog, Health, *parts):
