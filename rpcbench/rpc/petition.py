@@ -19,8 +19,8 @@ from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import AuthenticationError, IncompleteWorldError, NotConnectedError, RefusedError, RpcError
 
 _PAUSE = 0.05
-_HUNG_UP = 1.0
-"""Seconds in which a listener that hangs up may just be leaving, and not take this process for a stranger."""
+_NEWS = 1.0
+"""Seconds until an end has been heard of: who hangs up may be leaving, who has this rank may have been killed."""
 
 
 def ask(config: WorldConfig, may_found: bool, deadline: float) -> WorldConfig:
@@ -29,7 +29,7 @@ def ask(config: WorldConfig, may_found: bool, deadline: float) -> WorldConfig:
     IncompleteWorldError where nobody answers until `deadline` (of time.monotonic); RefusedError, AuthenticationError.
     """
     me = Identity(config.cluster, config.id, config.name, UNBORN, host_id())
-    patience = time.monotonic() + _HUNG_UP
+    patience = time.monotonic() + _NEWS
     while True:
         try:
             leader = _first_answer(config, me)
@@ -39,7 +39,7 @@ def ask(config: WorldConfig, may_found: bool, deadline: float) -> WorldConfig:
                 return replace(config, led_by=config.id, incarnation=0)
             why: RpcError = error
         except RefusedError as error:
-            if not error.again:
+            if not error.again and time.monotonic() > patience:
                 raise
             why = error
         except AuthenticationError as error:
