@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import tempfile
 
 import psutil
 import pytest
@@ -21,10 +22,18 @@ MARKS = [
 
 @contextlib.contextmanager
 def prepared(leak_check):
-    """Inside Ray may be started and is to be shut down; it is told of nobody, and starts nothing in advance."""
+    """Inside Ray may be started and is to be shut down; it is told of nobody, and starts nothing in advance.
+
+    It is in a folder of its own, so it neither joins a Ray that runs here nor one whose end has left its address there.
+    """
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed: pip install 'rpcbench[ray]'")
-    with pytest.MonkeyPatch.context() as patch, leak_check(30.0, descriptors=False):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder,  # short: sockets lie in it
+        leak_check(30.0, descriptors=False),
+    ):
+        patch.setenv("RAY_TMPDIR", folder)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONBREAKPOINT", "")  # Ray sets it; afterwards it is what it was
         patch.setenv("RAY_prestart_worker_first_driver", "0")
