@@ -21,6 +21,7 @@ import traitlets
 from rpcbench.launch.mirrors import heard_where_asked
 from rpcbench.panels.publisher import Publisher, Settles, Source
 from rpcbench.telemetry import chrome, collect
+from rpcbench.telemetry.still import Still
 from rpcbench.telemetry.stills import Snapshot
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.views import View, World, diff
@@ -52,7 +53,8 @@ class Panel(anywidget.AnyWidget):
     problem = traitlets.Unicode("").tag(sync=True)
 
     def __init__(self, source: Source, publisher: Publisher = SESSION, **traits: Any) -> None:
-        super().__init__(state={"version": 0, "view": type(self).look({})}, **traits)
+        world = source.world() if isinstance(source, Still) else {}  # the next cell may look before the publisher has
+        super().__init__(state={"version": 0, "view": type(self).look(world)}, **traits)
         heard_where_asked(self.comm)
         self._source = source
         self._publisher = publisher

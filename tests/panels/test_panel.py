@@ -13,6 +13,7 @@ from pictures import gpipe, own, use, world
 import rpcbench.panels as panels
 from rpcbench.panels.base import Panel
 from rpcbench.telemetry.chrome import chrome
+from rpcbench.telemetry.still import Still as StillWorld
 from rpcbench.telemetry.views import patch, rref_view
 
 
@@ -86,6 +87,19 @@ def test_browsers_get_one_whole_and_then_deltas_that_add_up(rrefs, sent):
     assert view == rref_view(at)
     assert updates(sent) == []
     assert set(deltas(sent)[-1]["delta"]["rrefs"]["set"]) == {"0.4"}
+
+
+def test_what_stands_still_is_there_before_anybody_publishes_it(sent):
+    at = world(2)
+    own(at, 1, "0.0")
+    made = panels.RRefPanel(StillWorld(at), Still())
+    try:
+        assert made.view == rref_view(at) and "0.0" in str(made)
+        opened = next(data["state"]["state"] for _, data in sent if "state" in data.get("state", {}))
+        assert made.show(at), "browsers draw the first version that is sent"
+        assert patch(opened["view"], deltas(sent)[-1]["delta"]) == rref_view(at)
+    finally:
+        made.close()
 
 
 def test_no_change_is_not_sent(rrefs, sent):
