@@ -116,6 +116,7 @@ class _Command:
         self, config: WorldConfig, argv: list[str], directory: RunDirectory, on_exit: ExitCallback | None
     ) -> None:
         self.handle = ProcessHandle(config.name, directory.path / f"{config.name}.log", self._signal, on_exit)
+        self._telling = threading.Lock()  # what is told has a secret in it: its descriptor is not to become another's
         log = os.open(self.handle.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._process = subprocess.Popen(
@@ -130,7 +131,7 @@ class _Command:
     def tell(self, line: bytes) -> None:
         """Say what to do. One that has ended already tells of that by its end."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ValueError):
+        with self._telling, contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(line)
 
     def wait(self) -> None:
@@ -144,7 +145,8 @@ class _Command:
 
     def _hang_up(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with self._telling:
+            self._process.stdin.close()
 
     def _signal(self, which: int) -> None:
         """What reaches the worker is the end of its input; a command that does not end by that is ended."""

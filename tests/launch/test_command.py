@@ -24,7 +24,7 @@ from launch_bench import gone, until
 import rpcbench
 from rpcbench.launch import outpost
 from rpcbench.launch.cells import Cell, run_cell
-from rpcbench.launch.command import CommandLauncher
+from rpcbench.launch.command import CommandLauncher, _Command
 from rpcbench.launch.starter import Starter
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.config import WorldConfig
@@ -244,6 +244,40 @@ def test_a_command_that_minds_nothing_is_ended_all_the_same(no_leaks: None, tmp_
     launcher.close()
     with pytest.raises(ShutdownError, match="this launcher is closed"):
         launcher.start(config(directory))
+
+
+def test_what_is_told_goes_to_nobody_else_where_the_command_ends_meanwhile(no_leaks: None) -> None:
+    """A descriptor that is closed while it is written to may be another file's by then."""
+
+    class Input:
+        def write(self, line: bytes) -> None:
+            ends = threading.Thread(target=command._hang_up)
+            ends.start()
+            said.append(closed.wait(0.3))  # it must not be: so this is how long the test takes
+            told.set()
+            said.append(ends)
+
+        def close(self) -> None:
+            closed.set()
+            assert told.is_set()
+
+    said: list[Any] = []
+    closed, told = threading.Event(), threading.Event()
+    directory = RunDirectory()
+    command = _Command(config(directory), ["true"], directory, None)
+    command.wait()
+    command._process.stdin = Input()  # type: ignore[assignment]
+    command.tell(b"a secret")
+    closed_meanwhile, ends = said
+    ends.join(20)
+    assert not closed_meanwhile and closed.is_set()
+    directory.remove()
+
+
+def test_a_command_that_ends_at_once_tells_so_in_its_own_words(no_leaks: None) -> None:
+    for _ in range(10):
+        with pytest.raises(RpcError, match="worker1 ended"):
+            started(1, "false {cmd}", "")
 
 
 def test_a_start_that_is_interrupted_leaves_no_command(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
