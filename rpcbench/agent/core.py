@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
 import msgpack
 
 from rpcbench.agent import serve
+from rpcbench.agent.asking import Asking
 from rpcbench.agent.bus import Bus
 from rpcbench.agent.channels import Channels, NoticeHandler
 from rpcbench.agent.handles import Handle
 from rpcbench.agent.heartbeat import Heartbeat
 from rpcbench.agent.hooks import Recorder
-from rpcbench.agent.interrupts import on_main_thread, uninterrupted
 from rpcbench.agent.keeper import TICK, Keeper
 from rpcbench.agent.lead import Lead
 from rpcbench.agent.leaks import Leak, leaks
@@ -33,8 +32,7 @@ from rpcbench.agent.pairs import Pairs
 from rpcbench.agent.parcels import Parcels
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.placement import stated
-from rpcbench.agent.pool import Job, Pool, Worker
-from rpcbench.agent.reading import LONG, PATIENCE
+from rpcbench.agent.pool import Job, Pool
 from rpcbench.agent.roster import MemberHandler, Roster, WorkerInfo
 from rpcbench.agent.sources import Sources
 from rpcbench.agent.values import CALL, MakeHandle, Values
@@ -50,7 +48,7 @@ from rpcbench.words.changes import Flag
 from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig
 from rpcbench.words.errors import NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError, WorkerLostError
 from rpcbench.words.events import Tables
-from rpcbench.words.futures import Future, Waits, blocked
+from rpcbench.words.futures import Future, blocked
 from rpcbench.words.ids import COUNTER_BITS, Id
 
 P = TypeVar("P")
@@ -98,6 +96,8 @@ class Agent:
         self._effects = self._effect_table()
         self._keeper = Keeper(self.name, self.machine, self.waiting.deadlines, self.clock, self._peers)
         self.holds, self.released = self._keeper.holds, self._keeper.released
+        self._asking = Asking(self.machine, self._peers, self._keeper, self.clock, lambda: self.running)
+        self.read_while = self._asking.read_while
         self.links.changed = self._relinked
 
     # -- life
@@ -190,20 +190,29 @@ class Agent:
         timeout: float = UNSET_TIMEOUT,
         label: str = "",
         own: bool = False,
+        waits: bool = False,
     ) -> Future[Any]:
         """Run `function(*args, **kwargs)` on a worker; a future of what it returns.
 
         `label` is what errors and pictures call the function. `own`: it is no call of a program, but the bench's own.
+        `waits`: this thread is going to wait for the answer at once, so it may do a part of that here.
         """
         if not self.running:
             raise RuntimeError(NOT_INITIALIZED)
         target, label = self.roster.find(to).id, label or label_of(function)
         seconds = seconds_of(timeout, self.rpc_timeout)
-        with self._whole(target):
-            body, forks, scope = self._pack(target, label, function, args, kwargs)
-            number, future = self.waiting.new(partial(self._peers.read_while, target), own)
-            self._begin(target, m.Call(number, label, seconds, forks, scope, body), seconds)
-        return future
+        future: Future[Any] | None = None
+        try:
+            with self._asking.whole(target):
+                body, forks, scope = self._pack(target, label, function, args, kwargs)
+                number, future = self.waiting.new(partial(self._peers.read_while, target), own)
+                call = m.Call(number, label, seconds, forks, scope, body)
+                self._asking.begin(target, call, seconds, future if waits else None)
+                return future
+        except KeyboardInterrupt:
+            if waits and future is not None:
+                future.abandon()
+            raise
 
     def create(
         self,
@@ -219,25 +228,32 @@ class Agent:
             raise RuntimeError(NOT_INITIALIZED)
         target, label = self.roster.find(to).id, label or label_of(function)
         seconds = seconds_of(timeout, self.rpc_timeout)
-        with self._whole(target):
+        with self._asking.whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
             number, future = self.waiting.new()
             handle, cell = self.values.first(target, label), self.values.cell()
             handle._creation = future
             assert handle._fork is not None
             create = m.Create(number, handle._rref, handle._fork, label, seconds, forks, scope, cell, body)
-            self._begin(target, create, seconds)
+            self._asking.begin(target, create, seconds)
         return handle
 
-    def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Future[Any]:
-        """A future of a copy of the value, from its owner. WorkerLostError where the owner is gone."""
+    def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT, waits: bool = False) -> Future[Any]:
+        """A future of a copy of the value, from its owner; `waits` as in `call`. WorkerLostError where that is gone."""
         owner, seconds = self._living_owner(handle), seconds_of(timeout, self.rpc_timeout)
-        with self._whole(owner):
-            scope = self.values.asks(owner, "to_here")
-            number, future = self.waiting.new(partial(self._peers.read_while, owner))
-            future.handle = handle  # type: ignore[attr-defined]  # the fork must live until the value is here
-            self._begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
-        return future
+        future: Future[Any] | None = None
+        try:
+            with self._asking.whole(owner):
+                scope = self.values.asks(owner, "to_here")
+                number, future = self.waiting.new(partial(self._peers.read_while, owner))
+                future.handle = handle  # type: ignore[attr-defined]  # the fork must live until the value is here
+                fetch = m.Fetch(number, handle._rref, seconds, scope)
+                self._asking.begin(owner, fetch, seconds, future if waits else None)
+                return future
+        except KeyboardInterrupt:
+            if waits and future is not None:
+                future.abandon()
+            raise
 
     def _living_owner(self, handle: Handle) -> int:
         """The owner of the value; WorkerLostError where that is gone, though another may work under its name by now."""
@@ -249,20 +265,6 @@ class Agent:
             )
         return owner.id
 
-    def read_while(self, waiting: Waits, to: int, free: bool = False) -> None:
-        """Of a thread that waits for words of a member: unless it has other work to leave, it may read them itself.
-
-        `free`: it has left that (see `blocked`), and waits for nothing that could not wait a tenth of a second.
-        """
-        if free or not isinstance(threading.current_thread(), Worker):
-            self._peers.read_while(to, waiting, PATIENCE if free else LONG)
-
-    def _whole(self, to: int) -> AbstractContextManager[None]:
-        """Around a call that Ctrl-C may not cut in two; so on the main thread all waiting comes before."""
-        if on_main_thread():
-            self._peers.await_room(to)
-        return uninterrupted
-
     def _pack(
         self, to: int, label: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
     ) -> tuple[Body, tuple[m.Fork, ...], m.Scope | None]:
@@ -271,17 +273,6 @@ class Agent:
         if recorder is not None:
             function, context = recorder.outgoing(function), recorder.current()
         return values.pack(to, (function, tuple(args), kwargs or {}), label, context, False, CALL)
-
-    def _begin(self, to: int, message: m.Call | m.Create | m.Fetch, seconds: float | None) -> None:
-        if not self.running:
-            raise RuntimeError(NOT_INITIALIZED)
-        now = self.links.clock()
-
-        def begin(node: Node) -> fx.Effects:  # a deadline that passes before the call is known would be missed
-            self._keeper.wake_in(message.call, now, seconds)
-            return node.call(to, message, now, seconds)
-
-        self.machine.feed(begin, may_wait=not on_main_thread())
 
     def wanted(self, source: int, call: int) -> bool:
         """Whether the caller of a call that runs here still waits for it."""

@@ -19,8 +19,8 @@ from typing import Protocol
 
 from rpcbench.agent.entrance import Entrance
 from rpcbench.agent.handshakes import Handshakes
+from rpcbench.agent.monitor import LONG
 from rpcbench.agent.pool import Pool
-from rpcbench.agent.reading import LONG
 from rpcbench.agent.reunion import Reunion, Told
 from rpcbench.agent.ties import Tie, Ties
 from rpcbench.transport import versions
@@ -105,6 +105,14 @@ class Peers:
         connection = self._ties.find(to)
         if connection is not None:
             connection.read_while(waiting, quiet)
+
+    def ask(self, to: int, send: Callable[[], object], waiting: Waits) -> None:
+        """By a thread that sends a member something and then waits for the answer; see `Reading.ask`."""
+        connection = self._ties.find(to)
+        if connection is None:
+            send()
+        else:
+            connection.ask(send, waiting)
 
     def await_room(self, to: int) -> None:
         """Wait while a member is far behind in reading what it was sent."""
@@ -207,7 +215,7 @@ class Peers:
             lambda ending: self._over(tie, ending),
         )
         if tie.connection.watch is not None:
-            tie.connection.read_while = reading.read_while
+            tie.connection.read_while, tie.connection.ask = reading.read_while, reading.ask
         self._reunion.stands(peer)
         versions.warn(self.me.versions, peer.versions, peer.name)
 

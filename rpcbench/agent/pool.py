@@ -18,7 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from rpcbench.agent.reading import Monitor, Reading, Source
+from rpcbench.agent.monitor import Monitor
+from rpcbench.agent.reading import Reading, Source
 from rpcbench.transport.stream import Ending
 from rpcbench.wire.frames import Frame
 
@@ -100,6 +101,7 @@ class Pool:
         self._made = 0
         self._closed = False
         self.monitor = Monitor(self.spawn)
+        self.readings: set[Reading] = set()
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         self.due: Callable[[], bool] = lambda: True  # whether answers are to come
 
@@ -141,11 +143,11 @@ class Pool:
         """Read a connection from now on to its end; see `Reading`."""
 
         def ended(ending: Ending) -> None:
-            self.monitor.readings.discard(reading)
+            self.readings.discard(reading)
             over(ending)
 
         reading = Reading(self, source, receive, ended)
-        self.monitor.readings.add(reading)
+        self.readings.add(reading)
         self.spawn(reading.read_on)
         return reading
 
@@ -236,8 +238,9 @@ class Pool:
 
     def close(self, patience: float) -> None:
         """No more jobs; idle threads end. Waits up to `patience` seconds for the busy ones."""
+        self.monitor.close()
         with self._lock:
-            self._closed = self.monitor.closed = True
+            self._closed = True
             self._queue.clear()
             idle, self._idle = self._idle, []
             threads = self._threads - {threading.current_thread()}

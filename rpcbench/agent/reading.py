@@ -22,6 +22,8 @@ from functools import partial
 from typing import NoReturn, Protocol
 
 from rpcbench.agent.interrupts import uninterrupted
+from rpcbench.agent.monitor import LONG, Monitor
+from rpcbench.transport.beside import MOMENT, Beside
 from rpcbench.transport.stream import Ending
 from rpcbench.transport.watch import Watch
 from rpcbench.wire.frames import Frame
@@ -29,11 +31,8 @@ from rpcbench.words.errors import ProtocolError
 from rpcbench.words.futures import Waits
 
 _Job = Callable[[], object]
-LONG = 0.002
 PATIENCE = 0.1
 """Seconds after which a thread that waits for an answer reads no more: Ctrl-C is held back meanwhile."""
-_QUIET = 50
-"""Looks without a change after which the monitor ends."""
 
 
 class Reader(Protocol):
@@ -88,6 +87,10 @@ class Source(Protocol):
     def watch(self) -> Watch | None:
         """Tells of something to read; None where nobody can."""
 
+    @property
+    def beside(self) -> Beside | None:
+        """Where to wait for it; None where that is not known."""
+
 
 class Reading:
     """`receive` takes each message of `source`, `over` hears of its end, once."""
@@ -109,7 +112,6 @@ class Reading:
         # All below belongs to the holder of the token.
         self._frames: collections.deque[Frame] = collections.deque()
         self.calls: collections.deque[_Job] = collections.deque()
-        self.turn = 0  # odd while the token lies on the table
 
     def read_on(self) -> None:
         """By a worker that holds the token: until another one takes it, or the connection ends."""
@@ -146,13 +148,20 @@ class Reading:
                 frames.extend(got)
 
     def _next(self) -> Sequence[Frame] | Ending:
-        """What comes next; looked for eagerly, if at all, where no other thread of ours may be at work meanwhile."""
-        eager = self._source.watch.eager if self._source.watch is not None else None
-        if eager is None or self._pool.busy or self._pool.due() or eager.soon():
+        """What comes next; looked for eagerly, or beside who calls, if at all, where no other thread of ours may be at
+        work meanwhile."""
+        watch, beside = self._source.watch, self._source.beside
+        if watch is None:
             return self._source.read()
-        got = self._source.read()
-        eager.came()
-        return got
+        eager = watch.eager
+        if (eager is None and beside is None) or self._pool.busy or self._pool.due():
+            watch.await_some()
+        elif beside is not None:
+            _await_beside(beside, watch)
+        elif eager is not None and not eager.soon():
+            watch.await_some()
+            eager.came()
+        return self._source.read()
 
     def _run(self, reader: Reader, call: _Job) -> bool:
         """Run a call, unless too many run already; False if another thread reads by now."""
@@ -171,18 +180,17 @@ class Reading:
     # -- the token on the table
     def _rest(self) -> None:
         """Put it there; the monitor sees to it."""
-        self.turn += 1
+        self._pool.monitor.laid(self)
         self._token.release()
-        self._pool.monitor.wake()
 
     def _take(self) -> bool:
         """Take it back, unless somebody else has it, or stands by for it."""
         if not self._token.acquire(blocking=False):
             return False
+        self._pool.monitor.taken(self)
         if self._guarded:
             self._return()
             return False
-        self.turn += 1
         return True
 
     def hand_over(self) -> None:
@@ -224,35 +232,72 @@ class Reading:
         """By a thread that waits: read, if nobody does, until it waits no more or nothing has come for `quiet` seconds.
         """
         with uninterrupted:  # a token that is lost would never be found
-            if not self._token.acquire(blocking=False):
-                self._missed = True
+            if self._reached():
+                self._disarm()
+                self._lead(waiting, quiet)
+
+    def ask(self, send: _Job, waiting: Waits) -> None:
+        """By a thread that is to wait for the answer of what it sends: it reads from before on, if nobody does. So
+        nobody else is woken by an answer that comes at once. `send` must not block."""
+        with uninterrupted:
+            if not self._reached():
+                send()
                 return
-            if self.calls or self._frames:  # left by who runs a call: a worker is to see to them now
-                self.turn += 1
-                self._pool.spawn(self.read_on)
-                return
-            ending = self._ending
+            self._disarm()
+            beside = self._source.beside
             try:
-                if ending is None:
-                    ending = self._follow(waiting, quiet)
-            except ProtocolError as error:
-                ending = Ending(f"it sent nonsense ({error})", False)
-            except BaseException as error:
-                ending = Ending("what it sent could not be handled", False)
-                if not isinstance(error, Exception):
-                    raise
-                self._pool.spawn(partial(_raise, error))  # no fault of the call that waits here
+                if beside is not None:
+                    beside.call()
+                self._sent(send)
+                self._lead(waiting, LONG)
             finally:
-                self._leave(ending)
+                if beside is not None:
+                    beside.called()
+
+    def _sent(self, send: _Job) -> None:
+        try:
+            send()
+        except BaseException:
+            self._leave(None)
+            raise
+
+    def _reached(self) -> bool:
+        """Whether this thread has the token now, and nothing was left for a worker."""
+        if not self._token.acquire(blocking=False):
+            self._missed = True
+            return False
+        self._pool.monitor.taken(self)
+        if self.calls or self._frames:  # left by who runs a call: a worker is to see to them now
+            self._pool.spawn(self.read_on)
+            return False
+        return True
+
+    def _disarm(self) -> None:
+        """Who stands by for the token that this thread has now is not to be woken."""
+        if self._guarded and self._ending is None:
+            assert self._source.watch is not None, "whoever stands by knew one"
+            self._source.watch.disarm()
+
+    def _lead(self, waiting: Waits, quiet: float) -> None:
+        """Read, and leave the token to others."""
+        ending = self._ending
+        try:
+            if ending is None:
+                ending = self._follow(waiting, quiet)
+        except ProtocolError as error:
+            ending = Ending(f"it sent nonsense ({error})", False)
+        except BaseException as error:
+            ending = Ending("what it sent could not be handled", False)
+            if not isinstance(error, Exception):
+                raise
+            self._pool.spawn(partial(_raise, error))  # no fault of the call that waits here
+        finally:
+            self._leave(ending)
 
     def _follow(self, waiting: Waits, quiet: float) -> Ending | None:
         """How the connection has ended, if it has."""
         watch, until = self._source.watch, time.monotonic() + PATIENCE
         assert watch is not None
-        if self._guarded:
-            watch.disarm()
-        else:
-            self.turn += 1
         while waiting() and time.monotonic() < until and watch.readable(quiet, eager=not self._pool.busy):
             got = self._source.read()
             if isinstance(got, Ending):
@@ -277,42 +322,16 @@ class Reading:
             self._rest()
 
 
+def _await_beside(beside: Beside, watch: Watch) -> None:
+    """Wait for what comes, on the core of who calls as long as it calls again and again."""
+    if beside.rest():
+        came = watch.readable(MOMENT)
+        beside.rise(came)
+        if came:
+            return
+    watch.await_some()
+    beside.came()
+
+
 def _raise(error: Exception) -> NoReturn:
     raise error
-
-
-class Monitor:
-    """Has connections handed over whose token lies on the table for long."""
-
-    def __init__(self, spawn: Callable[[_Job], None]) -> None:
-        self.readings: set[Reading] = set()
-        self.closed = False
-        self._spawn = spawn
-        self._lock = threading.Lock()
-        self._awake = False
-
-    def wake(self) -> None:
-        """A token was put on the table."""
-        if self._awake:
-            return
-        with self._lock:
-            awake, self._awake = self._awake, True
-        if not awake:
-            self._spawn(self._watch)
-
-    def _watch(self) -> None:
-        quiet, seen = 0, self._turns()
-        while quiet < _QUIET and not self.closed:
-            time.sleep(LONG)
-            turns = self._turns()
-            quiet = quiet + 1 if turns == seen else 0
-            for reading, turn in turns.items():
-                if turn % 2 and seen.get(reading) == turn:
-                    reading.hand_over()
-            seen = turns
-        self._awake = False
-        if any(turn % 2 for turn in self._turns().values()):
-            self.wake()  # that one was put there by somebody who could not see yet that nobody watches
-
-    def _turns(self) -> dict[Reading, int]:
-        return {reading: reading.turn for reading in tuple(self.readings)}

@@ -143,14 +143,14 @@ def _invoke_rpc(
     agent = current.current()
     event = profiled(agent, mode, func, to)
     if event is None:
-        return _call(agent, to, call, timeout)
+        return _call(agent, to, call, timeout, mode is RPCExecMode.SYNC)
     with event as until:
-        return until(_call(agent, to, call, timeout))
+        return until(_call(agent, to, call, timeout, mode is RPCExecMode.SYNC))
 
 
-def _call(agent: Agent, to: int | str | WorkerInfo, call: _Call, timeout: float) -> Future[Any]:
+def _call(agent: Agent, to: int | str | WorkerInfo, call: _Call, timeout: float, waits: bool) -> Future[Any]:
     try:
-        return agent.call(to, *call, timeout)
+        return agent.call(to, *call, timeout, waits=waits)
     except WorkerLostError as error:  # that it is gone is known already: no different from hearing of it later
         future: Future[Any] = Future()
         future.set_exception(error)

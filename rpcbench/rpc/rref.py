@@ -80,16 +80,19 @@ class RRef(Handle, Generic[T]):
         Raises the error of the function that was to make it; RpcTimeoutError after `timeout` seconds;
         WorkerLostError where the owner is gone. Every call fetches again.
         """
-        return self.to_here_async(timeout).wait_or_cancel()
+        return self._fetch(timeout, True).wait_or_cancel()
 
     def to_here_async(self, timeout: float = UNSET_TIMEOUT) -> Future[T]:
         """As `to_here`, as a future."""
+        return self._fetch(timeout, False)
+
+    def _fetch(self, timeout: float, waits: bool) -> Future[T]:
         self._check_alive("to_here() on it")
         if self._value is not None:
             return self._value
         if (error := self._failure()) is not None:
             raise error
-        return self._agent.fetch(self, timeout)
+        return self._agent.fetch(self, timeout, waits)
 
     def local_value(self) -> T:
         """The value itself, on its owner; waits until it is made. RuntimeError elsewhere."""
@@ -110,7 +113,7 @@ class RRef(Handle, Generic[T]):
         """
 
         def wait(to: int, function: Callable[..., Any], args: Any, timeout: float) -> Any:
-            return self._call(function, args, timeout).wait_or_cancel()
+            return self._call(function, args, timeout, True).wait_or_cancel()
 
         return RRefProxy(self, wait, timeout)
 
@@ -142,7 +145,7 @@ class RRef(Handle, Generic[T]):
         if not self.is_owner():
             if dist_autograd_ctx_id == -1:
                 raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
-            self._call(_backward, (self, dist_autograd_ctx_id, retain_graph), UNSET_TIMEOUT).wait_or_cancel()
+            self._call(_backward, (self, dist_autograd_ctx_id, retain_graph), UNSET_TIMEOUT, True).wait_or_cancel()
             return
         value: Any = self.local_value()
         if not isinstance(value, torch.Tensor):
@@ -167,8 +170,11 @@ class RRef(Handle, Generic[T]):
         return future
 
     # -- inside
-    def _call(self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Future[Any]:
-        return self._agent.call(self._owner, function, args, timeout=timeout, label=self._label(function, args))
+    def _call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float, waits: bool = False
+    ) -> Future[Any]:
+        label = self._label(function, args)
+        return self._agent.call(self._owner, function, args, timeout=timeout, label=label, waits=waits)
 
     def _label(self, function: Callable[..., Any], args: tuple[Any, ...]) -> str:
         name = args[1] if len(args) > 1 and isinstance(args[1], str) else function.__name__.strip("_")

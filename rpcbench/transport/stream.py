@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from rpcbench.transport.base import Stream
+from rpcbench.transport.beside import Beside
 from rpcbench.transport.watch import Watch
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import (
@@ -77,8 +78,10 @@ class StreamConnection:
         self.said = 0  # and that were given to it
         self.silence = stream.silence
         self.watch: Watch | None = getattr(stream, "watch", None)  # not every stream can tell what it has
+        self.beside: Beside | None = getattr(stream, "beside", None)
         # Set by who has it read, see `agent.reading`.
         self.read_while: Callable[[Waits, float], object] = lambda waiting, quiet: None
+        self.ask: Callable[[Callable[[], object], Waits], object] = lambda send, waiting: send()
 
     # -- writing
     def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:
@@ -86,6 +89,8 @@ class StreamConnection:
         owed = None if self._store.owes_nothing() else self._owed()
         if may_wait and self._queued > _HELD_BACK:
             self.await_room()
+        if self.beside is not None:
+            self.beside.sent()
         with self._state:
             if self.ended:
                 raise NotConnectedError("the connection has ended")
@@ -294,6 +299,8 @@ class StreamConnection:
         with self._state:
             self._await(lambda: not self._writing, _CLOSE_SECONDS)
         self._store.end()
+        if self.beside is not None:
+            self.beside.end()
         self._stream.release()
 
     def forked(self) -> None:

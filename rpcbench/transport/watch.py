@@ -33,6 +33,10 @@ class Watch:
         self.eager.came()
         return found
 
+    def await_some(self) -> None:
+        """Wait until a read would not. Who waits in a read of a unix socket is woken also when the peer has read."""
+        self._poll.poll()
+
     def arm(self) -> None:
         """Wake who stands by as soon as there is something to read, or the end."""
         self._armed.modify(self._fd, select.EPOLLIN | select.EPOLLONESHOT)

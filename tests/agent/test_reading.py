@@ -131,21 +131,13 @@ def test_who_does_not_read_its_answers_holds_up_nobody_else(agents: list[Agent])
     assert all(future.wait() == large for future in unread)
 
 
-def test_the_monitor_ends_when_all_is_quiet(agents: list[Agent]) -> None:
-    assert rpc_sync("worker1", echo, (1,)) == 1
-    until(lambda: not agents[1]._pool.monitor._awake)
-    long = rpc_async("worker1", hold)  # wakes it again
-    until(lambda: len(_held) == 1)
-    assert rpc_sync("worker1", open_gate) is None and long.wait()
-
-
 def test_two_never_read_and_every_message_is_taken_in_order() -> None:
     """Hand-overs at all moments: before a call has begun, while it runs, as it ends, and long after."""
     source = _Source(3000)
     pool = Pool("test", 64, lambda: None)
     pool.read(source, source.receive(pool), source.over)
     draw = random.Random(7)
-    (each,) = pool.monitor.readings
+    (each,) = pool.readings
     while not source.ended.wait(draw.random() * 0.0005):
         each.hand_over()
     pool.close(PATIENCE)
@@ -156,7 +148,7 @@ def test_two_never_read_and_every_message_is_taken_in_order() -> None:
 class _Source:
     """A connection whose messages are numbers; it notes every two threads that are in it at once."""
 
-    watch = None
+    watch = beside = None
 
     def cut(self) -> None:
         raise AssertionError("nobody reads but workers")

@@ -62,7 +62,7 @@ class _Noted(Link):
 
 
 def _reading(agent: Agent) -> Reading:
-    (reading,) = agent._pool.monitor.readings
+    (reading,) = agent._pool.readings
     return reading
 
 
@@ -90,7 +90,7 @@ def test_a_caller_reads_its_own_answers(agents: list[Agent]) -> None:
 
     until(reads_all, "ten answers that their caller has read")
     assert reading._guarded
-    until(lambda: not agents[0]._pool.monitor._awake, "a monitor that has nothing to watch")
+    assert not agents[0]._pool.monitor._since, "nothing for the monitor to watch"
 
 
 def test_who_stands_by_reads_what_comes_unasked(agents: list[Agent]) -> None:
@@ -141,7 +141,7 @@ def test_an_end_that_a_caller_meets_is_seen_to(agents: list[Agent]) -> None:
     agents[1].stop()
     with pytest.raises(RpcError):
         rpc_sync("worker1", echo, (1,))
-    until(lambda: reading not in agents[0]._pool.monitor.readings, "the end of the reading")
+    until(lambda: reading not in agents[0]._pool.readings, "the end of the reading")
     with pytest.raises(WorkerLostError):
         rpc_sync("worker1", echo, (1,))
 
@@ -166,7 +166,7 @@ def test_a_message_that_cannot_be_handled_ends_the_connection_whoever_reads_it(
         rpc_async("worker1", echo, (1,)).wait()
     until(lambda: bool(told), "a word about what happened")
     assert told[0].exc_type is ArithmeticError
-    until(lambda: reading not in agents[0]._pool.monitor.readings, "the end of the reading")
+    until(lambda: reading not in agents[0]._pool.readings, "the end of the reading")
 
 
 def test_a_backward_pass_reads_its_own_gradients(agents: list[Agent]) -> None:
@@ -186,19 +186,32 @@ def test_a_backward_pass_reads_its_own_gradients(agents: list[Agent]) -> None:
     until(reads_gradients, "gradients that were read by the thread that waits for them")
 
 
+class _Noticed(Watch):
+    """Tells that a reader waits, or is about to."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self.asked = threading.Event()
+
+    def await_some(self) -> None:
+        self.asked.set()
+        super().await_some()
+
+
 class _Parted:
     """A connection that has nothing to say, and a watch that lets who is woken go first."""
 
+    beside = None
+
     def __init__(self) -> None:
         self.here, self.there = socket.socketpair()
-        self.watch: Watch | None = Watch(self.here)
+        self.watch: Watch | None = (watch := _Noticed(self.here))
         self.ended = threading.Event()
-        self.asked = threading.Event()  # a reader waits, or is about to
+        self.asked = watch.asked
         self.fails = False
         self.frames = 1  # that each byte stands for
 
     def read(self) -> list[Frame] | Ending:
-        self.asked.set()
         return [Frame(b"", EMPTY)] * self.frames if self.here.recv(1) else Ending("over", False)
 
     def cut(self) -> None:
@@ -286,7 +299,7 @@ def test_who_stands_by_sees_to_an_end_of_which_the_peer_knows_nothing(monkeypatc
 def test_what_a_reader_has_left_does_not_wait_for_a_user_who_reads() -> None:
     """Two messages at once; the first is a call that runs until the second has been handled."""
     source, pool = _Parted(), Pool("test", 4, lambda: None)
-    pool.monitor.wake = lambda: None  # type: ignore[method-assign]  # nobody else hands over
+    pool.monitor.laid = lambda token: None  # type: ignore[method-assign]  # nobody else hands over
     source.frames = 2
     running, handled = threading.Event(), threading.Event()
 
