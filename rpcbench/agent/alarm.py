@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import threading
 import time
 from typing import Protocol
+
+from rpcbench.words.changes import Flag
 
 _MONOTONIC = 1
 _NANOSECONDS = 1_000_000_000
@@ -55,7 +56,7 @@ class _Sleeper:
 
     def __init__(self) -> None:
         self._at = 0.0
-        self._set = threading.Event()
+        self._set = Flag()
 
     def set(self, seconds: float) -> None:
         self._at = time.monotonic() + seconds

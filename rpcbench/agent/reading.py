@@ -112,6 +112,7 @@ class Reading:
         # All below belongs to the holder of the token.
         self._frames: collections.deque[Frame] = collections.deque()
         self.calls: collections.deque[_Job] = collections.deque()
+        self._begun = False
 
     def read_on(self) -> None:
         """By a worker that holds the token: until another one takes it, or the connection ends."""
@@ -151,7 +152,8 @@ class Reading:
         """What comes next; looked for eagerly, or beside who calls, if at all, where no other thread of ours may be at
         work meanwhile."""
         watch, beside = self._source.watch, self._source.beside
-        if watch is None:
+        if watch is None or not self._begun:  # what came with the opening of a stream, the system may tell of no more
+            self._begun = True
             return self._source.read()
         eager = watch.eager
         if (eager is None and beside is None) or self._pool.busy or self._pool.due():

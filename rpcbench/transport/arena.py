@@ -31,14 +31,13 @@ def _pages(size: int) -> int:
 
 
 class Arena:
-    """Which pieces of a mapping are free, but for what lies behind the first `size` bytes. `forget`: the advice that
-    gives a piece back to the system."""
+    """Which pieces of a mapping are free. `forget`: the advice that gives a piece back to the system."""
 
-    def __init__(self, memory: mmap.mmap, forget: int, size: int | None = None) -> None:
+    def __init__(self, memory: mmap.mmap, forget: int) -> None:
         self.memory = memory
         self._forget = forget
         self._lock = threading.Lock()
-        self._free = [(0, len(memory) if size is None else size)]
+        self._free = [(0, len(memory))]
         self._taken: dict[int, int] = {}  # start → stop
         self._needed = 0  # up to where pieces were taken since the last `tidy`
         self._touched = 0  # nothing has been put beyond
@@ -106,18 +105,17 @@ class Loan(weakref.ref[Bytes]):
 
 
 class Loans:
-    """Pieces of a mapping that are in use here, as buffers that nobody else has; of its first `size` bytes."""
+    """Pieces of a mapping that are in use here, as buffers that nobody else has."""
 
-    def __init__(self, memory: mmap.mmap, size: int | None = None) -> None:
+    def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory
-        self._size = len(memory) if size is None else size
         self._loans: dict[int, Loan] = {}
         self._over: queue.SimpleQueue[Loan] = queue.SimpleQueue()
         self.none_over: Callable[[], bool] = self._over.empty  # whether `over` would tell of none
 
     def lend(self, start: int, size: int) -> memoryview:
         """The bytes from `start` on. ValueError for what is no part of the mapping, or in use already."""
-        if not 0 <= start <= start + size <= self._size or start in self._loans:
+        if not 0 <= start <= start + size <= len(self.memory) or start in self._loans:
             raise ValueError(f"{size} bytes at {start} are not there, or in use")
         piece: Bytes = np.ndarray(size, np.uint8, self.memory, start)  # not a memoryview: a view of it outlives it
         loan = Loan(piece, self._over.put)

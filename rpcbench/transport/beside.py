@@ -1,30 +1,34 @@
 """Keeps two threads of two processes that take turns on one core: who calls and waits, and who answers it.
 
 Of two that take turns only one runs, yet the system wakes each on a core of its own: one that rests, so that it takes
-5 to 50 us and finds its caches cold. So who is about to send a call and to wait says in shared memory where it runs,
-and stays there; who waits for calls, waits there.
+5 to 50 us and finds its caches cold. So who is about to send a call and to wait stays where it runs, and the call says
+where that is; who has answered it waits for the next one there.
 
 Guarantees
 - A thread is bound only while it sends, or sleeps, and for `MOMENT` seconds at most. What a call runs, and what its
   caller does next, runs wherever it might before.
 - It is left alone for `_PAUSE` calls where something was sent that nobody waited for: both may have work to do then.
-- What a peer says is a hint: a core that this thread may not use is none.
+- What a peer says is a hint. It counts only where both share a kernel, and names a core that this thread may use.
 """
 
 from __future__ import annotations
 
 import ctypes
-import mmap
+import functools
 import os
 import threading
 import time
+import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from rpcbench.transport.eager import asked_for
 
 MOMENT = 0.002
 _PAUSE = 64
+_CORE_BITS = 10
+_CORES = (1 << _CORE_BITS) - 1
 _BYTES = 128
 """Of a mask of cores, one bit each; a system with more than 1024 says no."""
 
@@ -58,29 +62,21 @@ class _Thread:
 
 
 class Beside:
-    """For one connection. `ours` is memory that the peer sees, and `theirs` the peer's: the last bytes of each."""
+    """For one connection."""
 
-    def __init__(
-        self,
-        ours: mmap.mmap,
-        theirs: mmap.mmap,
-        thread: Thread,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._says = memoryview(ours)[-8:].cast("Q")  # the core that a caller waits on, and one
-        self._hears = memoryview(theirs)[-8:].cast("Q")
+    def __init__(self, thread: Thread, kernel: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.hears = 0  # what the last message has said
         self._thread = thread
+        self._kernel = kernel << _CORE_BITS
         self._clock = clock
         self._caller: int | None = None
+        self._here = 0  # what its messages say
+        self._said = 0  # what the last message that was sent did
         self._pause = 0
         self._before: bytes | None = None  # where the caller might run
         self._home: bytes | None = None  # and who answers
         self._short = True
         self._since = 0.0
-
-    def end(self) -> None:
-        """The connection has ended, and with it what it knew of the peer's memory."""
-        self._says = self._hears = memoryview(bytearray(8)).cast("Q")
 
     # -- who calls; one thread at a time
     def call(self) -> None:
@@ -89,10 +85,9 @@ class Beside:
             self._pause -= 1
             return
         core, mask = self._thread.core(), self._thread.may()
-        if mask is None or not self._thread.bind(_only(core)):
-            return
-        self._before, self._caller = mask, threading.get_ident()
-        self._says[0] = core + 1
+        if mask is not None and 0 <= core < _CORES and self._thread.bind(_only(core)):
+            self._here = self._kernel | core + 1
+            self._before, self._caller = mask, threading.get_ident()
 
     def called(self) -> None:
         """It does not wait any more."""
@@ -100,22 +95,26 @@ class Beside:
             mask, self._before, self._caller = self._before, None, None
             self._thread.bind(mask)
 
-    def sent(self) -> None:
-        """Something was sent, by any thread."""
-        if self._says[0] and threading.get_ident() != self._caller:
-            self._says[0], self._pause = 0, _PAUSE
+    def says(self, held: bool) -> int:
+        """What a message is to say that this thread, which may be any, sends; `held`: with the next one."""
+        if held:
+            return self._said
+        if self._caller is not None and self._caller == threading.get_ident():
+            self._said = self._here
+        elif self._said:
+            self._said, self._pause = 0, _PAUSE
+        return self._said
 
     # -- who waits for calls; one thread at a time
     def rest(self) -> bool:
         """Before this thread waits: whether it is to wait no longer than a moment, and to call `rise` then."""
-        core = self._hears[0]
-        if not core:
+        if not self.hears or self.hears & ~_CORES != self._kernel:
             return False
         if not self._short:
             self._since = self._clock()
             return False
-        mask = self._thread.may()
-        if mask is None or not _has(mask, core - 1) or not self._thread.bind(_only(core - 1)):
+        core, mask = (self.hears & _CORES) - 1, self._thread.may()
+        if mask is None or not _has(mask, core) or not self._thread.bind(_only(core)):
             return False
         self._home = mask
         return True
@@ -144,15 +143,21 @@ def _only(core: int) -> bytes:
 
 
 def _has(mask: bytes, core: int) -> bool:
-    return core < 8 * len(mask) and bool(mask[core >> 3] >> (core & 7) & 1)
+    return core >= 0 and bool(mask[core >> 3] >> (core & 7) & 1)
 
 
-def beside(ours: mmap.mmap | None, theirs: mmap.mmap | None) -> Beside | None:
-    """None where one has no memory for it, the system cannot bind a thread, or the user wants none of it: who looks
-    eagerly, or says RPCBENCH_BESIDE=0."""
-    if ours is None or theirs is None or asked_for() or os.environ.get("RPCBENCH_BESIDE") == "0":
+def beside() -> Beside | None:
+    """None where the system cannot bind a thread, or the user wants none of it: who looks eagerly, or says
+    RPCBENCH_BESIDE=0."""
+    if asked_for() or os.environ.get("RPCBENCH_BESIDE") == "0":
         return None
     try:
-        return Beside(ours, theirs, _Thread())
-    except AttributeError:
+        return Beside(_Thread(), _kernel())
+    except (AttributeError, OSError):
         return None
+
+
+@functools.cache
+def _kernel() -> int:
+    """A number that processes under another kernel are not likely to have."""
+    return zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()) >> _CORE_BITS

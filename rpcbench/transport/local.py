@@ -22,7 +22,7 @@ class LocalStream(SocketStream):
     def share(self, deadline: float) -> None:
         from rpcbench.transport import shared  # needs what Windows does not have
 
-        self.store, self.beside = shared.exchange(self._sock, deadline)
+        self.store = shared.exchange(self._sock, deadline)
 
 
 class LocalListener(SocketListener):

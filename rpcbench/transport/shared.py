@@ -15,7 +15,6 @@ import socket
 import time
 
 from rpcbench.transport.arena import SIZE, Arena, Loans
-from rpcbench.transport.beside import Beside, beside
 from rpcbench.transport.store import Store
 from rpcbench.words.errors import ProtocolError
 
@@ -23,10 +22,8 @@ _LARGEST = 64 << 30
 _NOTHING, _MEMORY = b"n", b"m"
 
 
-def exchange(sock: socket.socket, deadline: float) -> tuple[Store, Beside | None]:
+def exchange(sock: socket.socket, deadline: float) -> Store:
     """Hand our memory to the peer and take its own, as it does at this moment; each only where both can.
-
-    The last page of each is no place for buffers: there the two say where they run, see `beside`.
 
     ProtocolError for a file that could do harm, OSError past the deadline.
     """
@@ -43,12 +40,10 @@ def exchange(sock: socket.socket, deadline: float) -> tuple[Store, Beside | None
     theirs = _taken(sock, deadline)
     _say(sock, deadline, _NOTHING if theirs is None else _MEMORY)
     accepted = _heard(sock, deadline)[0] == _MEMORY
-    lent = ours if accepted else None
-    store = Store(
-        Arena(lent, mmap.MADV_REMOVE, len(lent) - mmap.PAGESIZE) if lent is not None else None,
-        Loans(theirs, len(theirs) - mmap.PAGESIZE) if theirs is not None else None,
+    return Store(
+        Arena(ours, mmap.MADV_REMOVE) if ours is not None and accepted else None,
+        Loans(theirs) if theirs is not None else None,
     )
-    return store, beside(lent, theirs)
 
 
 def _file() -> int | None:

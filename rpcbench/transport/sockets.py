@@ -11,7 +11,6 @@ import select
 import socket
 import sys
 
-from rpcbench.transport.beside import Beside
 from rpcbench.transport.store import Store
 from rpcbench.transport.watch import watch
 
@@ -31,7 +30,6 @@ class SocketStream:
         self.store = Store()
         self.read_into = sock.recv_into  # no step between: every byte comes this way
         self.watch = watch(sock)
-        self.beside: Beside | None = None
 
     def write(self, views: list[memoryview], may_wait: bool) -> None:
         """All of `views`, in order. BlockingIOError, with what is left in `views`, where it would have to wait."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from rpcbench.transport.base import Stream
-from rpcbench.transport.beside import Beside
+from rpcbench.transport.beside import Beside, beside
 from rpcbench.transport.watch import Watch
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import (
@@ -78,19 +78,18 @@ class StreamConnection:
         self.said = 0  # and that were given to it
         self.silence = stream.silence
         self.watch: Watch | None = getattr(stream, "watch", None)  # not every stream can tell what it has
-        self.beside: Beside | None = getattr(stream, "beside", None)
+        self.beside: Beside | None = beside() if self.watch is not None else None
         # Set by who has it read, see `agent.reading`.
         self.read_while: Callable[[Waits, float], object] = lambda waiting, quiet: None
         self.ask: Callable[[Callable[[], object], Waits], object] = lambda send, waiting: send()
 
     # -- writing
     def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:
-        first, chunks = self._encoded(control, body)
+        hint = self.beside.says(hold) if self.beside is not None else 0
+        first, chunks = self._encoded(control, body, hint)
         owed = None if self._store.owes_nothing() else self._owed()
         if may_wait and self._queued > _HELD_BACK:
             self.await_room()
-        if self.beside is not None:
-            self.beside.sent()
         with self._state:
             if self.ended:
                 raise NotConnectedError("the connection has ended")
@@ -116,14 +115,14 @@ class StreamConnection:
             self._writing = True
         self._write(parts, may_wait)
 
-    def _encoded(self, control: bytes, body: Body) -> tuple[Parts, Iterator[Parts] | None]:
+    def _encoded(self, control: bytes, body: Body, hint: int) -> tuple[Parts, Iterator[Parts] | None]:
         if not body.buffers:
-            return [encode_small(control, body, self._limits)], None
+            return [encode_small(control, body, self._limits, hint)], None
         check(control, body, self._limits)
         places = self._store.put(raw(body))
         if places is not None:
-            return [encode_lent(control, body, places)], None
-        first, chunks = encode(next(self._numbers) & 0xFFFFFFFF, control, body)
+            return [encode_lent(control, body, places, hint)], None
+        first, chunks = encode(next(self._numbers) & 0xFFFFFFFF, control, body, hint)
         return first, chunks if len(first) == 1 else None
 
     def _owed(self) -> Parts:
@@ -243,6 +242,8 @@ class StreamConnection:
             self.heard += count
             if count:
                 frames = self._decoder.received(count)
+                if self.beside is not None:
+                    self.beside.hears = self._decoder.hint
                 return self._rest(frames) if self._stream.pending else frames
             how = "closed" if self._decoder.idle else "closed in mid-message"
             ending = Ending(f"its connection {how}", not self._decoder.over)
@@ -299,8 +300,6 @@ class StreamConnection:
         with self._state:
             self._await(lambda: not self._writing, _CLOSE_SECONDS)
         self._store.end()
-        if self.beside is not None:
-            self.beside.end()
         self._stream.release()
 
     def forked(self) -> None:

@@ -6,6 +6,7 @@ follow in CHUNK frames, so that a small frame never waits for more than one chun
 straight into the memory where they stay.
 
     MESSAGE  kind=1  stream  lengths of control, payload, tensors; number of buffers
+                             stream: of its chunks; where it has none, a hint, see `transport.beside`
                              lengths of buffers, control, payload, tensors, and the buffers unless they are large
     CHUNK    kind=2  stream  length
                              bytes, continuing that stream's buffers
@@ -86,28 +87,28 @@ def check(control: bytes, body: Body, limits: Limits) -> None:
         raise MessageTooLarge(f"a message carries at most {limits.buffers} large tensors, this one {count}")
 
 
-def encode_small(control: bytes, body: Body, limits: Limits) -> bytes:
+def encode_small(control: bytes, body: Body, limits: Limits, hint: int = 0) -> bytes:
     """The frame of a message without buffers. MessageTooLarge for what may not be sent."""
     payload, tensors = body.payload, body.tensors
-    head = HEAD.pack(_MESSAGE, 0, 0, 0, len(control), len(payload), len(tensors))
+    head = HEAD.pack(_MESSAGE, 0, 0, hint, len(control), len(payload), len(tensors))
     if len(control) > limits.control or len(payload) + len(tensors) > limits.body:
         check(control, body, limits)
     return b"".join((head, control, payload, tensors))
 
 
-def encode(stream: int, control: bytes, body: Body) -> tuple[Parts, Iterator[Parts]]:
+def encode(stream: int, control: bytes, body: Body, hint: int = 0) -> tuple[Parts, Iterator[Parts]]:
     """The announcing frame, and the chunks that follow it (none for a small message)."""
     buffers = raw(body)
     chunked = sum(buffer.nbytes for buffer in buffers) > CHUNK
-    first: Parts = [_announcement(_MESSAGE, chunked, stream, control, body)]
+    first: Parts = [_announcement(_MESSAGE, chunked, stream if chunked else hint, control, body)]
     if not chunked:
         return [*first, *buffers], iter(())
     return first, _chunks(stream, buffers)
 
 
-def encode_lent(control: bytes, body: Body, places: Sequence[int]) -> bytes:
+def encode_lent(control: bytes, body: Body, places: Sequence[int], hint: int = 0) -> bytes:
     """The frame of a message whose buffers are in shared memory already."""
-    return _announcement(_LENT, False, 0, control, body, places)
+    return _announcement(_LENT, False, hint, control, body, places)
 
 
 def encode_returned(places: Sequence[int]) -> bytes:
@@ -169,6 +170,7 @@ class Decoder:
         self._left = 0  # bytes of the current buffers or chunk still to come
         self._direct = False
         self.over = False  # the peer has said that it ends the connection
+        self.hint = 0  # of the last message that could have one
 
     def target(self) -> memoryview:
         """Memory for the next bytes: never empty."""
@@ -194,7 +196,7 @@ class Decoder:
         """The quick way for messages that are here as a whole; how many bytes they took."""
         scratch, limits, begin = self._scratch, self._limits, 0
         while begin + HEAD.size <= count:
-            kind, _, buffers, _, control, payload, tensors = HEAD.unpack_from(scratch, begin)
+            kind, _, buffers, hint, control, payload, tensors = HEAD.unpack_from(scratch, begin)
             first = begin + HEAD.size
             numbers: tuple[int, ...] = ()
             if kind == _LENT and 0 < buffers <= _FEW and first + 16 * buffers <= count:
@@ -211,6 +213,7 @@ class Decoder:
             lent = [*map(self._memory.borrow, numbers[buffers:], numbers[:buffers])] if numbers else []
             body = Body(bytes(scratch[second:third]), bytes(scratch[third:end]) if tensors else b"", lent)
             frames.append(Frame(bytes(scratch[first:second]), body))
+            self.hint = hint
             begin = end
         return begin
 
@@ -287,6 +290,7 @@ class Decoder:
 
     def _begin_message(self, lent: bool, announced: Frame, chunked: bool, stream: int, frames: list[Frame]) -> None:
         incoming = _Incoming(announced)
+        self.hint = 0 if chunked else stream
         if lent or incoming.left == 0:
             frames.append(announced)
         elif chunked:

@@ -212,6 +212,7 @@ class _Parted:
         self.frames = 1  # that each byte stands for
 
     def read(self) -> list[Frame] | Ending:
+        self.asked.set()
         return [Frame(b"", EMPTY)] * self.frames if self.here.recv(1) else Ending("over", False)
 
     def cut(self) -> None:
