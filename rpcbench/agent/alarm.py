@@ -15,12 +15,17 @@ _NANOSECONDS = 1_000_000_000
 _SPEC = struct.Struct("4l")
 """`struct itimerspec`: how often again, and when, each in seconds and nanoseconds."""
 
+_NEVER = _SPEC.pack(0, 0, 0, 0)
+
 
 class Alarm(Protocol):
     """For one thread that waits, and any that set it."""
 
     def set(self, seconds: float) -> None:
         """It is to ring in so many seconds from now, and not at any time set before."""
+
+    def clear(self) -> None:
+        """It need not ring any more."""
 
     def wait(self) -> None:
         """Until it rings."""
@@ -43,6 +48,9 @@ class _Timer:
         whole, part = divmod(max(1, int(seconds * _NANOSECONDS)), _NANOSECONDS)
         self._settime(self._fd, 0, _SPEC.pack(0, 0, whole, part), None)
 
+    def clear(self) -> None:
+        self._settime(self._fd, 0, _NEVER, None)
+
     def wait(self) -> None:
         os.read(self._fd, 8)
 
@@ -61,6 +69,9 @@ class _Sleeper:
     def set(self, seconds: float) -> None:
         self._at = time.monotonic() + seconds
         self._set.set()
+
+    def clear(self) -> None:
+        """It rings for nothing."""
 
     def wait(self) -> None:
         self._set.wait()

@@ -1,14 +1,15 @@
 """How a question goes out: whole, whatever Ctrl-C does; and who waits for the answer may read it.
 
-A thread that is going to wait at once for what it asks reads the connection from before it asks, see `Reading.ask`.
+A thread that is going to wait at once says so before it asks, see `Reading.expect`.
 """
 
 from __future__ import annotations
 
+import collections
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 from rpcbench.agent.interrupts import on_main_thread, uninterrupted
 from rpcbench.agent.keeper import Keeper
@@ -21,7 +22,38 @@ from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
 from rpcbench.wire.messages import Call, Create, Fetch
 from rpcbench.words.errors import NOT_INITIALIZED
-from rpcbench.words.futures import Future, Waits
+from rpcbench.words.futures import Waits
+
+_SOON = 0.001
+"""Seconds after which who waits for a call has done something else before."""
+_OFTEN = 3
+_PAUSE = 16
+"""So many calls were waited for soon, and so many more are to be after one that was not."""
+
+
+class _Habit:
+    """Whether calls of one member have been waited for soon, as far as nobody has said so before."""
+
+    __slots__ = ("_left", "_since", "_times")
+
+    def __init__(self) -> None:
+        self._times = 0
+        self._since = 0.0
+        self._left = False  # since then, one has not been waited for
+
+    def begun(self, now: float) -> bool:
+        """A call goes out; whether it is likely to be waited for soon."""
+        if not self._left:
+            self._left, self._since = True, now
+        elif now - self._since > _SOON:
+            self._times, self._since = -_PAUSE, now
+        return self._times >= _OFTEN
+
+    def waits(self, now: float) -> None:
+        """A thread waits for one."""
+        if self._left:
+            self._times = self._times + 1 if now - self._since <= _SOON else 0
+            self._left = False
 
 
 class Asking:
@@ -40,6 +72,7 @@ class Asking:
         self._keeper = keeper
         self._clock = clock
         self._running = running
+        self._habits: collections.defaultdict[int, _Habit] = collections.defaultdict(_Habit)
 
     def whole(self, to: int) -> AbstractContextManager[None]:
         """Around a call that Ctrl-C may not cut in two; so on the main thread all waiting comes before."""
@@ -47,10 +80,8 @@ class Asking:
             self._peers.await_room(to)
         return uninterrupted
 
-    def begin(
-        self, to: int, message: Call | Create | Fetch, seconds: float | None, asks: Future[Any] | None = None
-    ) -> None:
-        """Send it. `asks`: what this thread waits for next. It reads that itself, unless it has other work to leave."""
+    def begin(self, to: int, message: Call | Create | Fetch, seconds: float | None, waits: bool = False) -> None:
+        """Send it. `waits`: this thread waits for the answer at once."""
         if not self._running():
             raise RuntimeError(NOT_INITIALIZED)
         now = self._clock()
@@ -59,10 +90,20 @@ class Asking:
             self._keeper.wake_in(message.call, now, seconds)
             return node.call(to, message, now, seconds)
 
-        if asks is None or isinstance(threading.current_thread(), Worker):
-            self._machine.feed(begin, may_wait=not on_main_thread())
-        else:
-            asks.attend(lambda waiting: self._peers.ask(to, lambda: self._machine.feed(begin), waiting))
+        if waits or self._habits[to].begun(time.monotonic()):
+            self.expect(to)
+        self._machine.feed(begin, may_wait=not on_main_thread())
+
+    def expect(self, to: int) -> None:
+        """Of a thread that is about to send a member something, and to wait for the answer: unless it has other work to
+        leave first, it is to read that itself."""
+        if not isinstance(threading.current_thread(), Worker):
+            self._peers.expect(to)
+
+    def help_along(self, to: int, waiting: Waits) -> None:
+        """Of a thread that waits for an answer."""
+        self._habits[to].waits(time.monotonic())
+        self._peers.read_while(to, waiting)
 
     def read_while(self, waiting: Waits, to: int, free: bool = False) -> None:
         """Of a thread that waits for words of a member: unless it has other work to leave, it may read them itself.

@@ -97,7 +97,7 @@ class Agent:
         self._keeper = Keeper(self.name, self.machine, self.waiting.deadlines, self.clock, self._peers)
         self.holds, self.released = self._keeper.holds, self._keeper.released
         self._asking = Asking(self.machine, self._peers, self._keeper, self.clock, lambda: self.running)
-        self.read_while = self._asking.read_while
+        self.expect, self.read_while = self._asking.expect, self._asking.read_while
         self.links.changed = self._relinked
 
     # -- life
@@ -195,24 +195,17 @@ class Agent:
         """Run `function(*args, **kwargs)` on a worker; a future of what it returns.
 
         `label` is what errors and pictures call the function. `own`: it is no call of a program, but the bench's own.
-        `waits`: this thread is going to wait for the answer at once, so it may do a part of that here.
+        `waits`: this thread is going to wait for the answer at once.
         """
         if not self.running:
             raise RuntimeError(NOT_INITIALIZED)
         target, label = self.roster.find(to).id, label or label_of(function)
         seconds = seconds_of(timeout, self.rpc_timeout)
-        future: Future[Any] | None = None
-        try:
-            with self._asking.whole(target):
-                body, forks, scope = self._pack(target, label, function, args, kwargs)
-                number, future = self.waiting.new(partial(self._peers.read_while, target), own)
-                call = m.Call(number, label, seconds, forks, scope, body)
-                self._asking.begin(target, call, seconds, future if waits else None)
-                return future
-        except KeyboardInterrupt:
-            if waits and future is not None:
-                future.abandon()
-            raise
+        with self._asking.whole(target):
+            body, forks, scope = self._pack(target, label, function, args, kwargs)
+            number, future = self.waiting.new(partial(self._asking.help_along, target), own)
+            self._asking.begin(target, m.Call(number, label, seconds, forks, scope, body), seconds, waits)
+        return future
 
     def create(
         self,
@@ -241,19 +234,12 @@ class Agent:
     def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT, waits: bool = False) -> Future[Any]:
         """A future of a copy of the value, from its owner; `waits` as in `call`. WorkerLostError where that is gone."""
         owner, seconds = self._living_owner(handle), seconds_of(timeout, self.rpc_timeout)
-        future: Future[Any] | None = None
-        try:
-            with self._asking.whole(owner):
-                scope = self.values.asks(owner, "to_here")
-                number, future = self.waiting.new(partial(self._peers.read_while, owner))
-                future.handle = handle  # type: ignore[attr-defined]  # the fork must live until the value is here
-                fetch = m.Fetch(number, handle._rref, seconds, scope)
-                self._asking.begin(owner, fetch, seconds, future if waits else None)
-                return future
-        except KeyboardInterrupt:
-            if waits and future is not None:
-                future.abandon()
-            raise
+        with self._asking.whole(owner):
+            scope = self.values.asks(owner, "to_here")
+            number, future = self.waiting.new(partial(self._asking.help_along, owner))
+            future.handle = handle  # type: ignore[attr-defined]  # the fork must live until the value is here
+            self._asking.begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds, waits)
+        return future
 
     def _living_owner(self, handle: Handle) -> int:
         """The owner of the value; WorkerLostError where that is gone, though another may work under its name by now."""

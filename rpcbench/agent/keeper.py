@@ -25,7 +25,7 @@ TICK = -1
 """Stands among the deadlines of calls for the next tick of the node."""
 _HELD_SECONDS = 0.02
 """How long a message may be held, on the wall clock: a link may stop its own."""
-_NAP_SECONDS = 0.005
+_NAP_SECONDS = 0.02
 _MOST = 1000
 """So many notes are read before it looks at the clock again."""
 TIDY_SECONDS = 5.0

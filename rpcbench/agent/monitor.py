@@ -1,6 +1,6 @@
 """Has connections handed over whose token lies on the table for `LONG` seconds, see `reading`.
 
-It sleeps as long as tokens come back in time, whatever many: each that is put there alone puts the alarm off.
+It sleeps as long as tokens come back in time, however many: the next one puts the alarm off.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 from rpcbench.agent.alarm import Alarm, alarm
 
 LONG = 0.002
-_SOON = LONG / 8
+_SOON = LONG / 4
 
 
 class Token(Protocol):
@@ -32,24 +32,37 @@ class Monitor:
         self._since: dict[Token, float] = {}  # which lie on the table, and since when
         self._lock = threading.Lock()
         self._alarm: Alarm | None = None
+        self._at = 0.0  # when it rings; 0 for never
         self._closed = False
 
     def laid(self, token: Token) -> None:
         """It lies on the table from now on."""
+        now = time.monotonic()
         with self._lock:
             alone = not self._since
-            self._since[token] = time.monotonic()
-            if alone and not self._closed:  # else the alarm is set for one that has lain there for longer
-                (self._alarm or self._begin()).set(LONG)
+            self._since[token] = now
+            if alone and self._at < now + _SOON and not self._closed:  # else it is for one that has lain for longer
+                self._set(now + LONG, now)
 
     def taken(self, token: Token) -> None:
         """It does not any more."""
         self._since.pop(token, None)
 
-    def _begin(self) -> Alarm:
-        self._alarm = bell = alarm()
-        self._spawn(partial(self._watch, bell))
-        return bell
+    def rest(self) -> None:
+        """This thread is about to sleep, or has other work than calls: what need not ring would only wake another."""
+        if self._at and not self._since:
+            with self._lock:
+                if self._alarm is not None and self._at and not self._since and not self._closed:
+                    self._at = 0.0
+                    self._alarm.clear()
+
+    def _set(self, at: float, now: float) -> None:
+        """Under the lock. It may ring before any token has lain for long, and is set again then."""
+        if self._alarm is None:
+            self._alarm = alarm()
+            self._spawn(partial(self._watch, self._alarm))
+        self._at = at
+        self._alarm.set(max(_SOON, at - now))
 
     def _watch(self, bell: Alarm) -> None:
         while not self._closed:
@@ -59,9 +72,9 @@ class Monitor:
                 if since <= late:
                     token.hand_over()
             with self._lock:
-                left = self._since.copy()
-                if left:
-                    bell.set(max(_SOON, min(left.values()) + LONG - time.monotonic()))
+                self._at = 0.0
+                if self._since and not self._closed:
+                    self._set(min(self._since.values()) + LONG, time.monotonic())
         bell.close()
 
     def close(self) -> None:

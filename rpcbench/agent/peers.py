@@ -106,13 +106,11 @@ class Peers:
         if connection is not None:
             connection.read_while(waiting, quiet)
 
-    def ask(self, to: int, send: Callable[[], object], waiting: Waits) -> None:
-        """By a thread that sends a member something and then waits for the answer; see `Reading.ask`."""
+    def expect(self, to: int) -> None:
+        """By a thread that is about to send a member something, and to wait for the answer; see `Reading.expect`."""
         connection = self._ties.find(to)
-        if connection is None:
-            send()
-        else:
-            connection.ask(send, waiting)
+        if connection is not None:
+            connection.expect()
 
     def await_room(self, to: int) -> None:
         """Wait while a member is far behind in reading what it was sent."""
@@ -215,7 +213,7 @@ class Peers:
             lambda ending: self._over(tie, ending),
         )
         if tie.connection.watch is not None:
-            tie.connection.read_while, tie.connection.ask = reading.read_while, reading.ask
+            tie.connection.read_while, tie.connection.expect = reading.read_while, reading.expect
         self._reunion.stands(peer)
         versions.warn(self.me.versions, peer.versions, peer.name)
 

@@ -156,6 +156,7 @@ class Reading:
             self._begun = True
             return self._source.read()
         eager = watch.eager
+        self._pool.monitor.rest()
         if (eager is None and beside is None) or self._pool.busy or self._pool.due():
             watch.await_some()
         elif beside is not None:
@@ -190,7 +191,9 @@ class Reading:
         if not self._token.acquire(blocking=False):
             return False
         self._pool.monitor.taken(self)
-        if self._guarded:
+        if self._guarded:  # and perhaps expected by a thread that has not come to wait
+            if self._source.beside is not None:
+                self._source.beside.in_vain()
             self._return()
             return False
         return True
@@ -238,30 +241,24 @@ class Reading:
                 self._disarm()
                 self._lead(waiting, quiet)
 
-    def ask(self, send: _Job, waiting: Waits) -> None:
-        """By a thread that is to wait for the answer of what it sends: it reads from before on, if nobody does. So
-        nobody else is woken by an answer that comes at once. `send` must not block."""
-        with uninterrupted:
-            if not self._reached():
-                send()
-                return
-            self._disarm()
-            beside = self._source.beside
-            try:
-                if beside is not None:
-                    beside.call()
-                self._sent(send)
-                self._lead(waiting, LONG)
-            finally:
-                if beside is not None:
-                    beside.called()
+    def expect(self) -> None:
+        """By a thread that is about to send, and to wait for what comes then: nobody else need be woken by that.
 
-    def _sent(self, send: _Job) -> None:
-        try:
-            send()
-        except BaseException:
-            self._leave(None)
-            raise
+        Should it not come to wait, the monitor sees to what has come.
+        """
+        with uninterrupted:
+            if not self._token.acquire(blocking=False):
+                return
+            if not self._guarded:  # on the table already
+                self._token.release()
+            elif self._ending is not None:
+                self._return()
+            else:
+                self._disarm()
+                if self._source.beside is not None:
+                    self._source.beside.expect()
+                self._pool.monitor.laid(self)
+                self._token.release()
 
     def _reached(self) -> bool:
         """Whether this thread has the token now, and nothing was left for a worker."""
@@ -269,6 +266,7 @@ class Reading:
             self._missed = True
             return False
         self._pool.monitor.taken(self)
+        self._pool.monitor.rest()
         if self.calls or self._frames:  # left by who runs a call: a worker is to see to them now
             self._pool.spawn(self.read_on)
             return False
@@ -294,6 +292,8 @@ class Reading:
                 raise
             self._pool.spawn(partial(_raise, error))  # no fault of the call that waits here
         finally:
+            if self._source.beside is not None:
+                self._source.beside.expected()
             self._leave(ending)
 
     def _follow(self, waiting: Waits, quiet: float) -> Ending | None:

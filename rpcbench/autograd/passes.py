@@ -37,6 +37,7 @@ class _Begun:
     roots: SentTensors
     seeds: Grads
     jobs: queue.SimpleQueue[Job | None] = field(default_factory=queue.SimpleQueue)
+    peer: int | None = None  # that all words of others are to come from, if there is only one
     failure: WalkFailed | None = None
 
 
@@ -64,9 +65,11 @@ class Passes:
         begun = self._begun[walk] = _Begun(SentTensors(edges, found), [torch.ones_like(root) for root in roots])
         try:
             recvs = list(found.recvs)
-            self._machine.feed(lambda node: node.outcome(node.contexts.walks.begin(context, walk, recvs, retain, fast)))
             peers = {worker_of(recv) for recv in recvs}
-            self._work(begun, *(peers if len(peers) == 1 else ()))
+            begun.peer = peers.pop() if len(peers) == 1 else None
+            self._expect(begun)
+            self._machine.feed(lambda node: node.outcome(node.contexts.walks.begin(context, walk, recvs, retain, fast)))
+            self._work(begun)
         except BaseException as error:
             self._fail(context, walk, error)  # Ctrl-C, say: the others need not go on
             raise
@@ -76,12 +79,16 @@ class Passes:
             worker = self._machine.ask(lambda node: node.name(failure.worker))
             raise raised(failure, worker, self._codec)
 
-    def _work(self, begun: _Begun, *peers: int) -> None:
-        """Until the pass is over. `peers`: the one that words are to come from, if they all come from one."""
+    def _expect(self, begun: _Begun) -> None:
+        """This thread is about to send words for a pass, and to wait for others."""
+        if begun.peer is not None:
+            self._agent.expect(begun.peer)
+
+    def _work(self, begun: _Begun) -> None:
+        """Until the pass is over."""
         while True:
-            if begun.jobs.empty():
-                for peer in peers:
-                    self._agent.read_while(begun.jobs.empty, peer)
+            if begun.peer is not None and begun.jobs.empty():
+                self._agent.read_while(begun.jobs.empty, begun.peer)
             try:
                 job = begun.jobs.get_nowait()
             except queue.Empty:
@@ -181,6 +188,8 @@ class Passes:
             self._finish(context, state.local.leaves())
         self._told.changed("RegionsRan", context)
         bodies = {one.key: self._body(context, one) for one in fired}
+        if (begun := self._begun.get(walk)) is not None:
+            self._expect(begun)
         self._machine.feed(lambda node: node.outcome(node.contexts.walks.propagated(context, walk, message, bodies)))
 
     def _body(self, context: int, fired: Fired) -> Body:

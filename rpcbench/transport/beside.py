@@ -1,12 +1,12 @@
 """Keeps two threads of two processes that take turns on one core: who calls and waits, and who answers it.
 
 Of two that take turns only one runs, yet the system wakes each on a core of its own: one that rests, so that it takes
-5 to 50 us and finds its caches cold. So who is about to send a call and to wait stays where it runs, and the call says
-where that is; who has answered it waits for the next one there.
+5 to 50 us and finds its caches cold. So who is about to send a call and to wait for the answer stays where it runs, and
+says so in the call; who has answered it waits for the next one there.
 
 Guarantees
-- A thread is bound only while it sends, or sleeps, and for `MOMENT` seconds at most. What a call runs, and what its
-  caller does next, runs wherever it might before.
+- A thread is bound only while it sends, reads or sleeps, and sleeps so for `MOMENT` seconds at most. What a call runs,
+  and what its caller does next, runs wherever it might before.
 - It is left alone for `_PAUSE` calls where something was sent that nobody waited for: both may have work to do then.
 - What a peer says is a hint. It counts only where both share a kernel, and names a core that this thread may use.
 """
@@ -26,7 +26,7 @@ from typing import Protocol
 from rpcbench.transport.eager import asked_for
 
 MOMENT = 0.002
-_PAUSE = 64
+_PAUSE = 16
 _CORE_BITS = 10
 _CORES = (1 << _CORE_BITS) - 1
 _BYTES = 128
@@ -41,8 +41,8 @@ class Thread(Protocol):
     def may(self) -> bytes | None:
         """A mask; None where the system does not tell."""
 
-    def bind(self, mask: bytes) -> bool:
-        """Whether the system did it."""
+    def bind(self, mask: bytes, thread: int = 0) -> bool:
+        """Whether the system did it; to another thread by its number."""
 
 
 class _Thread:
@@ -57,8 +57,8 @@ class _Thread:
         mask = ctypes.create_string_buffer(_BYTES)
         return mask.raw if self._get(0, _BYTES, mask) == 0 else None
 
-    def bind(self, mask: bytes) -> bool:
-        return bool(self._set(0, _BYTES, mask) == 0)
+    def bind(self, mask: bytes, thread: int = 0) -> bool:
+        return bool(self._set(thread, _BYTES, mask) == 0)
 
 
 class Beside:
@@ -73,33 +73,41 @@ class Beside:
         self._here = 0  # what its messages say
         self._said = 0  # what the last message that was sent did
         self._pause = 0
-        self._before: bytes | None = None  # where the caller might run
-        self._home: bytes | None = None  # and who answers
+        self._before = b""  # where the caller might run
+        self._home = b""  # and who answers
         self._short = True
         self._since = 0.0
 
     # -- who calls; one thread at a time
-    def call(self) -> None:
-        """This thread is about to send a call, and to wait for the answer."""
+    def expect(self) -> None:
+        """This thread is about to send something, and to wait for the answer."""
+        if self._caller is not None:  # bound already, or another one is
+            return
         if self._pause:
             self._pause -= 1
             return
         core, mask = self._thread.core(), self._thread.may()
         if mask is not None and 0 <= core < _CORES and self._thread.bind(_only(core)):
             self._here = self._kernel | core + 1
-            self._before, self._caller = mask, threading.get_ident()
+            self._before, self._caller = mask, threading.get_native_id()
 
-    def called(self) -> None:
-        """It does not wait any more."""
-        if self._before is not None:
-            mask, self._before, self._caller = self._before, None, None
-            self._thread.bind(mask)
+    def expected(self) -> None:
+        """It does not wait any more; by any thread."""
+        caller, self._caller = self._caller, None
+        if caller is not None:
+            self._thread.bind(self._before, caller)
+
+    def in_vain(self) -> None:
+        """It has not come to wait; by any thread."""
+        if self._caller is not None:
+            self._pause = _PAUSE
+            self.expected()
 
     def says(self, held: bool) -> int:
         """What a message is to say that this thread, which may be any, sends; `held`: with the next one."""
         if held:
             return self._said
-        if self._caller is not None and self._caller == threading.get_ident():
+        if self._caller is not None and self._caller == threading.get_native_id():
             self._said = self._here
         elif self._said:
             self._said, self._pause = 0, _PAUSE
@@ -121,9 +129,7 @@ class Beside:
 
     def rise(self, called: bool) -> None:
         """It has waited; `called`: not in vain."""
-        assert self._home is not None, "it rests"
-        mask, self._home = self._home, None
-        self._thread.bind(mask)
+        self._thread.bind(self._home)
         self._short = called
 
     def came(self) -> None:

@@ -81,7 +81,7 @@ class StreamConnection:
         self.beside: Beside | None = beside() if self.watch is not None else None
         # Set by who has it read, see `agent.reading`.
         self.read_while: Callable[[Waits, float], object] = lambda waiting, quiet: None
-        self.ask: Callable[[Callable[[], object], Waits], object] = lambda send, waiting: send()
+        self.expect: Callable[[], object] = lambda: None
 
     # -- writing
     def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:

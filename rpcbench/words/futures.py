@@ -212,23 +212,6 @@ class Future(_Base[T]):
                 self._sleep()
         return self._value()
 
-    def attend(self, ask: Callable[[Waits], object]) -> None:
-        """Runtime only: `ask` asks for the answer and may bring it, as long as it is told that this thread waits, which
-        is to call `wait` next, or `abandon`."""
-        waiter = _Waiter()
-        with self._lock:
-            self._waiters.append(waiter)
-        try:
-            ask(waiter.bell.locked)
-        finally:
-            with self._lock:
-                self._waiters = [other for other in self._waiters if other is not waiter]
-
-    def abandon(self) -> None:
-        """Runtime only: nobody will have this future. The call is given up; an answer that has come is still opened."""
-        self.cancel()
-        self._open()
-
     def wait_or_cancel(self) -> T:
         """As `wait`, for a call that only this thread waits for: Ctrl-C gives the call up, too."""
         try:

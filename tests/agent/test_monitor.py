@@ -50,7 +50,7 @@ class Counted:
     """An alarm that counts how often it has rung."""
 
     def __init__(self, real: Alarm) -> None:
-        self.set, self.close, self._wait = real.set, real.close, real.wait
+        self.set, self.clear, self.close, self._wait = real.set, real.clear, real.close, real.wait
         self.rang = 0
 
     def wait(self) -> None:

@@ -18,7 +18,7 @@ class Thread:
     """A thread of a system with four cores."""
 
     def __init__(self) -> None:
-        self.at, self.mask, self.refuses = 1, ALL, False
+        self.at, self.mask, self.refuses, self.elsewhere = 1, ALL, False, False
 
     def core(self) -> int:
         return self.at
@@ -26,7 +26,8 @@ class Thread:
     def may(self) -> bytes | None:
         return self.mask
 
-    def bind(self, mask: bytes) -> bool:
+    def bind(self, mask: bytes, thread: int = 0) -> bool:
+        assert thread in (0, threading.get_native_id()) or self.elsewhere
         if not self.refuses:
             self.mask = mask
         return not self.refuses
@@ -42,9 +43,9 @@ class Side:
 
     def asks(self, other: Side) -> None:
         """As a caller that waits for the answer."""
-        self.beside.call()
+        self.beside.expect()
         self.sends(other)
-        self.beside.called()
+        self.beside.expected()
 
     def sends(self, other: Side, held: bool = False) -> None:
         other.beside.hears = self.beside.says(held)
@@ -79,12 +80,25 @@ def test_who_answers_waits_where_its_caller_does(caller: Side, callee: Side) -> 
 
 
 def test_a_caller_stays_where_it_is_until_it_waits_no_more(caller: Side, callee: Side) -> None:
-    caller.beside.call()
-    assert caller.thread.mask == ONE
-    caller.beside.called()
+    for _ in range(2):
+        caller.beside.expect()
+        assert caller.thread.mask == ONE
+    caller.beside.expected()
     assert caller.thread.mask == ALL
-    caller.beside.called()
+    caller.beside.expected()
     assert caller.thread.mask == ALL
+
+
+def test_who_does_not_come_to_wait_is_set_free_by_others(caller: Side, callee: Side) -> None:
+    caller.beside.expect()
+    caller.sends(callee)
+    caller.thread.elsewhere = True
+    for _ in range(2):
+        _on_thread(caller.beside.in_vain)
+        assert caller.thread.mask == ALL
+    caller.thread.elsewhere = False
+    caller.asks(callee)
+    assert not callee.waits(0.0), "for a while"
 
 
 def test_what_nobody_waits_for_ends_it_for_a_while(caller: Side, callee: Side) -> None:
@@ -100,12 +114,10 @@ def test_what_nobody_waits_for_ends_it_for_a_while(caller: Side, callee: Side) -
 
 def test_so_does_what_another_thread_sends_meanwhile(caller: Side, callee: Side) -> None:
     caller.asks(callee)
-    caller.beside.call()
-    other = threading.Thread(target=caller.sends, args=(callee,))
-    other.start()
-    other.join()
+    caller.beside.expect()
+    _on_thread(lambda: caller.sends(callee))
     assert not callee.beside.rest()
-    caller.beside.called()
+    caller.beside.expected()
     caller.asks(callee)
     assert not callee.beside.rest() and caller.thread.mask == ALL
 
