@@ -154,6 +154,35 @@ def test_what_lies_beside_others_that_come_and_go_is_handed_over(table: Monitor)
         busy.take()
 
 
+def test_the_alarm_is_put_off_only_by_one_that_lies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, rings = 0.0, [0.0]
+
+    class Bell:
+        def set(self, seconds: float) -> None:
+            rings.append(now + seconds)
+
+        def clear(self) -> None:
+            rings.append(0.0)
+
+    monkeypatch.setattr(monitor, "alarm", Bell)
+    monkeypatch.setattr(monitor.time, "monotonic", lambda: now)
+    made = Monitor(lambda job: None)
+    first, second = Token(made), Token(made)
+    for now in (1.0, 1.0 + LONG / 8, 1.0 + LONG * 0.9):  # set, still right, and put off
+        first.lay()
+        assert first.take()
+    assert rings == [0.0, 1.0 + LONG, 1.0 + LONG * 1.9]
+    first.lay()
+    now = 1.0 + LONG * 1.8
+    second.lay()
+    made.rest()
+    assert rings[-1] == 1.0 + LONG * 1.9, "that of the first"
+    first.take(), second.take()
+    made.rest()
+    made.rest()
+    assert rings[-2:] == [1.0 + LONG * 1.9, 0.0], "nobody is to be woken for nothing"
+
+
 def test_from_many_threads_none_is_forgotten(table: Monitor) -> None:
     tokens = [Token(table) for _ in range(8)]
     wrong: list[str] = []

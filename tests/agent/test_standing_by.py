@@ -15,6 +15,8 @@ from worlds import PATIENCE, far_world, until, world
 
 from rpcbench import autograd
 from rpcbench.agent import current
+from rpcbench.agent.asking import _OFTEN, _SOON, _Habit
+from rpcbench.agent.asking import _PAUSE as PAUSE
 from rpcbench.agent.core import Agent
 from rpcbench.agent.pool import Pool
 from rpcbench.agent.reading import Reading
@@ -201,7 +203,7 @@ class _Noticed(Watch):
 class _Parted:
     """A connection that has nothing to say, and a watch that lets who is woken go first."""
 
-    beside = None
+    beside: Any = None
 
     def __init__(self) -> None:
         self.here, self.there = socket.socketpair()
@@ -249,6 +251,107 @@ def test_what_comes_as_a_caller_leaves_wakes_who_stands_by(turn: int) -> None:
     reading.read_while(leaves)
     assert source.ended.wait(PATIENCE), "nobody has read the end"
     source.close(pool)
+
+
+class _Bound:
+    """Notes what becomes of a thread that is bound where it waits."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.freed = threading.Event()
+
+    def expect(self) -> None:
+        self.told.append("expect")
+
+    def expected(self) -> None:
+        self.told.append("expected")
+
+    def in_vain(self) -> None:
+        self.told.append("in vain")
+        self.freed.set()
+
+    def rest(self) -> bool:
+        return False
+
+    def came(self) -> None: ...
+
+
+@pytest.fixture
+def parted() -> Iterator[tuple[_Parted, Pool, Reading, list[threading.Thread]]]:
+    """A thread stands by; the last is who has taken messages."""
+    source, pool, takers = _Parted(), Pool("test", 2, lambda: None), list[threading.Thread]()
+    source.beside = _Bound()
+    pool.due = lambda: False
+    reading = pool.read(source, lambda frame: takers.append(threading.current_thread()), source.over)
+    assert source.asked.wait(PATIENCE)
+    reading.read_while(lambda: False)
+    source.there.send(b".")
+    until(lambda: reading._guarded, "a thread that stands by")
+    yield source, pool, reading, takers
+    source.there.close()
+    assert source.ended.wait(PATIENCE)
+    source.close(pool)
+
+
+def test_who_expects_an_answer_reads_it_and_nobody_else_is_woken(
+    parted: tuple[_Parted, Pool, Reading, list[threading.Thread]],
+) -> None:
+    source, pool, reading, takers = parted
+    pool.monitor.laid = lambda token: None  # type: ignore[method-assign]  # however slow this machine is
+    takers.clear()
+    reading.expect()
+    source.there.send(b".")
+    watch = source.watch
+    assert watch is not None and watch.readable(PATIENCE) and watch._armed.poll(0) == [], "it wakes who stands by"
+    reading.read_while(lambda: not takers)
+    assert takers == [threading.current_thread()] and reading._guarded
+    assert source.beside.told[-2:] == ["expect", "expected"]
+
+
+def test_an_answer_for_which_nobody_comes_is_read_by_who_stands_by(
+    parted: tuple[_Parted, Pool, Reading, list[threading.Thread]],
+) -> None:
+    source, _, reading, takers = parted
+    takers.clear()
+    reading.expect()
+    source.there.send(b".")
+    until(lambda: len(takers) == 1, "the answer")
+    assert takers != [threading.current_thread()]
+    assert source.beside.freed.wait(PATIENCE), "it is still bound"
+
+
+def test_calls_that_are_waited_for_soon_are_expected_until_one_is_not() -> None:
+    habit, now = _Habit(), 0.0
+
+    def call(waits: float | None) -> bool:
+        nonlocal now
+        now += 1.0
+        expected = habit.begun(now)
+        if waits is not None:
+            now += waits
+            habit.waits(now)
+        return expected
+
+    assert [call(0.0) for _ in range(_OFTEN + 1)] == [False] * _OFTEN + [True]
+    assert call(_SOON * 2) and not call(0.0), "it was waited for, but late"
+    for _ in range(_OFTEN):
+        call(0.0)
+    assert call(None), "nobody could know"
+    assert [call(0.0) for _ in range(PAUSE + _OFTEN + 1)] == [False] * (PAUSE + _OFTEN) + [True]
+    habit.begun(now)
+    assert habit.begun(now + _SOON / 2), "two calls, then the wait: a value made there, and fetched"
+    habit.waits(now + _SOON * 0.9)
+    assert habit.begun(now + 1.0)
+
+
+def test_an_answer_that_was_expected_reaches_who_asked_to_be_called(agents: list[Agent]) -> None:
+    _settled(agents[0])
+    for turn in range(3):
+        for number in range(20):
+            assert rpc_async("worker1", echo, (number,)).wait() == number
+        told = threading.Event()
+        rpc_async("worker1", echo, (turn,)).add_done_callback(lambda _, told=told: told.set())  # type: ignore[misc]
+        assert told.wait(PATIENCE), "nobody has read the answer"
 
 
 def test_who_stands_by_may_be_through_with_a_connection_before_it_is_watched_again(
