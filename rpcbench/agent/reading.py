@@ -9,7 +9,8 @@ it does not, the reader puts the token beside itself once no more answers are du
 it and return it, and nobody is woken; what comes while nobody has it wakes the one who stands by.
 
 Nobody stands by while a call runs on the reader. So the monitor gives a token that has lain for `LONG` seconds to a
-spare thread; it ends when nothing has moved for long.
+spare thread. A caller that is about to wait may ask for the same while one stands by (`expect`): else an answer that is
+there before it has come to wait would wake that one.
 """
 
 from __future__ import annotations

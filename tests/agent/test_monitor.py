@@ -168,7 +168,7 @@ def test_the_alarm_is_put_off_only_by_one_that_lies_alone(monkeypatch: pytest.Mo
     monkeypatch.setattr(monitor.time, "monotonic", lambda: now)
     made = Monitor(lambda job: None)
     first, second = Token(made), Token(made)
-    for now in (1.0, 1.0 + LONG / 8, 1.0 + LONG * 0.9):  # set, still right, and put off
+    for now in (1.0, 1.0 + LONG / 8, 1.0 + LONG * 0.9):  # noqa: B007  (the clock: set, still right, put off)
         first.lay()
         assert first.take()
     assert rings == [0.0, 1.0 + LONG, 1.0 + LONG * 1.9]
