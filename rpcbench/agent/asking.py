@@ -24,7 +24,7 @@ from rpcbench.wire.messages import Call, Create, Fetch
 from rpcbench.words.errors import NOT_INITIALIZED
 from rpcbench.words.futures import Waits
 
-_SOON = 0.001
+_SOON = 0.0001
 """Seconds after which who waits for a call has done something else before."""
 _OFTEN = 3
 _PAUSE = 16
@@ -32,27 +32,37 @@ _PAUSE = 16
 
 
 class _Habit:
-    """Whether calls of one member have been waited for soon, as far as nobody has said so before."""
+    """Whether calls of one member are waited for soon by programs that do not say so before: from what they have done.
 
-    __slots__ = ("_left", "_since", "_times")
+    What counts is the time that a program takes for itself, from a call, or several, to the wait for one of them.
+    """
+
+    __slots__ = ("_away", "_left", "_since", "_times")
 
     def __init__(self) -> None:
         self._times = 0
-        self._since = 0.0
-        self._left = False  # since then, one has not been waited for
+        self._left = False  # a call that nobody has said anything of, or waited for
+        self._since = 0.0  # since when the program does something else
+        self._away = 0.0  # for so long it has since the first such call
 
-    def begun(self, now: float) -> bool:
-        """A call goes out; whether it is likely to be waited for soon."""
-        if not self._left:
-            self._left, self._since = True, now
-        elif now - self._since > _SOON:
-            self._times, self._since = -_PAUSE, now
-        return self._times >= _OFTEN
+    def begins(self, now: float, waits: bool) -> bool:
+        """A call is about to go out; whether it is likely to be waited for soon. `waits`: it is."""
+        if self._left:
+            self._away += now - self._since
+            if self._away > _SOON:
+                self._times, self._left = -_PAUSE, False
+        if not (waits or self._left):
+            self._left, self._away = True, 0.0
+        return waits or self._times >= _OFTEN
+
+    def begun(self, now: float) -> None:
+        """It has gone out."""
+        self._since = now
 
     def waits(self, now: float) -> None:
         """A thread waits for one."""
         if self._left:
-            self._times = self._times + 1 if now - self._since <= _SOON else 0
+            self._times = self._times + 1 if self._away + now - self._since <= _SOON else 0
             self._left = False
 
 
@@ -90,9 +100,11 @@ class Asking:
             self._keeper.wake_in(message.call, now, seconds)
             return node.call(to, message, now, seconds)
 
-        if waits or self._habits[to].begun(time.monotonic()):
+        habit = self._habits[to]
+        if habit.begins(time.monotonic(), waits):
             self.expect(to)
         self._machine.feed(begin, may_wait=not on_main_thread())
+        habit.begun(time.monotonic())
 
     def expect(self, to: int) -> None:
         """Of a thread that is about to send a member something, and to wait for the answer: unless it has other work to

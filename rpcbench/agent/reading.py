@@ -301,7 +301,7 @@ class Reading:
         """How the connection has ended, if it has."""
         watch, until = self._source.watch, time.monotonic() + PATIENCE
         assert watch is not None
-        while waiting() and time.monotonic() < until and watch.readable(quiet, eager=not self._pool.busy):
+        while waiting() and time.monotonic() < until and self._comes(watch, quiet):
             got = self._source.read()
             if isinstance(got, Ending):
                 return got
@@ -309,6 +309,15 @@ class Reading:
             while self._frames:
                 self._receive(self._frames.popleft())
         return None
+
+    def _comes(self, watch: Watch, quiet: float) -> bool:
+        beside, eager = self._source.beside, not self._pool.busy
+        if beside is None or not beside.stay():
+            return watch.readable(quiet, eager)
+        try:
+            return watch.readable(min(quiet, MOMENT), eager)
+        finally:
+            beside.rise()
 
     def _leave(self, ending: Ending | None) -> None:
         """By a thread that waits for an answer, and has read."""
@@ -329,7 +338,8 @@ def _await_beside(beside: Beside, watch: Watch) -> None:
     """Wait for what comes, on the core of who calls as long as it calls again and again."""
     if beside.rest():
         came = watch.readable(MOMENT)
-        beside.rise(came)
+        beside.rise()
+        beside.called(came)
         if came:
             return
     watch.await_some()

@@ -1,12 +1,12 @@
 """Keeps two threads of two processes that take turns on one core: who calls and waits, and who answers it.
 
 Of two that take turns only one runs, yet the system wakes each on a core of its own: one that rests, so that it takes
-5 to 50 us and finds its caches cold. So who is about to send a call and to wait for the answer stays where it runs, and
-says so in the call; who has answered it waits for the next one there.
+5 to 50 us and finds its caches cold. So who is about to send a call and to wait for the answer says in it where it
+runs, and sleeps there; who has answered it sleeps there, too, until the next one.
 
 Guarantees
-- A thread is bound only while it sends, reads or sleeps, and sleeps so for `MOMENT` seconds at most. What a call runs,
-  and what its caller does next, runs wherever it might before.
+- A thread is bound only while it sleeps, and for `MOMENT` seconds at most. No code of anybody's runs bound, and no
+  thread or process that is started inherits it.
 - It is left alone for `_PAUSE` calls where something was sent that nobody waited for: both may have work to do then.
 - What a peer says is a hint. It counts only where both share a kernel, and names a core that this thread may use.
 """
@@ -41,8 +41,8 @@ class Thread(Protocol):
     def may(self) -> bytes | None:
         """A mask; None where the system does not tell."""
 
-    def bind(self, mask: bytes, thread: int = 0) -> bool:
-        """Whether the system did it; to another thread by its number."""
+    def bind(self, mask: bytes) -> bool:
+        """Whether the system did it."""
 
 
 class _Thread:
@@ -57,8 +57,8 @@ class _Thread:
         mask = ctypes.create_string_buffer(_BYTES)
         return mask.raw if self._get(0, _BYTES, mask) == 0 else None
 
-    def bind(self, mask: bytes, thread: int = 0) -> bool:
-        return bool(self._set(thread, _BYTES, mask) == 0)
+    def bind(self, mask: bytes) -> bool:
+        return bool(self._set(0, _BYTES, mask) == 0)
 
 
 class Beside:
@@ -73,41 +73,36 @@ class Beside:
         self._here = 0  # what its messages say
         self._said = 0  # what the last message that was sent did
         self._pause = 0
-        self._before = b""  # where the caller might run
-        self._home = b""  # and who answers
+        self._before = b""  # where the thread that sleeps might run
         self._short = True
         self._since = 0.0
 
     # -- who calls; one thread at a time
     def expect(self) -> None:
         """This thread is about to send something, and to wait for the answer."""
-        if self._caller is not None:  # bound already, or another one is
-            return
         if self._pause:
             self._pause -= 1
-            return
-        core, mask = self._thread.core(), self._thread.may()
-        if mask is not None and 0 <= core < _CORES and self._thread.bind(_only(core)):
-            self._here = self._kernel | core + 1
-            self._before, self._caller = mask, threading.get_native_id()
+        elif self._caller is None and 0 <= (core := self._thread.core()) < _CORES:
+            self._here, self._caller = self._kernel | core + 1, threading.get_ident()
+
+    def stay(self) -> bool:
+        """Before this thread sleeps: whether it is to do so for no longer than a moment, and to call `rise` then."""
+        return self._caller == threading.get_ident() and self._bound(self._thread.core())
 
     def expected(self) -> None:
-        """It does not wait any more; by any thread."""
-        caller, self._caller = self._caller, None
-        if caller is not None:
-            self._thread.bind(self._before, caller)
+        """It does not wait any more."""
+        self._caller = None
 
     def in_vain(self) -> None:
         """It has not come to wait; by any thread."""
         if self._caller is not None:
-            self._pause = _PAUSE
-            self.expected()
+            self._caller, self._said, self._pause = None, 0, _PAUSE
 
     def says(self, held: bool) -> int:
         """What a message is to say that this thread, which may be any, sends; `held`: with the next one."""
         if held:
             return self._said
-        if self._caller is not None and self._caller == threading.get_native_id():
+        if self._caller is not None and self._caller == threading.get_ident():
             self._said = self._here
         elif self._said:
             self._said, self._pause = 0, _PAUSE
@@ -115,27 +110,34 @@ class Beside:
 
     # -- who waits for calls; one thread at a time
     def rest(self) -> bool:
-        """Before this thread waits: whether it is to wait no longer than a moment, and to call `rise` then."""
+        """As `stay`, for where who calls is; `called` comes after `rise`."""
         if not self.hears or self.hears & ~_CORES != self._kernel:
             return False
         if not self._short:
             self._since = self._clock()
             return False
-        core, mask = (self.hears & _CORES) - 1, self._thread.may()
-        if mask is None or not _has(mask, core) or not self._thread.bind(_only(core)):
-            return False
-        self._home = mask
-        return True
+        return self._bound((self.hears & _CORES) - 1)
 
-    def rise(self, called: bool) -> None:
-        """It has waited; `called`: not in vain."""
-        self._thread.bind(self._home)
-        self._short = called
+    def called(self, came: bool) -> None:
+        """It has rested; `came`: not in vain."""
+        self._short = came
 
     def came(self) -> None:
         """After a wait without `rest`: calls that come slowly are not waited for in this way."""
         if not self._short:
             self._short = self._clock() - self._since < MOMENT
+
+    # -- both, while they have the token of the connection
+    def _bound(self, core: int) -> bool:
+        mask = self._thread.may()
+        if mask is None or not _has(mask, core) or not self._thread.bind(_only(core)):
+            return False
+        self._before = mask
+        return True
+
+    def rise(self) -> None:
+        """This thread has slept, and is free to go."""
+        self._thread.bind(self._before)
 
 
 _masks: dict[int, bytes] = {}

@@ -270,6 +270,13 @@ class _Bound:
         self.told.append("in vain")
         self.freed.set()
 
+    def stay(self) -> bool:
+        self.told.append("stay")
+        return True
+
+    def rise(self) -> None:
+        self.told.append("rise")
+
     def rest(self) -> bool:
         return False
 
@@ -305,7 +312,7 @@ def test_who_expects_an_answer_reads_it_and_nobody_else_is_woken(
     assert watch is not None and watch.readable(PATIENCE) and watch._armed.poll(0) == [], "it wakes who stands by"
     reading.read_while(lambda: not takers)
     assert takers == [threading.current_thread()] and reading._guarded
-    assert source.beside.told[-2:] == ["expect", "expected"]
+    assert source.beside.told[-4:] == ["expect", "stay", "rise", "expected"]
 
 
 def test_an_answer_for_which_nobody_comes_is_read_by_who_stands_by(
@@ -320,28 +327,81 @@ def test_an_answer_for_which_nobody_comes_is_read_by_who_stands_by(
     assert source.beside.freed.wait(PATIENCE), "it is still bound"
 
 
-def test_calls_that_are_waited_for_soon_are_expected_until_one_is_not() -> None:
-    habit, now = _Habit(), 0.0
+class _Program:
+    """Makes calls, each of which takes the bench ten seconds by a clock of its own."""
 
-    def call(waits: float | None) -> bool:
-        nonlocal now
-        now += 1.0
-        expected = habit.begun(now)
-        if waits is not None:
-            now += waits
-            habit.waits(now)
+    def __init__(self) -> None:
+        self.habit, self.now = _Habit(), 0.0
+
+    def call(self, sync: bool = False) -> bool:
+        """Whether its answer is expected."""
+        expected = self.habit.begins(self.now, sync)
+        self.now += 10.0
+        self.habit.begun(self.now)
+        if sync:
+            self.wait()
         return expected
 
-    assert [call(0.0) for _ in range(_OFTEN + 1)] == [False] * _OFTEN + [True]
-    assert call(_SOON * 2) and not call(0.0), "it was waited for, but late"
-    for _ in range(_OFTEN):
-        call(0.0)
-    assert call(None), "nobody could know"
-    assert [call(0.0) for _ in range(PAUSE + _OFTEN + 1)] == [False] * (PAUSE + _OFTEN) + [True]
-    habit.begun(now)
-    assert habit.begun(now + _SOON / 2), "two calls, then the wait: a value made there, and fetched"
-    habit.waits(now + _SOON * 0.9)
-    assert habit.begun(now + 1.0)
+    def works(self, seconds: float) -> None:
+        self.now += seconds
+
+    def wait(self) -> None:
+        self.habit.waits(self.now)
+
+    def calls(self, count: int) -> list[bool]:
+        """Each waited for at once."""
+        found = []
+        for _ in range(count):
+            found.append(self.call())
+            self.wait()
+        return found
+
+
+def test_calls_that_are_waited_for_at_once_are_expected() -> None:
+    program = _Program()
+    assert program.calls(_OFTEN + 2) == [False] * _OFTEN + [True] * 2
+    assert _Program().call(sync=True), "who says so need not show it"
+
+
+def test_until_one_is_waited_for_late() -> None:
+    program = _Program()
+    program.calls(_OFTEN)
+    assert program.call()
+    program.works(_SOON * 2)
+    program.wait()
+    assert program.calls(_OFTEN + 1) == [False] * _OFTEN + [True]
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_or_not_at_all_and_then_not_for_longer(sync: bool) -> None:
+    program = _Program()
+    program.calls(_OFTEN)
+    assert program.call(), "nobody could know"
+    program.works(_SOON * 2)
+    program.call(sync)
+    program.wait()
+    late = PAUSE + _OFTEN - (not sync)
+    assert program.calls(late + 1) == [False] * late + [True]
+
+
+def test_several_calls_that_go_out_together_are_as_one() -> None:
+    """A value that is made there, and fetched, is; a batch that takes its time is not."""
+    program = _Program()
+    program.calls(_OFTEN)
+    for _ in range(5):
+        assert program.call() and program.call(sync=True)
+    for _ in range(5):
+        program.call()
+        program.works(_SOON / 4)
+    program.wait()
+    assert not program.call()
+
+
+def test_calls_that_say_so_tell_nothing_of_others() -> None:
+    program = _Program()
+    for _ in range(_OFTEN * 2):
+        program.call(sync=True)
+    assert not program.call()
 
 
 def test_an_answer_that_was_expected_reaches_who_asked_to_be_called(agents: list[Agent]) -> None:

@@ -18,7 +18,7 @@ class Thread:
     """A thread of a system with four cores."""
 
     def __init__(self) -> None:
-        self.at, self.mask, self.refuses, self.elsewhere = 1, ALL, False, False
+        self.at, self.mask, self.refuses = 1, ALL, False
 
     def core(self) -> int:
         return self.at
@@ -26,8 +26,7 @@ class Thread:
     def may(self) -> bytes | None:
         return self.mask
 
-    def bind(self, mask: bytes, thread: int = 0) -> bool:
-        assert thread in (0, threading.get_native_id()) or self.elsewhere
+    def bind(self, mask: bytes) -> bool:
         if not self.refuses:
             self.mask = mask
         return not self.refuses
@@ -54,7 +53,8 @@ class Side:
         """As who answers; whether it waited where the caller does."""
         rests = self.beside.rest()
         if rests:
-            self.beside.rise(seconds < MOMENT)
+            self.beside.rise()
+            self.beside.called(seconds < MOMENT)
         if not rests or seconds >= MOMENT:
             self.now += seconds
             self.beside.came()
@@ -75,30 +75,39 @@ def test_who_answers_waits_where_its_caller_does(caller: Side, callee: Side) -> 
     assert not callee.beside.rest(), "nobody has called"
     caller.asks(callee)
     assert callee.beside.rest() and callee.thread.mask == ONE
-    callee.beside.rise(True)
+    callee.beside.rise()
     assert callee.thread.mask == ALL
 
 
-def test_a_caller_stays_where_it_is_until_it_waits_no_more(caller: Side, callee: Side) -> None:
-    for _ in range(2):
-        caller.beside.expect()
-        assert caller.thread.mask == ONE
-    caller.beside.expected()
+def test_a_caller_sleeps_where_it_is(caller: Side, callee: Side) -> None:
+    assert not caller.beside.stay(), "it expects nothing"
+    caller.beside.expect()
+    assert caller.thread.mask == ALL, "it still runs"
+    caller.thread.at = 2
+    assert caller.beside.stay() and caller.thread.mask == (0b0100).to_bytes(128, "little"), "where it is by now"
+    caller.beside.rise()
     assert caller.thread.mask == ALL
     caller.beside.expected()
-    assert caller.thread.mask == ALL
+    assert not caller.beside.stay()
 
 
-def test_who_does_not_come_to_wait_is_set_free_by_others(caller: Side, callee: Side) -> None:
+def test_another_thread_that_reads_meanwhile_stays_nowhere(caller: Side) -> None:
+    caller.beside.expect()
+    stayed: list[bool] = []
+    _on_thread(lambda: stayed.append(caller.beside.stay()))
+    assert stayed == [False] and caller.thread.mask == ALL
+
+
+def test_who_does_not_come_to_wait_is_not_believed_for_a_while(caller: Side, callee: Side) -> None:
     caller.beside.expect()
     caller.sends(callee)
-    caller.thread.elsewhere = True
-    for _ in range(2):
-        _on_thread(caller.beside.in_vain)
-        assert caller.thread.mask == ALL
-    caller.thread.elsewhere = False
-    caller.asks(callee)
-    assert not callee.waits(0.0), "for a while"
+    _on_thread(caller.beside.in_vain)
+    assert not caller.beside.stay()
+    found = []
+    for _ in range(_PAUSE + 1):
+        caller.asks(callee)
+        found.append(callee.waits(0.0))
+    assert found == [False] * _PAUSE + [True]
 
 
 def test_what_nobody_waits_for_ends_it_for_a_while(caller: Side, callee: Side) -> None:
@@ -119,7 +128,7 @@ def test_so_does_what_another_thread_sends_meanwhile(caller: Side, callee: Side)
     assert not callee.beside.rest()
     caller.beside.expected()
     caller.asks(callee)
-    assert not callee.beside.rest() and caller.thread.mask == ALL
+    assert not callee.beside.rest()
 
 
 def test_what_goes_with_the_next_message_changes_nothing(caller: Side, callee: Side) -> None:
@@ -152,13 +161,12 @@ def test_no_hint_that_can_come_does_harm(callee: Side, hint: int) -> None:
     assert not callee.beside.rest() and callee.thread.mask == ALL
 
 
-def test_where_the_system_refuses_nothing_is_said(caller: Side, callee: Side) -> None:
-    caller.thread.refuses = True
-    caller.asks(callee)
-    assert callee.beside.hears == 0
-    caller.thread.refuses, callee.thread.refuses = False, True
+def test_where_the_system_refuses_they_sleep_as_before(caller: Side, callee: Side) -> None:
+    caller.thread.refuses = callee.thread.refuses = True
     caller.asks(callee)
     assert callee.beside.hears and not callee.beside.rest()
+    caller.beside.expect()
+    assert not caller.beside.stay()
 
 
 def _on_thread(job: Callable[[], None]) -> None:
