@@ -5,8 +5,8 @@ Of two that take turns only one runs, yet the system wakes each on a core of its
 runs, and sleeps there; who has answered it sleeps there, too, until the next one.
 
 Guarantees
-- A thread is bound only while it sleeps, and for `MOMENT` seconds at most. No code of anybody's runs bound, and no
-  thread or process that is started inherits it.
+- A thread is bound only while it sleeps, and for `MOMENT` seconds at most. No code of a user's runs bound, but for a
+  handler of a signal that comes just then; no thread or process that is started inherits it.
 - It is left alone for `_PAUSE` calls where something was sent that nobody waited for: both may have work to do then.
 - What a peer says is a hint. It counts only where both share a kernel, and names a core that this thread may use.
 """
