@@ -85,7 +85,7 @@ class Keeper:
         before = math.nan
         while not self._stopped.is_set():
             if self._settle(self._notes(pause)):
-                self._stopped.wait(_NAP_SECONDS)
+                self._stopped.wait(min(_NAP_SECONDS, self._appointments()))
             now = self._clock()
             due, pause = self._deadlines.pop_due(now)
             for call in due:

@@ -5,6 +5,7 @@ It sleeps as long as tokens come back in time, however many: the next one puts t
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -59,10 +60,18 @@ class Monitor:
     def _set(self, at: float, now: float) -> None:
         """Under the lock. It may ring before any token has lain for long, and is set again then."""
         if self._alarm is None:
-            self._alarm = alarm()
-            self._spawn(partial(self._watch, self._alarm))
+            self._alarm = self._begin()
         self._at = at
         self._alarm.set(max(_SOON, at - now))
+
+    def _begin(self) -> Alarm:
+        bell = alarm()
+        try:
+            self._spawn(partial(self._watch, bell))
+        except BaseException:
+            bell.close()
+            raise
+        return bell
 
     def _watch(self, bell: Alarm) -> None:
         while not self._closed:
@@ -70,11 +79,12 @@ class Monitor:
             late = time.monotonic() - LONG
             for token, since in self._since.copy().items():
                 if since <= late:
-                    token.hand_over()
+                    _hand_over(token)
             with self._lock:
                 self._at = 0.0
-                if self._since and not self._closed:
-                    self._set(min(self._since.values()) + LONG, time.monotonic())
+                left = self._since.copy()
+                if left and not self._closed:
+                    self._set(min(left.values()) + LONG, time.monotonic())
         bell.close()
 
     def close(self) -> None:
@@ -83,3 +93,11 @@ class Monitor:
             self._closed = True
             if self._alarm is not None:
                 self._alarm.set(0.0)
+
+
+def _hand_over(token: Token) -> None:
+    """One that cannot be, as no thread can be started, say, must not end the watch over the others."""
+    try:
+        token.hand_over()
+    except Exception:  # noqa: BLE001  (told like the end of a thread)
+        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))

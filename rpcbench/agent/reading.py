@@ -140,7 +140,7 @@ class Reading:
                     return None
             elif frames:
                 self._receive(frames.popleft())
-            elif self._missed and not self._pool.due():
+            elif self._missed and self._begun and not self._pool.due():
                 if (ending := self._stand_by()) is not None:
                     return ending
             else:
@@ -184,25 +184,35 @@ class Reading:
     # -- the token on the table
     def _rest(self) -> None:
         """Put it there; the monitor sees to it."""
-        self._pool.monitor.laid(self)
-        self._token.release()
+        try:
+            self._pool.monitor.laid(self)
+        finally:
+            self._token.release()
 
     def _take(self) -> bool:
         """Take it back, unless somebody else has it, or stands by for it."""
         if not self._token.acquire(blocking=False):
             return False
         self._pool.monitor.taken(self)
-        if self._guarded:  # and perhaps expected by a thread that has not come to wait
-            if self._source.beside is not None:
-                self._source.beside.in_vain()
+        if self._guarded:
             self._return()
             return False
         return True
 
     def hand_over(self) -> None:
-        """Let another thread read on if the token lies on the table."""
+        """Let another thread read on if the token lies on the table: nobody has come for it."""
+        if self._guarded and self._source.beside is not None:
+            self._source.beside.in_vain()
         if self._take():
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Let a worker read on; where no thread can be started, the token is on the table again."""
+        try:
             self._pool.spawn(self.read_on)
+        except BaseException:
+            self._rest()
+            raise
 
     # -- the token beside one who stands by for it
     def _stand_by(self) -> Ending | None:
@@ -216,8 +226,15 @@ class Reading:
             watch.wait()
             if self._token.acquire(blocking=False):
                 break
+        self._taken()
         self._guarded = False
         return self._ending
+
+    def _taken(self) -> None:
+        """The token, by whoever has it now; whoever expected to have it next may be another one."""
+        self._pool.monitor.taken(self)
+        if self._source.beside is not None:
+            self._source.beside.expected()
 
     def _return(self) -> None:
         """Put the token beside the one who stands by. In this order: who is woken must find it.
@@ -248,18 +265,17 @@ class Reading:
         Should it not come to wait, the monitor sees to what has come.
         """
         with uninterrupted:
-            if not self._token.acquire(blocking=False):
+            if not self._guarded or not self._token.acquire(blocking=False):
                 return
-            if not self._guarded:  # on the table already
-                self._token.release()
-            elif self._ending is not None:
-                self._return()
-            else:
+            if not self._guarded or self._ending is not None:  # by now
+                self._return() if self._guarded else self._rest()
+                return
+            try:
                 self._disarm()
                 if self._source.beside is not None:
                     self._source.beside.expect()
-                self._pool.monitor.laid(self)
-                self._token.release()
+            finally:
+                self._rest()
 
     def _reached(self) -> bool:
         """Whether this thread has the token now, and nothing was left for a worker."""
@@ -269,7 +285,8 @@ class Reading:
         self._pool.monitor.taken(self)
         self._pool.monitor.rest()
         if self.calls or self._frames:  # left by who runs a call: a worker is to see to them now
-            self._pool.spawn(self.read_on)
+            self._taken()
+            self._pass_on()
             return False
         return True
 
@@ -329,7 +346,7 @@ class Reading:
         elif ending is not None:
             self._pool.spawn(lambda: self._over(ending))
         elif self._pool.due():
-            self._pool.spawn(self.read_on)
+            self._pass_on()
         else:
             self._rest()
 
@@ -337,8 +354,10 @@ class Reading:
 def _await_beside(beside: Beside, watch: Watch) -> None:
     """Wait for what comes, on the core of who calls as long as it calls again and again."""
     if beside.rest():
-        came = watch.readable(MOMENT)
-        beside.rise()
+        try:
+            came = watch.readable(MOMENT)
+        finally:
+            beside.rise()
         beside.called(came)
         if came:
             return

@@ -208,6 +208,40 @@ def test_from_many_threads_none_is_forgotten(table: Monitor) -> None:
     assert wrong == []
 
 
+def test_one_that_cannot_be_handed_over_does_not_end_the_watch(
+    table: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+
+    class Fails(Token):
+        def hand_over(self) -> None:
+            self.take()
+            raise RuntimeError("can't start new thread")
+
+    fails, token = Fails(table), Token(table)
+    fails.lay()
+    until(lambda: len(told) == 1, "a word about what happened")
+    token.lay()
+    until(lambda: token.taken_over == 1)
+
+
+def test_an_alarm_that_nobody_would_hear_is_given_back(bells: list[Counted]) -> None:
+    closed: list[bool] = []
+
+    def none(job: object) -> None:
+        bell, close = bells[-1], bells[-1].close
+        bell.close = lambda: (close(), closed.append(True))  # type: ignore[func-returns-value]
+        raise RuntimeError("can't start new thread")
+
+    made = Monitor(none)
+    for turn in range(2):
+        with pytest.raises(RuntimeError):
+            Token(made).lay()
+        made._since.clear()
+        assert len(closed) == turn + 1, "and the next one tries again"
+
+
 def test_once_closed_it_keeps_nothing(bells: list[Counted]) -> None:
     spawned: list[Callable[[], object]] = []
     made = Monitor(spawned.append)

@@ -327,6 +327,47 @@ def test_an_answer_for_which_nobody_comes_is_read_by_who_stands_by(
     assert source.beside.freed.wait(PATIENCE), "it is still bound"
 
 
+def test_who_stands_by_may_take_what_another_thread_expects(
+    parted: tuple[_Parted, Pool, Reading, list[threading.Thread]],
+) -> None:
+    """It was woken before: by an end, say, which wakes it also while it is not to be woken."""
+    source, pool, reading, _ = parted
+    pool.monitor._closed = True  # so it hands nothing over
+    reading.expect()
+    assert pool.monitor._since
+    source.there.shutdown(socket.SHUT_RDWR)
+    assert source.ended.wait(PATIENCE)
+    assert not pool.monitor._since, "the monitor would ring for it for ever"
+    until(lambda: source.beside.told[-1] == "expected", "nobody expects anything of it")
+    pool.monitor._closed = False
+
+
+@pytest.mark.parametrize("fails", ["the alarm", "a thread"])
+def test_where_no_thread_can_be_started_the_token_is_not_lost(
+    fails: str, parted: tuple[_Parted, Pool, Reading, list[threading.Thread]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, pool, reading, takers = parted
+    takers.clear()
+
+    def none(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        if fails == "the alarm":
+            patch.setattr(pool.monitor, "_spawn", none)
+            patch.setattr(pool.monitor, "_alarm", None)
+            with pytest.raises(RuntimeError, match="new thread"):
+                reading.expect()
+        else:
+            patch.setattr(pool, "spawn", none)
+            assert reading._token.acquire(timeout=PATIENCE)
+            with pytest.raises(RuntimeError, match="new thread"):
+                reading._pass_on()
+    reading.read_while(lambda: False)  # whoever has the token next puts it where it belongs
+    source.there.send(b".")
+    until(lambda: len(takers) == 1, "the message")
+
+
 class _Program:
     """Makes calls, each of which takes the bench ten seconds by a clock of its own."""
 
