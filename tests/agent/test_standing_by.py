@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import socket
 import threading
@@ -117,6 +119,29 @@ def test_where_nobody_can_stand_by_a_worker_reads(tmp_path: Path, monkeypatch: p
         made[0].links.use(noted)
         assert [rpc_sync("worker1", back_and_forth, (number,)) for number in range(5)] == list(range(5))
         assert threading.main_thread() not in noted.readers and not _reading(made[0])._guarded
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not bind threads")
+def test_nothing_that_is_started_is_bound_and_nobody_stays_so(agents: list[Agent]) -> None:
+    """Neither what a program starts between a call and its wait, nor threads of ours."""
+    everywhere, found = os.sched_getaffinity(0), list[set[int]]()
+    for turn in range(10):
+        assert [rpc_sync("worker1", back_and_forth, (number,)) for number in range(4)] == list(range(4))
+        for _ in range(5):
+            rpc_async("worker1", echo, (turn,)).wait()
+        left = rpc_async("worker1", echo, (turn,))
+        thread = threading.Thread(target=lambda: found.append(os.sched_getaffinity(0)))
+        thread.start()
+        thread.join()
+        assert left.wait() == turn
+    assert found == [everywhere] * 10
+
+    def free(task: Path) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            return os.sched_getaffinity(int(task.name)) == everywhere
+        return True
+
+    until(lambda: all(map(free, Path("/proc/self/task").iterdir())), "all are free")
 
 
 def test_many_threads_call_both_ways_at_once(agents: list[Agent]) -> None:
