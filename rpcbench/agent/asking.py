@@ -118,9 +118,6 @@ class Asking:
         self._peers.read_while(to, waiting)
 
     def read_while(self, waiting: Waits, to: int, free: bool = False) -> None:
-        """Of a thread that waits for words of a member: unless it has other work to leave, it may read them itself.
-
-        `free`: it has left that (see `blocked`), and waits for nothing that could not wait a tenth of a second.
-        """
+        """See `Agent.read_while`."""
         if free or not isinstance(threading.current_thread(), Worker):
             self._peers.read_while(to, waiting, PATIENCE if free else LONG)

@@ -48,7 +48,7 @@ from rpcbench.words.changes import Flag
 from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig
 from rpcbench.words.errors import NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError, WorkerLostError
 from rpcbench.words.events import Tables
-from rpcbench.words.futures import Future, blocked
+from rpcbench.words.futures import Future, Waits, blocked
 from rpcbench.words.ids import COUNTER_BITS, Id
 
 P = TypeVar("P")
@@ -97,7 +97,6 @@ class Agent:
         self._keeper = Keeper(self.name, self.machine, self.waiting.deadlines, self.clock, self._peers)
         self.holds, self.released = self._keeper.holds, self._keeper.released
         self._asking = Asking(self.machine, self._peers, self._keeper, self.clock, lambda: self.running)
-        self.expect, self.read_while = self._asking.expect, self._asking.read_while
         self.links.changed = self._relinked
 
     # -- life
@@ -250,6 +249,17 @@ class Agent:
                 "started again since: make the value anew"
             )
         return owner.id
+
+    def expect(self, to: int) -> None:
+        """Of a thread that is about to send words to a member, and to wait for others of it."""
+        self._asking.expect(to)
+
+    def read_while(self, waiting: Waits, to: int, free: bool = False) -> None:
+        """Of a thread that waits for words of a member: unless it has other work to leave, it may read them itself.
+
+        `free`: it has left that (see `blocked`), and waits for nothing that could not wait a tenth of a second.
+        """
+        self._asking.read_while(waiting, to, free)
 
     def _pack(
         self, to: int, label: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
