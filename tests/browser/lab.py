@@ -189,7 +189,7 @@ def settles(page: Page, read: Callable[[], Any], wanted: Any) -> None:
     deadline = time.monotonic() + SECONDS
     while (found := read()) != wanted and time.monotonic() < deadline:
         page.wait_for_timeout(50)  # the page goes on
-    assert found == wanted
+    assert found == wanted, f"it shows {found}"
 
 
 def unlike(one: Any, other: Any) -> Any:

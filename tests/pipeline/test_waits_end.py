@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from worlds import ties, until, world
 
+from rpcbench.agent.asking import Asking
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, stage
 from rpcbench.pipeline.slots import Slot, Slots
@@ -213,17 +214,17 @@ def test_ctrl_c_between_two_calls_ends_the_step_on_the_worker_that_has_one(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = small.pipeline(microbatches=1)
-    begin = Agent._begin
+    begin = Asking.begin
 
-    def interrupted(self: Agent, to: int, message: Any, seconds: float | None) -> None:
-        begin(self, to, message, seconds)
+    def interrupted(self: Asking, to: int, message: Any, seconds: float | None, waits: bool = False) -> None:
+        begin(self, to, message, seconds, waits)
         if message.label.endswith("run"):  # the other worker gets none
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Agent, "_begin", interrupted)
+    monkeypatch.setattr(Asking, "begin", interrupted)
     with pytest.raises(KeyboardInterrupt), pipe.batch(*small.data(4)):
         pass
-    monkeypatch.setattr(Agent, "_begin", begin)
+    monkeypatch.setattr(Asking, "begin", begin)
     with pipe.batch(*small.data(4)) as batch:
         assert batch.loss > 0
     assert not _taking
