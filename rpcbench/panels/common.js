@@ -44,23 +44,24 @@ function bytes(count) {
   return `${value.toFixed(power && value < 99.95 ? 1 : 0)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 }
 
-// One child per key, kept as long as its key is: nodes of unchanged rows are not touched.
+// One child per key, in the order of the items, kept as long as its key is: nodes of unchanged rows are not touched.
 // `parts` are the row objects a child is drawn from; patches keep unchanged rows identical.
 function join(parent, items, make) {
   const before = parent.children_ ?? new Map();
   const after = new Map();
+  const wanted = new Set(items.map(({ key }) => key));
+  for (const [key, { node }] of before) if (!wanted.has(key)) node.remove();
+  let last = null;
   for (const { key, parts, ...item } of items) {
     const old = before.get(key);
     const same = old && old.parts.length === parts.length && parts.every((part, i) => part === old.parts[i]);
     const node = same ? old.node : make(key, item);
     if (old && !same) old.node.replaceWith(node);
-    if (!old) {
-      node.classList.add("rb-new");
-      parent.append(node);
-    }
+    if (!old) node.classList.add("rb-new");
+    if (last ? last.nextSibling !== node : !old) last ? last.after(node) : parent.prepend(node);
+    last = node;
     after.set(key, { node, parts });
   }
-  for (const [key, { node }] of before) if (!after.has(key)) node.remove();
   parent.children_ = after;
 }
 

@@ -821,6 +821,17 @@ def test_a_message_that_was_under_way_arrives(show):
     assert arrows(shown) == [(key, "received")]
 
 
+def test_what_is_told_late_is_read_where_it_belongs(show):
+    """A reader of the screen goes by the document, whatever it was drawn after."""
+    at = world(2)
+    keys = [send(at, 0, 1, "Call", float(n)) for n in (2.0, 4.0)]
+    shown = show("messages", at)
+    keys = [send(at, 1, 0, "Result", 1.0), keys[0], send(at, 1, 0, "Result", 3.0), keys[1]]
+    shown.move(at)
+    rows = shown.page.locator("[data-message]").all()
+    assert [row.get_attribute("data-message") for row in rows] == keys == [key for key, _ in arrows(shown)]
+
+
 def test_of_ten_thousand_messages_only_those_in_sight_are_drawn(show):
     at = world(3)
     keys = [send(at, n % 3, 1 + n % 3, "Call", float(n)) for n in range(10_000)]
