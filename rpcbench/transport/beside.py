@@ -9,6 +9,8 @@ Guarantees
   handler of a signal that comes just then; no thread or process that is started inherits it.
 - It is left alone for `_PAUSE` calls where something was sent that nobody waited for: both may have work to do then.
 - What a peer says is a hint. It counts only where both share a kernel, and names a core that this thread may use.
+
+A thread that has slept so has had its mask set: it does not follow where a system lets its processes use more cores later.
 """
 
 from __future__ import annotations
