@@ -10,7 +10,8 @@ Guarantees
 - It is left alone for `_PAUSE` calls where something was sent that nobody waited for: both may have work to do then.
 - What a peer says is a hint. It counts only where both share a kernel, and names a core that this thread may use.
 
-A thread that has slept so has had its mask set: it does not follow where a system lets its processes use more cores later.
+A thread that has slept so has had its mask set: it does not follow where a system lets its processes use more cores
+later.
 """
 
 from __future__ import annotations
