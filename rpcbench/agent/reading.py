@@ -256,7 +256,6 @@ class Reading:
         """
         with uninterrupted:  # a token that is lost would never be found
             if self._reached():
-                self._disarm()
                 self._lead(waiting, quiet)
 
     def expect(self) -> None:
@@ -301,6 +300,7 @@ class Reading:
         ending = self._ending
         try:
             if ending is None:
+                self._disarm()
                 ending = self._follow(waiting, quiet)
         except ProtocolError as error:
             ending = Ending(f"it sent nonsense ({error})", False)

@@ -49,6 +49,14 @@ class Side:
     def sends(self, other: Side, held: bool = False) -> None:
         other.beside.hears = self.beside.says(held)
 
+    def pauses(self, other: Side) -> bool:
+        """Whether its next calls are waited for as any others are, and only then beside it again."""
+        found = []
+        for _ in range(_PAUSE + 1):
+            self.asks(other)
+            found.append(other.waits(0.0))
+        return found == [False] * _PAUSE + [True]
+
     def waits(self, seconds: float) -> bool:
         """As who answers; whether it waited where the caller does."""
         rests = self.beside.rest()
@@ -103,22 +111,14 @@ def test_who_does_not_come_to_wait_is_not_believed_for_a_while(caller: Side, cal
     caller.sends(callee)
     _on_thread(caller.beside.in_vain)
     assert not caller.beside.stay()
-    found = []
-    for _ in range(_PAUSE + 1):
-        caller.asks(callee)
-        found.append(callee.waits(0.0))
-    assert found == [False] * _PAUSE + [True]
+    assert caller.pauses(callee)
 
 
 def test_what_nobody_waits_for_ends_it_for_a_while(caller: Side, callee: Side) -> None:
     caller.asks(callee)
     caller.sends(callee)
     assert not callee.beside.rest(), "its caller may have other work to do there"
-    found = []
-    for _ in range(_PAUSE + 1):
-        caller.asks(callee)
-        found.append(callee.waits(0.0))
-    assert found == [False] * _PAUSE + [True]
+    assert caller.pauses(callee)
 
 
 def test_so_does_what_another_thread_sends_meanwhile(caller: Side, callee: Side) -> None:
