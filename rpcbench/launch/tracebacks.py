@@ -54,7 +54,9 @@ def of_user(frames: TracebackType | None) -> TracebackType | None:
         frames = frames.tb_next
     copy = None
     for frame in reversed(kept):
-        copy = TracebackType(copy, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+        # An interrupt may meet an instruction that belongs to no line, which neither this nor IPython could show.
+        line = cast(int | None, frame.tb_lineno) or frame.tb_frame.f_code.co_firstlineno
+        copy = TracebackType(copy, frame.tb_frame, frame.tb_lasti, line)
     return copy
 
 

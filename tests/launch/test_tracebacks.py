@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from types import FunctionType
 
 import pytest
+from IPython.core.ultratb import FormattedTB
 
 from rpcbench.launch.tracebacks import of_user
 from rpcbench.pipeline.chance import seeded
@@ -42,3 +44,16 @@ def test_frames_of_this_package_and_of_its_contexts_are_left_out(
     kept = [frame.name for frame in traceback.extract_tb(of_user(caught.tb))]
     assert kept[1:] == names and whole[0] == kept[0]
     assert hidden <= set(whole)
+
+
+def test_a_frame_that_stands_on_no_line_is_shown_at_the_first_of_its_function():
+    code = _fails.__code__
+    nowhere = bytes([0x80 | 15 << 3 | 7]) * (len(code.co_code) // 16 + 1)  # each entry: eight instructions on no line
+    lineless = FunctionType(code.replace(co_linetable=nowhere), globals())
+    with pytest.raises(ValueError) as caught:
+        lineless()
+    assert caught.tb.tb_next is not None and caught.tb.tb_next.tb_lineno is None
+    kept = of_user(caught.tb)
+    assert [line for _, line in traceback.walk_tb(kept)][-1] == code.co_firstlineno
+    shown = FormattedTB(mode="Context").structured_traceback(ValueError, caught.value, kept)
+    assert any("_fails" in line for line in shown)
