@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import cloudpickle
 import torch
 
-from rpcbench.wire import holes, kinds, ordinary, scripts, tensors
+from rpcbench.wire import holes, kinds, ordinary, plain, scripts, tensors
 from rpcbench.wire.blame import blame
 from rpcbench.wire.body import Body
 from rpcbench.wire.captured import CapturedData
@@ -32,14 +32,15 @@ from rpcbench.wire.code import CodeCache, MissingCodeError, reduce_cached
 from rpcbench.wire.devices import CPU_ONLY, Route
 from rpcbench.wire.identity import has_name, importable, load_packages_of, loaded
 from rpcbench.wire.ordinary import Buffer
+from rpcbench.wire.plain import Encoded
 from rpcbench.wire.storages import INLINE
 from rpcbench.words.errors import ProtocolError, RpcError, SerializationError
 
 _PROTOCOL = 5
 _SPAWNED = "__mp_main__"
 """What processes started by multiprocessing call their `__main__`, and all have."""
-_ATOMS = frozenset({bool, float, int, type(None)})
-"""Types whose instances have nothing to look into."""
+_SHORT = 1 << 12
+"""Bytes of a pickle after which its pickler is used again; what has written a long one has grown with it."""
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     **cloudpickle.Pickler.dispatch_table.maps[0],
     functools._lru_cache_wrapper: reduce_cached,
@@ -77,16 +78,13 @@ class Externals(Protocol):
         """The external of that number; ProtocolError if the message brings none."""
 
 
-Encoded = tuple[Body, list[torch.Tensor]]
-"""A body, and the sender's own tensors in the order of its table."""
-
-
 class Codec:
     """Encodes and decodes for one agent, from any thread; remembers the classes that travelled by value."""
 
     def __init__(self) -> None:
         self._code = CodeCache()
         self._captured = CapturedData()
+        self._idle: list[_Pickler] = []
 
     def encode(
         self,
@@ -101,8 +99,6 @@ class Codec:
         Tensors of up to 16 KB are copied; larger ones must not change until the body is sent.
         Raises SerializationError if a part of the value cannot travel.
         """
-        if type(value) in _ATOMS:
-            return Body(pickle.dumps(value, _PROTOCOL), b"", []), []
         try:
             return self._encode(value, externals, route)
         except Exception as error:
@@ -112,15 +108,19 @@ class Codec:
             raise SerializationError(f"{path}: {_words(cause)}") from cause
 
     def _encode(self, value: object, externals: Externals | None, route: Route) -> Encoded:
-        if not route.targets and (quickly := _alone(value)) is not None:
+        if not route.targets and (quickly := plain.encode(value, _REDUCERS) or _alone(value)) is not None:
             return quickly
-        stream = io.BytesIO()
-        pickler = _Pickler(stream, self._code, self._captured, externals, route)
-        pickle.Pickler.dump(pickler, value)  # cloudpickle's own would hide a RecursionError
-        if not pickler.tensors:
-            return Body(stream.getvalue(), b"", pickler.buffers), []
-        table, buffers = tensors.encode(pickler.tensors, route)
-        return Body(stream.getvalue(), table, buffers + pickler.buffers), pickler.tensors
+        try:
+            pickler = self._idle.pop()
+        except IndexError:
+            pickler = _Pickler(self._code, self._captured)
+        payload, found, beside = pickler.pickled(value, externals, route)
+        if len(payload) < _SHORT and not pickler.globals_ref:
+            self._idle.append(pickler)  # not where it failed: then something may be left in it
+        if not found:
+            return Body(payload, b"", beside), []
+        table, buffers = tensors.encode(found, route)
+        return Body(payload, table, buffers + beside), found
 
     def _problem(self, value: object, externals: Externals | None, route: Route) -> Exception | None:
         try:
@@ -145,11 +145,13 @@ class Codec:
             received = adopt(received)
         if received and body.payload in (_ALONE, _LISTED):
             return received[0] if body.payload == _ALONE else received[:1]
-        buffers = body.buffers[used:]
-        unpickler = _Unpickler(io.BytesIO(body.payload), buffers=_owned(buffers) if buffers else None)
-        unpickler.tables = None
-        unpickler.parts = self._code, received, externals
         try:
+            if plain.begins(body.payload):
+                return plain.opened(pickle.loads(body.payload), received, _find)
+            buffers = body.buffers[used:]
+            unpickler = _Unpickler(io.BytesIO(body.payload), buffers=_owned(buffers) if buffers else None)
+            unpickler.tables = None
+            unpickler.parts = self._code, received, externals
             return unpickler.load()
         except (pickle.UnpicklingError, EOFError) as error:
             raise ProtocolError(f"the peer sent a broken payload: {error}") from error
@@ -170,7 +172,7 @@ def _alone(value: object) -> Encoded | None:
     """The quick way for one ordinary tensor, perhaps in a list: the same bytes."""
     listed = type(value) is list and len(value) == 1
     tensor: Any = value[0] if listed else value  # type: ignore[index]
-    if type(tensor) is not torch.Tensor or vars(tensor) or torch.Tensor in _REDUCERS:
+    if not plain.is_ordinary(tensor, _REDUCERS):
         return None
     table = ordinary.encode([tensor])
     return None if table is None else (Body(_LISTED if listed else _ALONE, *table), [tensor])
@@ -193,21 +195,29 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     dispatch_table = copyreg.dispatch_table
 
-    def __init__(
-        self,
-        stream: io.BytesIO,
-        code: CodeCache,
-        captured: CapturedData,
-        externals: Externals | None,
-        route: Route,
-    ) -> None:
+    def __init__(self, code: CodeCache, captured: CapturedData) -> None:
         self.tensors: list[torch.Tensor] = []
-        self.buffers: list[memoryview] = []
-        super().__init__(stream, protocol=_PROTOCOL, buffer_callback=functools.partial(_keep, self.buffers))
+        self._stream = io.BytesIO()
+        self._beside: list[memoryview] = []
+        super().__init__(self._stream, protocol=_PROTOCOL, buffer_callback=functools.partial(_keep, self._beside))
         self._code = code
         self._captured = captured
-        self._externals = externals
-        self._route = route
+        self._externals: Externals | None = None
+        self._route = CPU_ONLY
+
+    def pickled(
+        self, value: object, externals: Externals | None, route: Route
+    ) -> tuple[bytes, list[torch.Tensor], list[memoryview]]:
+        """The pickle of a value, its tensors, and the large buffers that go beside it. Nothing of them stays here."""
+        self._externals, self._route = externals, route
+        pickle.Pickler.dump(self, value)  # cloudpickle's own would hide a RecursionError
+        payload, found, beside = self._stream.getvalue(), self.tensors, self._beside.copy()
+        self.tensors, self._externals = [], None
+        self._beside.clear()
+        self._stream.seek(0)
+        self._stream.truncate()
+        self.clear_memo()
+        return payload, found, beside
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
@@ -272,6 +282,11 @@ class _Unpickler(pickle.Unpickler):
             return super().find_class(module, name)
         except (AttributeError, ModuleNotFoundError) as error:
             raise MissingCodeError.about(error) from error
+
+
+def _find(module: str, name: str) -> Any:
+    """What goes by name, where no pickle says so. MissingCodeError."""
+    return _Unpickler(io.BytesIO()).find_class(module, name)
 
 
 class _Tables:

@@ -467,6 +467,17 @@ class Brittle:
         raise AttributeError("just so")
 
 
+def test_a_codec_writes_each_value_as_if_it_were_the_first() -> None:
+    codec, shared = Codec(), [1]
+    local = eval("lambda: shared", {"shared": shared, "__name__": "__main__"})
+    array, ones = np.zeros(INLINE), torch.ones(2)
+    short: list[Any] = [[shared, shared], [array], [array], [shared], [ones, 1], [ones, 1], [shared, ones]]
+    for value in (*short, list(range(9999)), *short, [local], *short):
+        body, found = codec.encode(value)
+        assert (body, found) == Codec().encode(value)
+        assert bool(codec._idle) == any(value is one for one in short), "not what has written much, or code"
+
+
 def test_a_codec_serves_many_threads() -> None:
     codec, failures = Codec(), []
 

@@ -1,0 +1,96 @@
+"""The quick way for most calls, functions that go by name with plain data and ordinary tensors, and for plain results.
+
+Such a payload begins as no other does, in an older protocol of pickle. It holds a plain value, or for a call a tuple:
+module and name of the function, and its arguments, where `(number,)` stands for a tensor of the table. What `encode`
+answers with None takes the general way (`pickling`), and so does what a reducer was registered for.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Container
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+
+from rpcbench.wire import ordinary
+from rpcbench.wire.body import Body
+from rpcbench.wire.identity import has_name, importable
+from rpcbench.words.errors import ProtocolError
+
+_PROTOCOL = 3
+_BEGINS = bytes((0x80, _PROTOCOL))
+_DATA = frozenset({bool, float, int, str, bytes, type(None)})
+"""Types whose instances have nothing to look into."""
+
+Encoded = tuple[Body, list[torch.Tensor]]
+"""A body, and the sender's own tensors in the order of its table."""
+Find = Callable[[str, str], Any]
+"""(module, name): what is there, imported if it has to be; an error that says what to do if it is not."""
+
+
+def encode(value: Any, reducers: Container[type]) -> Encoded | None:
+    """A value, or a call as `(function, args, kwargs)`."""
+    if type(value) in _DATA:
+        return Body(pickle.dumps(value, _PROTOCOL), b"", []), []
+    if type(value) is not tuple or len(value) != 3 or type(value[1]) is not tuple or value[2]:
+        return None
+    function, args, _ = value
+    name = _name(function, reducers)
+    if name is None:
+        return None
+    if _DATA.issuperset(map(type, args)):
+        return Body(pickle.dumps((function.__module__, name, args), _PROTOCOL), b"", []), []
+    found: dict[int, torch.Tensor] = {id(arg): arg for arg in args if is_ordinary(arg, reducers)}
+    if not found or not _DATA.issuperset([type(arg) for arg in args if id(arg) not in found]):
+        return None
+    table = ordinary.encode(tensors := [*found.values()])
+    if table is None:
+        return None
+    numbers = {key: (number,) for number, key in enumerate(found)}
+    parts = tuple([numbers.get(id(arg), arg) for arg in args])
+    return Body(pickle.dumps((function.__module__, name, parts), _PROTOCOL), *table), tensors
+
+
+def _name(function: Any, reducers: Container[type]) -> str | None:
+    """Under which its module has this function."""
+    kind = type(function)
+    if kind in reducers:
+        return None
+    if kind is FunctionType and importable(function):
+        name: str = function.__qualname__
+        return None if "." in name else name
+    return str(function.__name__) if kind is BuiltinFunctionType and has_name(function) else None
+
+
+def is_ordinary(value: Any, reducers: Container[type]) -> bool:
+    """Whether this is a tensor that `ordinary` may do for."""
+    return type(value) is torch.Tensor and not vars(value) and torch.Tensor not in reducers
+
+
+def begins(payload: bytes) -> bool:
+    """Whether a payload is of this form."""
+    return payload[:2] == _BEGINS
+
+
+def opened(value: Any, received: list[torch.Tensor], find: Find) -> Any:
+    """What the pickle of such a payload says. ProtocolError for what `encode` cannot have made."""
+    if type(value) is not tuple:
+        return value
+    try:
+        module, name, args = value
+        if received:
+            args = tuple([_tensor(received, *part) if type(part) is tuple else part for part in args])
+        holder = sys.modules.get(module)
+        function = None if holder is None else getattr(holder, name, None)
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(f"the peer sent a broken payload: {error}") from error
+    return find(module, name) if function is None else function, args, {}
+
+
+def _tensor(received: list[torch.Tensor], number: int) -> torch.Tensor:
+    if not 0 <= number < len(received):
+        raise ProtocolError(f"a message mentions tensor {number}, but brings {len(received)}")
+    return received[number]
