@@ -96,7 +96,7 @@ class Agent:
         self._effects = self._effect_table()
         self._keeper = Keeper(self.name, self.machine, self.waiting.deadlines, self.clock, self._peers)
         self.holds, self.released = self._keeper.holds, self._keeper.released
-        self._asking = Asking(self.machine, self._peers, self._keeper, self.clock, lambda: self.running)
+        self._asking = Asking(self.machine, self._peers, self._keeper, self.links, lambda: self.running)
         self.links.changed = self._relinked
 
     # -- life
@@ -190,11 +190,13 @@ class Agent:
         label: str = "",
         own: bool = False,
         waits: bool = False,
+        holding: Handle | None = None,
     ) -> Future[Any]:
         """Run `function(*args, **kwargs)` on a worker; a future of what it returns.
 
         `label` is what errors and pictures call the function. `own`: it is no call of a program, but the bench's own.
-        `waits`: this thread is going to wait for the answer at once.
+        `waits`: this thread is going to wait for the answer at once. `holding`: keeps the value that the function asks
+        its owner for, by the name of the RRef alone; held until there is an answer.
         """
         if not self.running:
             raise RuntimeError(NOT_INITIALIZED)
@@ -203,6 +205,7 @@ class Agent:
         with self._asking.whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
             number, future = self.waiting.new(partial(self._asking.help_along, target), own)
+            future.handle = holding  # type: ignore[attr-defined]
             self._asking.begin(target, m.Call(number, label, seconds, forks, scope, body), seconds, waits)
         return future
 
@@ -232,7 +235,7 @@ class Agent:
 
     def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT, waits: bool = False) -> Future[Any]:
         """A future of a copy of the value, from its owner; `waits` as in `call`. WorkerLostError where that is gone."""
-        owner, seconds = self._living_owner(handle), seconds_of(timeout, self.rpc_timeout)
+        owner, seconds = self.living_owner(handle), seconds_of(timeout, self.rpc_timeout)
         with self._asking.whole(owner):
             scope = self.values.asks(owner, "to_here")
             number, future = self.waiting.new(partial(self._asking.help_along, owner))
@@ -240,7 +243,7 @@ class Agent:
             self._asking.begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds, waits)
         return future
 
-    def _living_owner(self, handle: Handle) -> int:
+    def living_owner(self, handle: Handle) -> int:
         """The owner of the value; WorkerLostError where that is gone, though another may work under its name by now."""
         owner, fork = self.member(handle._owner), handle._fork
         if fork is not None and not self.machine.ask(lambda node: fork in node.rrefs.users):
@@ -380,7 +383,7 @@ class Agent:
 
     def _transmit(self, to: int, seq: int, message: m.Message, may_wait: bool) -> None:
         control, body = m.pack(seq, message)
-        hold = m.unhurried(message)
+        hold = type(message) in m.UNHURRIED and m.unhurried(message)
         connection = self._myself if to == self.id else self._peers.find(to)
         if connection is not None:
             try:

@@ -54,10 +54,10 @@ class DistributedOptimizer:
         recorder().recorded(context_id)
         here = [rref for rref in self.remote_optimizers if rref.is_owner()]
         others = [rref for rref in self.remote_optimizers if not rref.is_owner()]
-        stepped = [rpc_async(rref.owner(), _step, (rref, context_id)) for rref in others]
+        stepped = [rref.rpc_async().step(context_id) for rref in others]
         try:
             for rref in here:  # on this thread, while the others are at it
-                _step(rref, context_id)
+                rref.local_value().step(context_id)
         finally:
             wait_all(stepped)
 
@@ -127,10 +127,6 @@ def _make(
 def _made(rref: RRef[LocalOptimizer]) -> None:
     """Raises what went wrong when it was made."""
     rref.local_value()
-
-
-def _step(rref: RRef[LocalOptimizer], context_id: int) -> None:
-    rref.local_value().step(context_id)
 
 
 def _schedule(rref: RRef[LocalOptimizer], scheduler_class: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

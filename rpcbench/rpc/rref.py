@@ -14,7 +14,7 @@ from rpcbench.agent.described import class_of, type_of
 from rpcbench.agent.handles import Handle
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.autograd import backward
-from rpcbench.rpc.rref_proxy import CheckedProxy, RRefProxy
+from rpcbench.rpc.rref_proxy import CheckedProxy, RRefProxy, run, run_there
 from rpcbench.words.config import UNSET_TIMEOUT
 from rpcbench.words.errors import ConnectionLostError, RpcTimeoutError
 from rpcbench.words.futures import Future
@@ -173,8 +173,14 @@ class RRef(Handle, Generic[T]):
     def _call(
         self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float, waits: bool = False
     ) -> Future[Any]:
-        label = self._label(function, args)
-        return self._agent.call(self._owner, function, args, timeout=timeout, label=label, waits=waits)
+        label, call = self._label(function, args), self._agent.call
+        if function is not run or self.is_owner():
+            return call(self._owner, function, args, timeout=timeout, label=label, waits=waits)
+        self._check_alive("fork an UserRRef")
+        _, method, more, kwargs = args
+        owner = self._agent.living_owner(self)
+        there = (*self._rref, method, *more)
+        return call(owner, run_there, there, kwargs, timeout=timeout, label=label, waits=waits, holding=self)
 
     def _label(self, function: Callable[..., Any], args: tuple[Any, ...]) -> str:
         name = args[1] if len(args) > 1 and isinstance(args[1], str) else function.__name__.strip("_")

@@ -10,9 +10,11 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from rpcbench.agent import current
 from rpcbench.agent.serve import ASYNC_MARK, Later
 from rpcbench.words.config import UNSET_TIMEOUT
 from rpcbench.words.futures import Future
+from rpcbench.words.ids import Id
 
 __all__ = ["RRefProxy"]
 _ITSELF = "__call__"
@@ -56,7 +58,7 @@ class RRefProxy:
         return self._send(_read, name)
 
     def _invoke(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self._send(_run, method, args, kwargs)
+        return self._send(run, method, args, kwargs)
 
     def _send(self, function: Callable[..., Any], *args: Any) -> Any:
         return self.rpc_api(self.rref._owner, function, args=(self.rref, *args), timeout=self.rpc_timeout)
@@ -74,8 +76,17 @@ class CheckedProxy(RRefProxy):
 
 
 # -- what runs on the owner
-def _run(rref: Reference, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    value = rref.local_value()
+def run(rref: Reference, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A method of the value."""
+    return _run(rref.local_value(), method, args, kwargs)
+
+
+def run_there(worker: int, serial: int, incarnation: int, method: str, *args: Any, **kwargs: Any) -> Any:
+    """As `run`, where the caller holds the RRef of that name: it need not travel, and the call is a plain one."""
+    return _run(current.current().values.owned(Id(worker, serial, incarnation)).wait(), method, args, kwargs)
+
+
+def _run(value: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     function = value if method == _ITSELF else getattr(value, method)
     result = function(*args, **kwargs)
     return Later(result) if getattr(function, ASYNC_MARK, None) is not None else result

@@ -16,7 +16,7 @@ from worlds import nothing_left, world
 
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
-from rpcbench.optim import DistributedOptimizer, clip_grad_norm_, distributed
+from rpcbench.optim import DistributedOptimizer, clip_grad_norm_
 from rpcbench.rpc import RRef, get_worker_info, remote, rpc_async, rpc_sync
 
 SHAPES = [(4, 3), (3, 3), (2, 3)]
@@ -452,9 +452,9 @@ def test_an_error_of_one_owner_is_raised_when_the_others_have_stepped(agents: li
 
 def test_the_share_of_who_steps_does_not_travel(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = DistributedOptimizer(torch.optim.SGD, spread(), lr=0.1)
-    asked: list[str] = []
-    real = distributed.rpc_async
-    monkeypatch.setattr(distributed, "rpc_async", lambda to, *call: asked.append(to.name) or real(to, *call))
+    asked: list[int] = []
+    begin = agents[0].call
+    monkeypatch.setattr(agents[0], "call", lambda to, *args, **how: asked.append(to) or begin(to, *args, **how))
     with autograd.context() as context_id:
         optimizer.step(context_id)
-    assert asked == ["worker1", "worker2"]
+    assert asked == [1, 2]

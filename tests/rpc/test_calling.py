@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ import rpcbench.rpc as rpc
 from rpcbench.agent.core import Agent
 from rpcbench.rpc import RRef, api, remote, rpc_async, rpc_sync
 from rpcbench.rpc.internal import _internal_rpc_pickler, deserialize, serialize
-from rpcbench.words.errors import NoOverloadError, RpcError, RpcTimeoutError
+from rpcbench.words.errors import NoOverloadError, RpcError, RpcTimeoutError, WorkerLostError
 
 
 @pytest.fixture
@@ -160,6 +161,64 @@ def test_a_missing_method_is_an_error_where_it_is_called(agents: list[Agent]) ->
         counter.rpc_async().down().wait()
     with pytest.raises(AttributeError, match=text):
         counter.remote().down()
+
+
+def test_a_method_takes_a_call_and_its_answer(agents: list[Agent]) -> None:
+    """No fork, no word about one."""
+    counter = remote("worker1", Counter)
+    counter.to_here()
+    _until_quiet(agents)
+    told: list[tuple[str, str]] = []
+    agents[0].machine.ask(lambda node: node.listen(None, lambda how, to, seq, m: told.append((how, type(m).__name__))))
+    assert counter.rpc_sync()(2) == 2
+    _until_quiet(agents)
+    assert [words for words in told if words[1] != "Seen"] == [("sent", "Call"), ("received", "Result")]
+
+
+def _until_quiet(agents: list[Agent]) -> None:
+    until(lambda: not any(agent.machine.ask(lambda node: node.delivery.left()) for agent in agents), "all acknowledged")
+
+
+class Noted:
+    """What a value does when nobody may ask for it any more."""
+
+    noted = threading.Event()
+    gate = threading.Event()
+
+    def note(self) -> None:
+        self.noted.set()
+
+    @classmethod
+    def hold(cls) -> bool:
+        return cls.gate.wait(10)
+
+
+def test_a_method_that_has_not_begun_keeps_its_value(agents: list[Agent]) -> None:
+    """Though its caller has let go of all: those who are let go of later are gone."""
+    Noted.noted.clear(), Noted.gate.clear()
+    noted, other, pool = remote("worker1", Noted), remote("worker1", Counter), agents[1]._pool
+    noted.to_here(), other.to_here()
+    busy = [rpc_async("worker1", Noted.hold) for _ in range(pool.limit)]
+    until(lambda: pool.busy == pool.limit, "no room")
+    noted.rpc_async().note()
+    until(lambda: pool.queued == 1, "a method that has not begun")
+    gone = other._rref
+    del noted, other
+    gc.collect()
+    until(lambda: not agents[1].machine.ask(lambda node: gone in node.rrefs.owned), "the other's value has gone")
+    Noted.gate.set()
+    assert all(future.wait() for future in busy)
+    assert Noted.noted.wait(10)
+
+
+def test_a_method_of_one_whose_worker_has_started_again_says_so(agents: list[Agent]) -> None:
+    counter = remote("worker1", Counter)
+    counter.to_here()
+    fork = counter._fork
+    assert fork is not None
+    agents[0].machine.ask(lambda node: node.rrefs.users.pop(fork))  # as after the loss of its owner
+    with pytest.raises(WorkerLostError, match="make the value anew"):
+        counter.rpc_sync().up()
 
 
 def test_only_remote_asks_first_and_only_once(agents: list[Agent]) -> None:
