@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 
 from rpcbench.agent.interrupts import on_main_thread, uninterrupted
 from rpcbench.agent.keeper import Keeper
+from rpcbench.agent.links import Links
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.monitor import LONG
 from rpcbench.agent.peers import Peers
@@ -74,27 +75,27 @@ class Asking:
         machine: Machine,
         peers: Peers,
         keeper: Keeper,
-        clock: Callable[[], float],
+        links: Links,
         running: Callable[[], bool],
     ) -> None:
         self._machine = machine
-        self._peers = peers
+        self._find = peers.find
         self._keeper = keeper
-        self._clock = clock
+        self._links = links
         self._running = running
         self._habits: collections.defaultdict[int, _Habit] = collections.defaultdict(_Habit)
 
     def whole(self, to: int) -> AbstractContextManager[None]:
         """Around a call that Ctrl-C may not cut in two; so on the main thread all waiting comes before."""
-        if on_main_thread():
-            self._peers.await_room(to)
+        if on_main_thread() and (connection := self._find(to)) is not None:
+            connection.await_room()
         return uninterrupted
 
     def begin(self, to: int, message: Call | Create | Fetch, seconds: float | None, waits: bool = False) -> None:
         """Send it. `waits`: this thread waits for the answer at once."""
         if not self._running():
             raise RuntimeError(NOT_INITIALIZED)
-        now = self._clock()
+        now = self._links.clock()
 
         def begin(node: Node) -> fx.Effects:  # a deadline that passes before the call is known would be missed
             self._keeper.wake_in(message.call, now, seconds)
@@ -109,15 +110,18 @@ class Asking:
     def expect(self, to: int) -> None:
         """Of a thread that is about to send a member something, and to wait for the answer: unless it has other work to
         leave first, it is to read that itself."""
-        if not isinstance(threading.current_thread(), Worker):
-            self._peers.expect(to)
+        if not isinstance(threading.current_thread(), Worker) and (connection := self._find(to)) is not None:
+            connection.expect()
 
     def help_along(self, to: int, waiting: Waits) -> None:
         """Of a thread that waits for an answer."""
         self._habits[to].waits(time.monotonic())
-        self._peers.read_while(to, waiting)
+        if (connection := self._find(to)) is not None:
+            connection.read_while(waiting, LONG)
 
     def read_while(self, waiting: Waits, to: int, free: bool = False) -> None:
         """See `Agent.read_while`."""
-        if free or not isinstance(threading.current_thread(), Worker):
-            self._peers.read_while(to, waiting, PATIENCE if free else LONG)
+        if not free and isinstance(threading.current_thread(), Worker):
+            return
+        if (connection := self._find(to)) is not None:
+            connection.read_while(waiting, PATIENCE if free else LONG)

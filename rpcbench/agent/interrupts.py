@@ -19,36 +19,39 @@ from types import FrameType
 from typing import Any
 
 _PATIENCE = 1.0
+_SIGINT, _SIG_IGN = int(signal.SIGINT), int(signal.SIG_IGN)
 
 
 class _Uninterrupted:
     """Only the main thread ever changes it, and while the handler is ours nothing interrupts that."""
 
     def __init__(self) -> None:
-        self._depth = 0
+        self.main: int | None = None  # the thread that Ctrl-C can interrupt, but for blocks
+        self.depth = 0  # of blocks that it is in
         self._before: Any = None
         self._kept: tuple[int, FrameType | None] | None = None
         self._since = 0.0
 
     def __enter__(self) -> None:
-        if get_ident() != _main:
-            return
-        if self._depth == 0:
-            before = _signal.getsignal(signal.SIGINT)
-            if before is None or before == signal.SIG_IGN:
-                return  # no handler of Python's: nothing raises
-            _signal.signal(signal.SIGINT, self._keep)
-            self._before, self._kept = before, None
-        self._depth += 1
+        if get_ident() == self.main and (self.depth or self._begins()):
+            self.depth += 1
+
+    def _begins(self) -> bool:
+        """Whether anything would raise."""
+        before = _signal.getsignal(_SIGINT)
+        if before is None or before == _SIG_IGN:
+            return False  # no handler of Python's
+        self._before, self._kept = before, None  # first: from then on a Ctrl-C may be kept
+        _signal.signal(_SIGINT, self._keep)
+        return True
 
     def __exit__(self, *_: object) -> None:
-        if self._depth == 0 or get_ident() != _main:
-            return
-        self._depth -= 1
-        if self._depth == 0:
-            _signal.signal(signal.SIGINT, self._before)
-            if self._kept is not None:
-                _handle(self._before, *self._kept)
+        if self.depth and get_ident() == self.main:
+            self.depth -= 1
+            if not self.depth:
+                _signal.signal(_SIGINT, self._before)
+                if self._kept is not None:
+                    _handle(self._before, *self._kept)
 
     def _keep(self, number: int, frame: FrameType | None) -> None:
         if self._kept is None:
@@ -66,18 +69,14 @@ def _handle(handler: Callable[[int, FrameType | None], Any] | int, number: int, 
 
 
 def on_main_thread() -> bool:
-    """Whether Ctrl-C can interrupt this thread."""
-    return get_ident() == _main
+    """Whether this is that thread."""
+    return get_ident() == uninterrupted.main
 
 
 def _look() -> None:
-    global _main
-    _main = threading.main_thread().ident
-
-
-_main: int | None
-_look()
-os.register_at_fork(after_in_child=_look)  # whichever thread forks is the child's main thread
+    uninterrupted.main = threading.main_thread().ident
 
 
 uninterrupted = _Uninterrupted()
+_look()
+os.register_at_fork(after_in_child=_look)  # whichever thread forks is the child's main thread

@@ -19,7 +19,6 @@ from typing import Protocol
 
 from rpcbench.agent.entrance import Entrance
 from rpcbench.agent.handshakes import Handshakes
-from rpcbench.agent.monitor import LONG
 from rpcbench.agent.pool import Pool
 from rpcbench.agent.reunion import Reunion, Told
 from rpcbench.agent.ties import Tie, Ties
@@ -35,7 +34,6 @@ from rpcbench.wire.frames import Frame, Limits
 from rpcbench.words.changes import Flag
 from rpcbench.words.config import HANDSHAKE_SECONDS, WorldConfig
 from rpcbench.words.errors import NotConnectedError, ProtocolError
-from rpcbench.words.futures import Waits
 
 
 class Listens(Told, Protocol):
@@ -99,24 +97,6 @@ class Peers:
         """Give back memory that has not been needed for some time."""
         for tie in self._ties.all():
             tie.connection.tidy()
-
-    def read_while(self, to: int, waiting: Waits, quiet: float = LONG) -> None:
-        """By a thread that waits for words of a member: it may read them, until none come for `quiet` seconds."""
-        connection = self._ties.find(to)
-        if connection is not None:
-            connection.read_while(waiting, quiet)
-
-    def expect(self, to: int) -> None:
-        """By a thread that is about to send a member something, and to wait for the answer; see `Reading.expect`."""
-        connection = self._ties.find(to)
-        if connection is not None:
-            connection.expect()
-
-    def await_room(self, to: int) -> None:
-        """Wait while a member is far behind in reading what it was sent."""
-        connection = self.find(to)
-        if connection is not None:
-            connection.await_room()
 
     def send(self, to: int, addresses: Iterable[str], control: bytes, body: Body) -> None:
         """Put a message on the connection to a member, as `connect` gives it. Blocks.

@@ -107,6 +107,7 @@ class Reading:
         self._source, self._receive, self._over = source, receive, over
         self._missed = False  # a thread that waits for an answer did not find the token
         self._guarded = False  # a thread stands by for the token, which is on the table or with one that waits
+        self._armed = False  # it is woken by what comes
         self._ending: Ending | None = None  # that a thread which waits has met
         self._token = threading.Lock()
         self._token.acquire()
@@ -156,16 +157,22 @@ class Reading:
         if watch is None or not self._begun:  # what came with the opening of a stream, the system may tell of no more
             self._begun = True
             return self._source.read()
-        eager = watch.eager
-        self._pool.monitor.rest()
-        if (eager is None and beside is None) or self._pool.busy or self._pool.due():
-            watch.await_some()
-        elif beside is not None:
-            _await_beside(beside, watch)
-        elif eager is not None and not eager.soon():
-            watch.await_some()
+        eager, alone = watch.eager, not (self._pool.busy or self._pool.due())
+        if alone and beside is not None:
+            if not _came_beside(beside, watch):
+                self._sleep(watch)
+                beside.came()
+        elif not alone or eager is None:
+            self._sleep(watch)
+        elif not eager.soon():
+            self._sleep(watch)
             eager.came()
         return self._source.read()
+
+    def _sleep(self, watch: Watch) -> None:
+        """Perhaps for long."""
+        self._pool.monitor.rest()
+        watch.await_some()
 
     def _run(self, reader: Reader, call: _Job) -> bool:
         """Run a call, unless too many run already; False if another thread reads by now."""
@@ -227,7 +234,7 @@ class Reading:
             if self._token.acquire(blocking=False):
                 break
         self._taken()
-        self._guarded = False
+        self._guarded = self._armed = False
         return self._ending
 
     def _taken(self) -> None:
@@ -243,6 +250,7 @@ class Reading:
         """
         watch = self._source.watch
         assert watch is not None
+        self._armed = True
         self._token.release()
         try:
             watch.arm()
@@ -282,7 +290,6 @@ class Reading:
             self._missed = True
             return False
         self._pool.monitor.taken(self)
-        self._pool.monitor.rest()
         if self.calls or self._frames:  # left by who runs a call: a worker is to see to them now
             self._taken()
             self._pass_on()
@@ -291,9 +298,10 @@ class Reading:
 
     def _disarm(self) -> None:
         """Who stands by for the token that this thread has now is not to be woken."""
-        if self._guarded and self._ending is None:
+        if self._armed and self._ending is None:
             assert self._source.watch is not None, "whoever stands by knew one"
             self._source.watch.disarm()
+            self._armed = False
 
     def _lead(self, waiting: Waits, quiet: float) -> None:
         """Read, and leave the token to others."""
@@ -351,18 +359,16 @@ class Reading:
             self._rest()
 
 
-def _await_beside(beside: Beside, watch: Watch) -> None:
-    """Wait for what comes, on the core of who calls as long as it calls again and again."""
-    if beside.rest():
-        try:
-            came = watch.readable(MOMENT)
-        finally:
-            beside.rise()
-        beside.called(came)
-        if came:
-            return
-    watch.await_some()
-    beside.came()
+def _came_beside(beside: Beside, watch: Watch) -> bool:
+    """Wait for a moment, on the core of who calls as long as it calls again and again; whether something has come."""
+    if not beside.rest():
+        return False
+    try:
+        came = watch.readable(MOMENT)
+    finally:
+        beside.rise()
+    beside.called(came)
+    return came
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from rpcbench.transport.store import Store
 from rpcbench.wire.body import Body
+from rpcbench.wire.frames import Parts
 from rpcbench.wire.messages import Message
 
 
@@ -38,11 +39,11 @@ class Stream(Protocol):
         """
         ...
 
-    def write(self, views: list[memoryview], may_wait: bool) -> None:
-        """Write all of `views`, in order, and empty the list.
+    def write(self, parts: Parts, may_wait: bool) -> None:
+        """Write all of `parts`, in order, and empty the list.
 
         BlockingIOError where that would have to wait and `may_wait` is False; another call, with what is left in
-        `views`, goes on from there.
+        `parts`, goes on from there.
         """
         ...
 

@@ -44,24 +44,22 @@ class Thread(Protocol):
     def may(self) -> bytes | None:
         """A mask; None where the system does not tell."""
 
-    def bind(self, mask: bytes) -> bool:
-        """Whether the system did it."""
+    def bind(self, mask: bytes, /) -> int:
+        """0 where the system did it."""
 
 
 class _Thread:
-    """The thread that asks. Quicker than what `os` has, which makes a set of all cores each time."""
+    """The thread that asks, one at a time. Quicker than what `os` has, which makes a set of all cores each time."""
 
     def __init__(self) -> None:
         system = ctypes.PyDLL(None)  # keeps Python's lock: each of these takes less time than to give that away
         self.core: Callable[[], int] = system.sched_getcpu
-        self._get, self._set = system.sched_getaffinity, system.sched_setaffinity
+        self._mask = ctypes.create_string_buffer(_BYTES)
+        self._get = functools.partial(system.sched_getaffinity, 0, _BYTES, self._mask)
+        self.bind: Callable[[bytes], int] = functools.partial(system.sched_setaffinity, 0, _BYTES)
 
     def may(self) -> bytes | None:
-        mask = ctypes.create_string_buffer(_BYTES)
-        return mask.raw if self._get(0, _BYTES, mask) == 0 else None
-
-    def bind(self, mask: bytes) -> bool:
-        return bool(self._set(0, _BYTES, mask) == 0)
+        return self._mask.raw if self._get() == 0 else None
 
 
 class Beside:
@@ -133,7 +131,9 @@ class Beside:
     # -- both, while they have the token of the connection
     def _bound(self, core: int) -> bool:
         mask = self._thread.may()
-        if mask is None or not _has(mask, core) or not self._thread.bind(_only(core)):
+        if mask is None or core < 0 or not mask[core >> 3] >> (core & 7) & 1:
+            return False
+        if self._thread.bind(_masks.get(core) or _only(core)) != 0:
             return False
         self._before = mask
         return True
@@ -147,14 +147,8 @@ _masks: dict[int, bytes] = {}
 
 
 def _only(core: int) -> bytes:
-    mask = _masks.get(core)
-    if mask is None:
-        mask = _masks[core] = (1 << core).to_bytes(_BYTES, "little")
+    mask = _masks[core] = (1 << core).to_bytes(_BYTES, "little")
     return mask
-
-
-def _has(mask: bytes, core: int) -> bool:
-    return core >= 0 and bool(mask[core >> 3] >> (core & 7) & 1)
 
 
 def beside() -> Beside | None:

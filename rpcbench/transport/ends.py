@@ -128,7 +128,7 @@ def _run(stream: Stream, handshake: Handshake, deadline: float) -> Identity:
     data, count = next(handshake)
     while True:
         _limit(stream, deadline)
-        stream.write([memoryview(data)], True)
+        stream.write([data], True)
         answer = _exactly(stream, count, deadline)
         try:
             data, count = handshake.send(answer)

@@ -13,6 +13,7 @@ import sys
 
 from rpcbench.transport.store import Store
 from rpcbench.transport.watch import watch
+from rpcbench.wire.frames import Parts
 
 _MOST_PARTS = 512
 _ACKNOWLEDGED = 56 if sys.platform == "linux" else 0
@@ -31,20 +32,21 @@ class SocketStream:
         self.read_into = sock.recv_into  # no step between: every byte comes this way
         self.watch = watch(sock)
 
-    def write(self, views: list[memoryview], may_wait: bool) -> None:
-        """All of `views`, in order. BlockingIOError, with what is left in `views`, where it would have to wait."""
-        while views:
+    def write(self, parts: Parts, may_wait: bool) -> None:
+        """All of `parts`, in order. BlockingIOError, with what is left in `parts`, where it would have to wait."""
+        sock = self._sock
+        while parts:
             try:
-                sent = self._sock.sendmsg(views[:_MOST_PARTS], [], _FLAGS)
+                sent = sock.send(parts[0], _FLAGS) if len(parts) == 1 else sock.sendmsg(parts[:_MOST_PARTS], [], _FLAGS)
             except BlockingIOError:
                 if not may_wait:
                     raise
                 self._await_room()
                 continue
-            while views and sent >= len(views[0]):
-                sent -= len(views.pop(0))
+            while parts and sent >= len(parts[0]):
+                sent -= len(parts.pop(0))
             if sent:
-                views[0] = views[0][sent:]
+                parts[0] = memoryview(parts[0])[sent:]
 
     def _await_room(self) -> None:
         limit = self._sock.gettimeout()

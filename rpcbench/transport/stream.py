@@ -18,7 +18,7 @@ import collections
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rpcbench.transport.base import Stream
@@ -95,16 +95,18 @@ class StreamConnection:
                 raise NotConnectedError("the connection has ended")
             if owed is not None:
                 self._held += owed
-            alone = not (self._small or self._writing or hold)
-            parts: Parts = []
             self.said += len(first[0]) if len(first) == 1 else _size(first)
-            if alone:
-                parts, self._held = first + self._held, []
-            elif hold:
+            parts: Parts = []
+            if hold:
                 self._held += first
-            else:
+            elif self._small or self._writing:
                 self._small.append(first)
                 self._queued += _size(first)
+            else:
+                parts = first
+                if self._held:
+                    parts += self._held
+                    self._held = []
             if chunks is not None:
                 self._large.append(chunks)
                 size = sum(buffer.nbytes for buffer in raw(body))
@@ -172,10 +174,10 @@ class StreamConnection:
     def _has_room(self) -> bool:
         return self.ended or self._queued <= _HELD_BACK
 
-    def _write(self, parts: Sequence[bytes | memoryview], may_wait: bool) -> None:
+    def _write(self, parts: Parts, may_wait: bool) -> None:
         """Write `parts`, then all that is queued. Only for the thread that set `_writing`, and the helper it names."""
         try:
-            while self._wrote([memoryview(part) for part in parts], may_wait):
+            while self._wrote(parts, may_wait):
                 parts = self._next()
                 if not parts:
                     return
@@ -185,16 +187,16 @@ class StreamConnection:
             if not isinstance(error, OSError):
                 raise
 
-    def _wrote(self, views: list[memoryview], may_wait: bool) -> bool:
+    def _wrote(self, parts: Parts, may_wait: bool) -> bool:
         """Write these; False where the line is full and the helper goes on."""
         try:
-            self._stream.write(views, False)
+            self._stream.write(parts, False)
         except BlockingIOError:
             if not may_wait:
-                self._helper(lambda: self._write(views, True))
+                self._helper(lambda: self._write(parts, True))
                 return False
             step_aside()
-            self._stream.write(views, True)
+            self._stream.write(parts, True)
         return True
 
     def _next(self) -> Parts:

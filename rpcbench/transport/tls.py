@@ -22,6 +22,7 @@ import time
 from rpcbench.transport import tcp
 from rpcbench.transport.base import Stream
 from rpcbench.transport.sockets import SocketStream
+from rpcbench.wire.frames import Parts
 from rpcbench.words.errors import AuthenticationError
 
 _PIECE = 1 << 18
@@ -77,7 +78,7 @@ class TlsStream:
         serves = context.protocol == ssl.PROTOCOL_TLS_SERVER
         self._tls = context.wrap_bio(self._received, self._sealed, server_side=serves)
         self._scratch = memoryview(bytearray(_PIECE))
-        self._unsent: list[memoryview] = []
+        self._unsent: Parts = []
         self._over = False  # the peer has said that nothing comes any more
         try:
             self._shake_hands(deadline)
@@ -126,25 +127,25 @@ class TlsStream:
         return count
 
     # -- writing
-    def write(self, views: list[memoryview], may_wait: bool) -> None:
-        """All of `views`; what is encrypted already, and could not be written, is kept here for the next call."""
+    def write(self, parts: Parts, may_wait: bool) -> None:
+        """All of `parts`; what is encrypted already, and could not be written, is kept here for the next call."""
         while True:
             self._plain.write(self._unsent, may_wait)
-            if not views:
+            if not parts:
                 return
-            self._unsent.append(memoryview(self._seal(views)))
+            self._unsent.append(self._seal(parts))
 
-    def _seal(self, views: list[memoryview]) -> bytes:
-        """The first views, encrypted; a piece at a time, as the reader waits meanwhile."""
+    def _seal(self, parts: Parts) -> bytes:
+        """The first parts, encrypted; a piece at a time, as the reader waits meanwhile."""
         size = 0
         with self._lock:
-            while views and size < _PIECE:
-                view = views.pop(0)
+            while parts and size < _PIECE:
+                view = memoryview(parts.pop(0))
                 piece, rest = view[: _PIECE - size], view[_PIECE - size :]
                 if piece.nbytes:
                     size += self._tls.write(piece)
                 if rest.nbytes:
-                    views.insert(0, rest)
+                    parts.insert(0, rest)
             return self._sealed.read()
 
     def silence(self) -> float | None:

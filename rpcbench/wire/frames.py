@@ -187,7 +187,8 @@ class Decoder:
             self._filled(count, frames)
         else:
             begin = 0 if self._pending or self._current is not None else self._whole(count, frames)
-            self._pending += self._scratch[begin:count]
+            if begin < count:
+                self._pending += self._scratch[begin:count]
         while self._pending and self._step(frames):
             pass
         return frames
@@ -198,19 +199,20 @@ class Decoder:
         while begin + HEAD.size <= count:
             kind, _, buffers, hint, control, payload, tensors = HEAD.unpack_from(scratch, begin)
             first = begin + HEAD.size
-            numbers: tuple[int, ...] = ()
+            lengths: tuple[int, ...] = ()
+            places: tuple[int, ...] = ()
             if kind == _LENT and 0 < buffers <= _FEW and first + 16 * buffers <= count:
                 numbers = struct.unpack_from(f"<{2 * buffers}Q", scratch, first)
-                first += 16 * buffers
+                lengths, places, first = numbers[:buffers], numbers[buffers:], first + 16 * buffers
             elif kind != _MESSAGE or buffers:
                 break
             second = first + control
             third = second + payload
             end = third + tensors
-            size = end - second + sum(numbers[:buffers])
+            size = end - second + sum(lengths)
             if end > count or control > limits.control or size > limits.body or buffers > limits.buffers:
                 break
-            lent = [*map(self._memory.borrow, numbers[buffers:], numbers[:buffers])] if numbers else []
+            lent = [*map(self._memory.borrow, places, lengths)] if places else []
             body = Body(bytes(scratch[second:third]), bytes(scratch[third:end]) if tensors else b"", lent)
             frames.append(Frame(bytes(scratch[first:second]), body))
             self.hint = hint

@@ -7,6 +7,7 @@ number and type of all fields, so machines may trust what they get.
 
 from __future__ import annotations
 
+import itertools
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -371,7 +372,8 @@ KINDS: tuple[type[Any], ...] = (
     Join, Refused, View, Ready, Report, Notice,
     Seen, Forget, Fate, Uncreated, Attending, Parcel,
 )  # fmt: skip
-_UNHURRIED: frozenset[type[Any]] = frozenset((ChildAccept, UserDelete, ReleaseContext))
+UNHURRIED: frozenset[type[Any]] = frozenset((ChildAccept, UserDelete, ReleaseContext, ForkAccept))
+"""Kinds of messages that nobody may be waiting for, see `unhurried`."""
 EMPTY = Body(b"", b"", [])
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 
@@ -409,10 +411,28 @@ for _record in (Id, Fork, Scope, Origin, Awaited, Device, Mapped, Devices, Membe
 _HAS_BODY = frozenset(kind for kind in KINDS if "body" in kind._fields)
 
 
+class _Usual(NamedTuple):
+    """How one kind looks that needs no second look: the types of code, number and fields, any of these, with nothing
+    in the tuples at these places."""
+
+    types: frozenset[tuple[type, ...]]
+    empty: tuple[int, ...]
+
+
+def _usual(kind: type[Any]) -> _Usual:
+    layout = _LAYOUTS[kind]
+    exact = [field.as_is | ({tuple} if field.many else frozenset()) for field in layout]
+    empty = tuple(2 + place for place, field in enumerate(layout) if field.many)
+    return _Usual(frozenset(itertools.product((int,), (int,), *exact)), empty)
+
+
+_USUAL = [_usual(kind) for kind in KINDS]
+_new = tuple.__new__
+
+
 def unhurried(message: Message) -> bool:
     """Whether nobody waits for it: it goes with the next message to the same peer, or a moment later."""
-    kind = type(message)
-    return kind in _UNHURRIED or (kind is ForkAccept and message.first)
+    return type(message) in UNHURRIED and (type(message) is not ForkAccept or message.first)
 
 
 def pack(seq: int, message: Any) -> tuple[bytes, Body]:
@@ -426,16 +446,17 @@ def unpack(control: bytes | memoryview, body: Body) -> tuple[int, Any]:
     """Number and message. ProtocolError for anything that `pack` cannot have made."""
     try:
         found: Any = msgpack.unpackb(control, use_list=False, strict_map_key=True, unicode_errors=TEXT)
-        code, seq, *fields = found
-        kind = KINDS[code]
+        code, seq = found[:2]
+        kind, (types, empty) = KINDS[code], _USUAL[code]
         if type(seq) is not int or seq < 0 or code < 0:
             raise ProtocolError(f"message number {seq!r} is not a count")
-        values = _rebuild(kind, fields)
+        usual = tuple(map(type, found)) in types and not (empty and any(map(found.__getitem__, empty)))
+        values = found[2:] if usual else tuple(_rebuild(kind, found[2:]))
     except ProtocolError:
         raise
     except Exception as error:
         raise ProtocolError(f"nonsense instead of a message: {error}") from error
-    return seq, kind(*values, body) if kind in _HAS_BODY else kind(*values)
+    return seq, _new(kind, (*values, body) if kind in _HAS_BODY else values)
 
 
 def _rebuild(kind: type[Any], fields: Any) -> list[Any]:

@@ -229,10 +229,11 @@ class Future(_Base[T]):
             self._waiters.append(waiter)
         waiting = getattr(threading.current_thread(), "waiting", None)
         try:
-            with contextlib.nullcontext() if waiting is None else waiting():
-                if self._help_along is not None:
-                    self._help_along(waiter.bell.locked)
+            if waiting is None:
                 self._listen(waiter)
+            else:
+                with waiting():
+                    self._listen(waiter)
         except BaseException:
             with self._lock:
                 self._waiters = [other for other in self._waiters if other is not waiter]
@@ -242,6 +243,11 @@ class Future(_Base[T]):
             raise waiter.error
 
     def _listen(self, waiter: _Waiter) -> None:
+        """Until the bell rings."""
+        if self._help_along is not None:
+            self._help_along(waiter.bell.locked)
+            if not waiter.bell.locked():
+                return
         waited, patience = 0.0, _LONG
         while not acquired(waiter.bell, patience):
             waited, patience = waited + patience, min(2 * patience, _LONGEST)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 
 from rpcbench.agent import interrupts
 from rpcbench.agent.interrupts import uninterrupted
+from rpcbench.agent.machine import Machine
+from rpcbench.protocol.effects import Effects, Wake
+from rpcbench.protocol.node import Node
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +108,38 @@ print("not reached")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "held\n")
+
+
+def test_one_that_comes_as_the_block_begins_is_not_lost(monkeypatch: pytest.MonkeyPatch, handler: list[int]) -> None:
+    signals = interrupts._signal
+
+    class Quick:
+        """Interrupts as soon as anything would hear of it."""
+
+        getsignal = staticmethod(signals.getsignal)
+
+        @staticmethod
+        def signal(number: int, handle: Any) -> None:
+            signals.signal(number, handle)
+            if handle == uninterrupted._keep:
+                interrupt()
+
+    monkeypatch.setattr(interrupts, "_signal", Quick)
+    with pytest.raises(KeyboardInterrupt), uninterrupted:
+        done = True
+    assert done and handler == [signal.SIGINT]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_event_of_the_machine_is_whole(inside: bool, handler: list[int]) -> None:
+    done: list[str] = []
+
+    def event(node: Node) -> Effects:
+        interrupt()
+        done.append("event")
+        return [Wake()]
+
+    machine = Machine(cast(Any, None), lambda effect, may_wait: done.append("effect"))
+    with pytest.raises(KeyboardInterrupt), uninterrupted if inside else contextlib.nullcontext():
+        machine.feed(event)
+    assert done == ["event", "effect"] and handler == [signal.SIGINT]

@@ -278,6 +278,17 @@ def test_what_comes_as_a_caller_leaves_wakes_who_stands_by(turn: int) -> None:
     source.close(pool)
 
 
+def test_before_a_reader_sleeps_for_long_what_need_not_ring_is_put_off() -> None:
+    source, pool, rested = _Parted(), Pool("test", 2, lambda: None), threading.Event()
+    pool.monitor.rest = rested.set  # type: ignore[method-assign]
+    pool.read(source, source.receive, source.over)
+    source.there.send(b".")
+    assert rested.wait(PATIENCE)
+    source.there.close()
+    assert source.ended.wait(PATIENCE)
+    source.close(pool)
+
+
 class _Bound:
     """Notes what becomes of a thread that is bound where it waits."""
 
@@ -331,12 +342,16 @@ def test_who_expects_an_answer_reads_it_and_nobody_else_is_woken(
     source, pool, reading, takers = parted
     pool.monitor.laid = lambda token: None  # type: ignore[method-assign]  # however slow this machine is
     takers.clear()
+    watch, disarmed = source.watch, list[None]()
+    assert watch is not None
+    disarm = watch.disarm
+    watch.disarm = lambda: disarmed.append(disarm())  # type: ignore[method-assign]
     reading.expect()
     source.there.send(b".")
-    watch = source.watch
-    assert watch is not None and watch.readable(PATIENCE) and watch._armed.poll(0) == [], "it wakes who stands by"
+    assert watch.readable(PATIENCE) and watch._armed.poll(0) == [], "it wakes who stands by"
     reading.read_while(lambda: not takers)
     assert takers == [threading.current_thread()] and reading._guarded
+    assert len(disarmed) == 1, "once is enough"
     assert source.beside.told[-4:] == ["expect", "stay", "rise", "expected"]
 
 

@@ -26,10 +26,11 @@ class Thread:
     def may(self) -> bytes | None:
         return self.mask
 
-    def bind(self, mask: bytes) -> bool:
-        if not self.refuses:
-            self.mask = mask
-        return not self.refuses
+    def bind(self, mask: bytes, /) -> int:
+        if self.refuses:
+            return -1
+        self.mask = mask
+        return 0
 
 
 class Side:
@@ -194,10 +195,10 @@ def test_it_is_the_thread_that_asks_which_is_bound() -> None:
         assert mask is not None and {core for core in range(1024) if mask[core >> 3] >> (core & 7) & 1} == everywhere
         assert thread.core() in everywhere
         core = max(everywhere)
-        assert thread.bind((1 << core).to_bytes(128, "little"))
+        assert thread.bind((1 << core).to_bytes(128, "little")) == 0
         assert os.sched_getaffinity(0) == {core} and thread.core() == core
-        assert not thread.bind(bytes(128)), "nowhere"
-        assert thread.bind(mask) and os.sched_getaffinity(0) == everywhere
+        assert thread.bind(bytes(128)) != 0, "nowhere"
+        assert thread.bind(mask) == 0 and os.sched_getaffinity(0) == everywhere
 
     _on_thread(bind)
     assert os.sched_getaffinity(0) == everywhere

@@ -20,7 +20,7 @@ from rpcbench.transport.sockets import SocketStream
 from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.wire import frames
 from rpcbench.wire.body import Body
-from rpcbench.wire.frames import END, Frame, Limits
+from rpcbench.wire.frames import END, Frame, Limits, Parts
 from rpcbench.words.errors import NotConnectedError
 
 LARGE = bytes(range(256)) * (1 << 16)  # 16 MB: many times what a stream holds
@@ -105,10 +105,10 @@ def test_both_ends_send_more_than_the_sockets_hold(ends: tuple[End, End], may_wa
 class AlwaysFull(SocketStream):
     """A line that takes nothing from who would not wait."""
 
-    def write(self, views: list[memoryview], may_wait: bool) -> None:
-        if views and not may_wait:
+    def write(self, parts: Parts, may_wait: bool) -> None:
+        if parts and not may_wait:
             raise BlockingIOError
-        super().write(views, may_wait)
+        super().write(parts, may_wait)
 
 
 @pytest.mark.parametrize("may_wait", [True, False])
@@ -212,7 +212,7 @@ def test_what_is_held_while_a_writer_stops_goes_once(ends: tuple[End, End], monk
     one, other = ends
     find, left = one.connection._next, [b"held"]
 
-    def find_then_hold() -> frames.Parts:
+    def find_then_hold() -> Parts:
         found = find()
         if not found and left:
             one.connection.send(left.pop(), Body(b"", b"", []), False, hold=True)

@@ -39,6 +39,20 @@ def test_a_waiting_thread_opens_the_answer_itself() -> None:
     assert future.value() is waiter and later == []
 
 
+def test_who_waits_helps_along_once_and_then_sleeps() -> None:
+    helped: list[bool] = []
+    future: Future[int] = Future(help_along=lambda waits: helped.append(waits()))
+    timer = threading.Timer(0.05, lambda: future.deliver(lambda: 3, here))
+    timer.start()
+    assert future.wait() == 3 and helped == [True]
+    timer.join()
+
+
+def test_an_answer_that_helping_along_has_brought_is_not_waited_for() -> None:
+    future: Future[int] = Future(help_along=lambda waits: future.deliver(lambda: 3, here))
+    assert future.wait() == 3
+
+
 def test_without_a_waiter_another_thread_opens_it() -> None:
     future: Future[int] = Future()
     later: list[Callable[[], None]] = []
