@@ -205,7 +205,7 @@ class Agent:
         with self._asking.whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
             number, future = self.waiting.new(partial(self._asking.help_along, target), own)
-            future.handle = holding  # type: ignore[attr-defined]
+            future.keeps = holding
             self._asking.begin(target, m.Call(number, label, seconds, forks, scope, body), seconds, waits)
         return future
 
@@ -239,7 +239,7 @@ class Agent:
         with self._asking.whole(owner):
             scope = self.values.asks(owner, "to_here")
             number, future = self.waiting.new(partial(self._asking.help_along, owner))
-            future.handle = handle  # type: ignore[attr-defined]  # the fork must live until the value is here
+            future.keeps = handle  # the fork must live until the value is here
             self._asking.begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds, waits)
         return future
 
@@ -290,6 +290,10 @@ class Agent:
     def release(self, fork: Id) -> None:
         """Give up a reference held here."""
         self.machine.feed(lambda node: node.outcome(([], node.rrefs.release(fork))))
+
+    def needing(self, handle: Handle) -> bool:
+        """Whether a call in flight goes by the name of what this one holds."""
+        return self.waiting.keeping(handle)
 
     def leaks(self) -> list[Leak]:
         """RRefs that are alive here and that another member is part of, each with where it was made."""

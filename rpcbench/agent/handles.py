@@ -27,6 +27,9 @@ class Home(Protocol):
     @property
     def running(self) -> bool: ...
 
+    def needing(self, handle: Handle) -> bool:
+        """Whether a call in flight goes by the name of what this one holds."""
+
     @property
     def released(self) -> SimpleQueue[Any]:
         """Takes the holds whose handle is gone."""
@@ -65,9 +68,18 @@ class Handle:
             agent.holds.add(hold)
 
     def release(self) -> None:
-        """Let go of the value now, not when the last reference to this object goes; it cannot be used after that."""
+        """Let go of the value now, not when the last reference to this object goes; it cannot be used after that.
+
+        Calls of its methods that are under way have it yet.
+        """
         self._released = True
         self._value = None
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Runtime only: see to what was released, unless a call in flight needs it; the last such call tells."""
+        if not self._released or self._agent.needing(self):
+            return
         for hold in weakref.getweakrefs(self):
             if isinstance(hold, Hold):
                 self._agent.released.put(hold)

@@ -12,7 +12,7 @@ import torch
 from rpcbench.agent.deadlines import Deadlines
 from rpcbench.words.changes import Changes
 from rpcbench.words.config import UNSET_TIMEOUT
-from rpcbench.words.futures import Answer, Future, HelpAlong, Later
+from rpcbench.words.futures import Answer, Future, HelpAlong, Kept, Later
 from rpcbench.words.ids import OWN, Counter
 
 
@@ -45,8 +45,16 @@ class Waiting:
         future = self._futures.pop(number, None)
         if not self._futures:
             self._idle.tell()
-        if future is not None:
-            future.deliver(answer, self._later, lazy)
+        if future is None:
+            return
+        kept, future.keeps = future.keeps, None
+        future.deliver(answer, self._later, lazy)
+        if kept is not None:
+            kept.let_go()
+
+    def keeping(self, kept: Kept) -> bool:
+        """Whether any call that waits keeps this."""
+        return any(future.keeps is kept for future in list(self._futures.values()))
 
     def due(self) -> bool:
         """Whether any call waits."""

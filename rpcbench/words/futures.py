@@ -15,7 +15,7 @@ import copy
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import torch
 
@@ -81,6 +81,13 @@ def _raise(error: Exception) -> None:
     raise _fresh(error)
 
 
+class Kept(Protocol):
+    """What a call needs until it is answered."""
+
+    def let_go(self) -> object:
+        """It does not any more."""
+
+
 class _Waiter:
     """One thread that waits: its bell is held until it is to look again, or to raise `error`."""
 
@@ -111,6 +118,7 @@ class Future(_Base[T]):
         help_along: HelpAlong | None = None,
     ) -> None:
         torch._C.Future.__init__(self, [torch.device(device) for device in devices] if devices else [])
+        self.keeps: Kept | None = None
         self._help_along = help_along
         self._lock = threading.Lock()
         self._waiters: list[_Waiter] = []

@@ -193,22 +193,27 @@ class Noted:
         return cls.gate.wait(10)
 
 
-def test_a_method_that_has_not_begun_keeps_its_value(agents: list[Agent]) -> None:
+@pytest.mark.parametrize("says_so", [False, True])
+def test_a_method_that_has_not_begun_keeps_its_value(agents: list[Agent], says_so: bool) -> None:
     """Though its caller has let go of all: those who are let go of later are gone."""
     Noted.noted.clear(), Noted.gate.clear()
     noted, other, pool = remote("worker1", Noted), remote("worker1", Counter), agents[1]._pool
     noted.to_here(), other.to_here()
     busy = [rpc_async("worker1", Noted.hold) for _ in range(pool.limit)]
     until(lambda: pool.busy == pool.limit, "no room")
-    noted.rpc_async().note()
+    noting = noted.rpc_async().note()
     until(lambda: pool.queued == 1, "a method that has not begun")
-    gone = other._rref
-    del noted, other
+    gone, kept = other._rref, noted._rref
+    if says_so:
+        noted.release(), other.release()
+    else:
+        del noted, other, noting
     gc.collect()
     until(lambda: not agents[1].machine.ask(lambda node: gone in node.rrefs.owned), "the other's value has gone")
     Noted.gate.set()
     assert all(future.wait() for future in busy)
     assert Noted.noted.wait(10)
+    until(lambda: not agents[1].machine.ask(lambda node: kept in node.rrefs.owned), "so has this one's")
 
 
 def test_a_method_of_one_whose_worker_has_started_again_says_so(agents: list[Agent]) -> None:
