@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rpcbench.protocol import delivery, records
+from rpcbench.protocol import delivery, records, short
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.calls import Calls
 from rpcbench.protocol.contexts import Contexts
@@ -16,6 +16,7 @@ from rpcbench.protocol.node import Node
 from rpcbench.protocol.records import Tally, union
 from rpcbench.protocol.rrefs import RRefs
 from rpcbench.protocol.walks import Walks
+from rpcbench.protocol.window import Window
 from rpcbench.wire import messages as m
 
 
@@ -179,3 +180,49 @@ def owners_are_taken_for_their_predecessors(patch: pytest.MonkeyPatch) -> None:
 
 def what_was_shared_with_a_predecessor_is_sent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Node, "_still_meant", lambda self, message: True)
+
+
+# -- the short way
+def messages_taken_briefly_may_come_again(patch: pytest.MonkeyPatch) -> None:
+    def came(self: Delivery, pair: Pair, seq: int, message: m.Message) -> None:
+        pair.owed += 1
+
+    patch.setattr(Delivery, "came", came)
+
+
+def messages_taken_briefly_may_come_early(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Window, "awaits", lambda self, number: number >= self.floor)
+
+
+def messages_taken_briefly_may_be_for_a_predecessor(patch: pytest.MonkeyPatch) -> None:
+    def next_from(self: Delivery, peer: int, seq: int) -> Pair | None:
+        pair = self.pairs.get(peer) if self.ticking else None
+        return pair if pair is not None and pair.window.awaits(delivery.count_of(seq)) else None
+
+    patch.setattr(Delivery, "next_from", next_from)
+
+
+def messages_taken_briefly_are_not_acknowledged(patch: pytest.MonkeyPatch) -> None:
+    def next_from(self: Delivery, peer: int, seq: int) -> Pair | None:
+        pair = self.pairs.get(peer)  # nobody ticks
+        if pair is None or seq >> delivery.COUNT_BITS != pair.stamp:
+            return None
+        return pair if pair.window.awaits(delivery.count_of(seq)) else None
+
+    patch.setattr(Delivery, "next_from", next_from)
+
+
+def answers_are_sent_briefly_to_who_waits_no_more(patch: pytest.MonkeyPatch) -> None:
+    def answer(node: Node, to: int, result: m.Result) -> fx.Send | None:
+        pair = node.delivery.pairs.get(to)
+        return node.delivery.number(pair, result) if pair is not None and node.delivery.ticking else None
+
+    patch.setattr(short, "answer", answer)
+
+
+def answers_taken_briefly_leave_the_call(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Calls, "ended", lambda self, call: self.outgoing.get(call))
+
+
+def calls_begun_briefly_are_not_known(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Calls, "start", lambda self, *call: None)

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
 
 from rpcbench.agent.interrupts import on_main_thread, uninterrupted
 from rpcbench.agent.keeper import Keeper
@@ -19,11 +21,15 @@ from rpcbench.agent.monitor import LONG
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.pool import Worker
 from rpcbench.agent.reading import PATIENCE
+from rpcbench.agent.turns import Turn
+from rpcbench.agent.waiting import Waiting
 from rpcbench.protocol import effects as fx
+from rpcbench.protocol import short
 from rpcbench.protocol.node import Node
+from rpcbench.transport.stream import Reads
 from rpcbench.wire.messages import Call, Create, Fetch
 from rpcbench.words.errors import NOT_INITIALIZED
-from rpcbench.words.futures import Waits
+from rpcbench.words.futures import Future, Kept, Waits
 
 _SOON = 0.0001
 """Seconds after which who waits for a call has done something else before."""
@@ -38,23 +44,29 @@ class _Habit:
     What counts is the time that a program takes for itself, from a call, or several, to the wait for one of them.
     """
 
-    __slots__ = ("_away", "_left", "_since", "_times")
+    __slots__ = ("_away", "_since", "_times", "left")
 
     def __init__(self) -> None:
         self._times = 0
-        self._left = False  # a call that nobody has said anything of, or waited for
+        self.left = False  # a call that nobody has said anything of, or waited for
         self._since = 0.0  # since when the program does something else
         self._away = 0.0  # for so long it has since the first such call
 
     def begins(self, now: float, waits: bool) -> bool:
         """A call is about to go out; whether it is likely to be waited for soon. `waits`: it is."""
-        if self._left:
+        if self.left:
             self._away += now - self._since
             if self._away > _SOON:
-                self._times, self._left = -_PAUSE, False
-        if not (waits or self._left):
-            self._left, self._away = True, 0.0
+                self._times, self.left = -_PAUSE, False
+        if not (waits or self.left):
+            self.left, self._away = True, 0.0
         return waits or self._times >= _OFTEN
+
+    def asks(self, now: float) -> None:
+        """One goes out whose caller waits for nothing else."""
+        if self.left:
+            self._away += now - self._since
+            self._times, self.left = self._times + 1 if self._away <= _SOON else -_PAUSE, False
 
     def begun(self, now: float) -> None:
         """It has gone out."""
@@ -62,9 +74,13 @@ class _Habit:
 
     def waits(self, now: float) -> None:
         """A thread waits for one."""
-        if self._left:
+        if self.left:
             self._times = self._times + 1 if self._away + now - self._since <= _SOON else 0
-            self._left = False
+            self.left = False
+
+
+def _never() -> bool:
+    return False
 
 
 class Asking:
@@ -76,8 +92,12 @@ class Asking:
         peers: Peers,
         keeper: Keeper,
         links: Links,
+        waiting: Waiting,
+        send: Callable[[fx.Send, bool], None],
         running: Callable[[], bool],
     ) -> None:
+        self._waiting = waiting
+        self._send = send
         self._machine = machine
         self._find = peers.find
         self._keeper = keeper
@@ -91,6 +111,50 @@ class Asking:
             connection.await_room()
         return uninterrupted
 
+    def ask(self, to: int, message: Call | Fetch, seconds: float | None, keeps: Kept | None) -> Future[Any] | Turn:
+        """Send a call whose caller is going to wait for the answer at once; by a thread that is not interrupted.
+
+        `keeps`: what the call needs until then.
+        """
+        if type(message) is Fetch or not message.forks:  # type: ignore[union-attr]
+            reading = self._claimed(to)
+            if reading is not None:
+                turn = self._waiting.turn(message.call, partial(self._future, to), keeps)
+                if self._in_turn(reading, turn, to, message, seconds):
+                    return turn
+        future = self._waiting.promise(message.call, partial(self.help_along, to))
+        future.keeps = keeps
+        self.begin(to, message, seconds, waits=True)
+        return future
+
+    def _future(self, to: int, number: int) -> Future[Any]:
+        return self._waiting.future(number, partial(self.help_along, to))
+
+    def _in_turn(self, reading: Reads, turn: Turn, to: int, message: Call | Fetch, seconds: float | None) -> bool:
+        """The short way: this thread keeps the token of the connection from the question to the answer. False where
+        nothing has been done."""
+        sent = None
+        try:
+            now = self._links.clock()
+            sent = self._machine.ask(short.call, to, message, now, seconds)
+            if sent is not None:
+                self._keeper.wake_in(message.call, now, seconds)
+                self._send(sent, False)
+        finally:
+            reading.lead(_never if sent is None else turn.waits)
+        return sent is not None
+
+    def _claimed(self, to: int) -> Reads | None:
+        """The connection, if this thread has its token now."""
+        connection, habit = self._find(to), self._habits.get(to)
+        if connection is None or (reading := connection.reading) is None or connection.full or not self._running():
+            return None
+        if isinstance(threading.current_thread(), Worker) or not reading.claim():
+            return None
+        if habit is not None and habit.left:
+            habit.asks(time.monotonic())
+        return reading
+
     def begin(self, to: int, message: Call | Create | Fetch, seconds: float | None, waits: bool = False) -> None:
         """Send it. `waits`: this thread waits for the answer at once."""
         if not self._running():
@@ -102,7 +166,7 @@ class Asking:
             return node.call(to, message, now, seconds)
 
         habit = self._habits[to]
-        if habit.begins(time.monotonic(), waits):
+        if habit.begins(time.monotonic(), waits) and type(message) is not Create:
             self.expect(to)
         self._machine.feed(begin, may_wait=not on_main_thread())
         habit.begun(time.monotonic())
@@ -110,18 +174,25 @@ class Asking:
     def expect(self, to: int) -> None:
         """Of a thread that is about to send a member something, and to wait for the answer: unless it has other work to
         leave first, it is to read that itself."""
-        if not isinstance(threading.current_thread(), Worker) and (connection := self._find(to)) is not None:
-            connection.expect()
+        if not isinstance(threading.current_thread(), Worker) and (reading := self._reading(to)) is not None:
+            reading.expect()
 
     def help_along(self, to: int, waiting: Waits) -> None:
         """Of a thread that waits for an answer."""
         self._habits[to].waits(time.monotonic())
-        if (connection := self._find(to)) is not None:
-            connection.read_while(waiting, LONG)
+        if (reading := self._reading(to)) is not None:
+            reading.read_while(waiting, LONG)
 
     def read_while(self, waiting: Waits, to: int, free: bool = False) -> None:
-        """See `Agent.read_while`."""
+        """Of a thread that waits for words of a member: unless it has other work to leave, it may read them itself.
+
+        `free`: it has left that (see `blocked`), and waits for nothing that could not wait a tenth of a second.
+        """
         if not free and isinstance(threading.current_thread(), Worker):
             return
-        if (connection := self._find(to)) is not None:
-            connection.read_while(waiting, PATIENCE if free else LONG)
+        if (reading := self._reading(to)) is not None:
+            reading.read_while(waiting, PATIENCE if free else LONG)
+
+    def _reading(self, to: int) -> Reads | None:
+        connection = self._find(to)
+        return None if connection is None else connection.reading

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from rpcbench.agent import serve
+from rpcbench.agent.arrivals import Arrivals
 from rpcbench.agent.asking import Asking
 from rpcbench.agent.bus import Bus
 from rpcbench.agent.channels import Channels, NoticeHandler
@@ -35,9 +35,11 @@ from rpcbench.agent.placement import stated
 from rpcbench.agent.pool import Job, Pool
 from rpcbench.agent.roster import MemberHandler, Roster, WorkerInfo
 from rpcbench.agent.sources import Sources
+from rpcbench.agent.turns import Turn
 from rpcbench.agent.values import CALL, MakeHandle, Values
 from rpcbench.agent.waiting import Waiting, label_of, seconds_of
 from rpcbench.protocol import effects as fx
+from rpcbench.protocol import short
 from rpcbench.protocol.node import Node
 from rpcbench.transport.base import Link, Transmit
 from rpcbench.transport.host import host_id
@@ -48,7 +50,7 @@ from rpcbench.words.changes import Flag
 from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig
 from rpcbench.words.errors import NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError, WorkerLostError
 from rpcbench.words.events import Tables
-from rpcbench.words.futures import Future, Waits, blocked
+from rpcbench.words.futures import Future, blocked
 from rpcbench.words.ids import COUNTER_BITS, Id
 
 P = TypeVar("P")
@@ -73,7 +75,8 @@ class Agent:
         self._parts: dict[Any, Any] = {}
         self._parts_lock = threading.RLock()
         self._pool = Pool(f"rpcbench-{self.name}", config.threads, lambda: self.on_thread())
-        self.links = Links(link or Link(), self._transmit, self._deliver)
+        self._arrivals = Arrivals(self, self._pool)
+        self.links = Links(link or Link(), self._transmit, self._arrivals.deliver)
         self.clock: Callable[[], float] = lambda: self.links.clock()  # of deadlines: may stand still, never jumps
         me = m.Member(self.id, self.name, self.incarnation, "", devices=stated(config.devices, config.device_maps))
         node = Node(me, config.world_size, self.links.lossy, config.launched)
@@ -96,7 +99,9 @@ class Agent:
         self._effects = self._effect_table()
         self._keeper = Keeper(self.name, self.machine, self.waiting.deadlines, self.clock, self._peers)
         self.holds, self.released = self._keeper.holds, self._keeper.released
-        self._asking = Asking(self.machine, self._peers, self._keeper, self.links, lambda: self.running)
+        self.asking = Asking(
+            self.machine, self._peers, self._keeper, self.links, self.waiting, self._send, lambda: self.running
+        )
         self.links.changed = self._relinked
 
     # -- life
@@ -129,33 +134,24 @@ class Agent:
                 raise RpcError(f"{late} calls of {self.name} were still in flight after {timeout} s")
             leaving = not graceful or self.config.world_size is None
             if graceful and leaving:
-                self._flush()
+                self.machine.flush(FLUSH_SECONDS)
             if leaving:  # before the others, who end with us, can be taken for lost
                 self.waiting.fail_all(ShutdownError(f"{self.name} has shut down"))
             self.machine.feed(lambda node: node.outcome(node.members.ready(leaving)))
             if leaving:
-                self._take_leave(FLUSH_SECONDS if graceful else LAST_WORDS_SECONDS)
+                seconds = FLUSH_SECONDS if graceful else LAST_WORDS_SECONDS
+                self.closing.wait(seconds)  # until the leader has heard of it; or, of the leader itself, all others
+                self.machine.flush(seconds)
             elif not self.closing.wait(timeout or None):
                 raise RpcError(f"{self.name} waited {timeout} s for the others to shut down; some are still at work")
             else:
                 last()
-                self._flush()
+                self.machine.flush(FLUSH_SECONDS)
         except KeyboardInterrupt:
             self.stop(patience=0.0)
             raise
         finally:
             self.stop()
-
-    def _take_leave(self, seconds: float) -> None:
-        """Wait until the leader has heard of it; or, of the leader itself, all others."""
-        self.closing.wait(seconds)
-        self._flush(seconds)
-
-    def _flush(self, seconds: float = FLUSH_SECONDS) -> None:
-        """Wait until the others have what was sent: nobody sends it again once this agent has stopped."""
-        arrived = Flag()
-        self.machine.feed(lambda node: node.flush(arrived.set))
-        arrived.wait(seconds)
 
     def stop(self, patience: float = 1.0) -> None:
         """End at once: whatever is still in flight fails. Waits `patience` seconds at most for users' functions."""
@@ -189,25 +185,46 @@ class Agent:
         timeout: float = UNSET_TIMEOUT,
         label: str = "",
         own: bool = False,
-        waits: bool = False,
         holding: Handle | None = None,
     ) -> Future[Any]:
         """Run `function(*args, **kwargs)` on a worker; a future of what it returns.
 
         `label` is what errors and pictures call the function. `own`: it is no call of a program, but the bench's own.
-        `waits`: this thread is going to wait for the answer at once. `holding`: keeps the value that the function asks
-        its owner for, by the name of the RRef alone; held until there is an answer.
+        `holding`: keeps the value that the function asks its owner for, by the name of the RRef alone; held until there
+        is an answer.
         """
-        if not self.running:
-            raise RuntimeError(NOT_INITIALIZED)
-        target, label = self.roster.find(to).id, label or label_of(function)
-        seconds = seconds_of(timeout, self.rpc_timeout)
-        with self._asking.whole(target):
+        target, label, seconds = self._aim(to, function, timeout, label)
+        with self.asking.whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
-            number, future = self.waiting.new(partial(self._asking.help_along, target), own)
+            number = self.waiting.number(own)
+            future = self.waiting.promise(number, partial(self.asking.help_along, target))
             future.keeps = holding
-            self._asking.begin(target, m.Call(number, label, seconds, forks, scope, body), seconds, waits)
+            self.asking.begin(target, m.Call(number, label, seconds, forks, scope, body), seconds)
         return future
+
+    def ask(
+        self,
+        to: int | str | WorkerInfo,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        timeout: float = UNSET_TIMEOUT,
+        label: str = "",
+        holding: Handle | None = None,
+    ) -> Any:
+        """As `call`, and wait: what the function returns, or its error raised. Ctrl-C gives the call up."""
+        target, label, seconds = self._aim(to, function, timeout, label)
+        asked: Future[Any] | Turn | None = None
+        try:
+            with self.asking.whole(target):
+                body, forks, scope = self._pack(target, label, function, args, kwargs)
+                call = m.Call(self.waiting.number(), label, seconds, forks, scope, body)
+                asked = self.asking.ask(target, call, seconds, holding)
+            return asked.wait()
+        except KeyboardInterrupt:
+            if asked is not None:
+                asked.cancel()
+            raise
 
     def create(
         self,
@@ -219,29 +236,48 @@ class Agent:
         label: str = "",
     ) -> Handle:
         """Run a function on a worker and leave what it returns there; a handle on that value, at once."""
-        if not self.running:
-            raise RuntimeError(NOT_INITIALIZED)
-        target, label = self.roster.find(to).id, label or label_of(function)
-        seconds = seconds_of(timeout, self.rpc_timeout)
-        with self._asking.whole(target):
+        target, label, seconds = self._aim(to, function, timeout, label)
+        with self.asking.whole(target):
             body, forks, scope = self._pack(target, label, function, args, kwargs)
-            number, future = self.waiting.new()
+            future = self.waiting.promise(number := self.waiting.number())
             handle, cell = self.values.first(target, label), self.values.cell()
             handle._creation = future
             assert handle._fork is not None
             create = m.Create(number, handle._rref, handle._fork, label, seconds, forks, scope, cell, body)
-            self._asking.begin(target, create, seconds)
+            self.asking.begin(target, create, seconds)
         return handle
 
-    def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT, waits: bool = False) -> Future[Any]:
-        """A future of a copy of the value, from its owner; `waits` as in `call`. WorkerLostError where that is gone."""
+    def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Future[Any]:
+        """A future of a copy of the value, from its owner. WorkerLostError where that is gone."""
         owner, seconds = self.living_owner(handle), seconds_of(timeout, self.rpc_timeout)
-        with self._asking.whole(owner):
+        with self.asking.whole(owner):
             scope = self.values.asks(owner, "to_here")
-            number, future = self.waiting.new(partial(self._asking.help_along, owner))
+            future = self.waiting.promise(number := self.waiting.number(), partial(self.asking.help_along, owner))
             future.keeps = handle  # the fork must live until the value is here
-            self._asking.begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds, waits)
+            self.asking.begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
         return future
+
+    def get(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Any:
+        """As `fetch`, and wait: the value, or its error raised. Ctrl-C gives the call up."""
+        owner, seconds = self.living_owner(handle), seconds_of(timeout, self.rpc_timeout)
+        asked: Future[Any] | Turn | None = None
+        try:
+            with self.asking.whole(owner):
+                fetch = m.Fetch(self.waiting.number(), handle._rref, seconds, self.values.asks(owner, "to_here"))
+                asked = self.asking.ask(owner, fetch, seconds, handle)
+            return asked.wait()
+        except KeyboardInterrupt:
+            if asked is not None:
+                asked.cancel()
+            raise
+
+    def _aim(
+        self, to: int | str | WorkerInfo, function: Callable[..., Any], timeout: float, label: str
+    ) -> tuple[int, str, float | None]:
+        """Id of the callee, what the function is called, and in how many seconds the call is to end."""
+        if not self.running:
+            raise RuntimeError(NOT_INITIALIZED)
+        return self.roster.find(to).id, label or label_of(function), seconds_of(timeout, self.rpc_timeout)
 
     def living_owner(self, handle: Handle) -> int:
         """The owner of the value; WorkerLostError where that is gone, though another may work under its name by now."""
@@ -252,17 +288,6 @@ class Agent:
                 "started again since: make the value anew"
             )
         return owner.id
-
-    def expect(self, to: int) -> None:
-        """Of a thread that is about to send words to a member, and to wait for others of it."""
-        self._asking.expect(to)
-
-    def read_while(self, waiting: Waits, to: int, free: bool = False) -> None:
-        """Of a thread that waits for words of a member: unless it has other work to leave, it may read them itself.
-
-        `free`: it has left that (see `blocked`), and waits for nothing that could not wait a tenth of a second.
-        """
-        self._asking.read_while(waiting, to, free)
 
     def _pack(
         self, to: int, label: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
@@ -279,6 +304,10 @@ class Agent:
 
     def reply(self, to: int, call: int, answer: m.Result | m.Failure) -> None:
         """Answer a call, unless its caller has gone."""
+        plain = answer if type(answer) is m.Result and not answer.forks else None
+        if plain is not None and (send := self.machine.ask(short.answer, to, plain)) is not None:
+            self._send(send, True)
+            return
 
         def answering(node: Node) -> fx.Effects:
             if node.calls.served(to, call):
@@ -372,7 +401,7 @@ class Agent:
 
     def _send(self, effect: fx.Send, may_wait: bool, send: Transmit | None = None) -> None:
         try:
-            (send or self.links.near.outgoing)(effect.to, effect.seq, effect.message, may_wait)
+            (send or self.links.outgoing)(effect.to, effect.seq, effect.message, may_wait)
         except RpcError as error:
             self._unsent(effect, error)
 
@@ -405,16 +434,6 @@ class Agent:
         else:
             self._pool.spawn(lambda: self._send(fx.Send(to, seq, message), True, self._transmit))  # the link has had it
 
-    def _deliver(self, source: int, seq: int, message: m.Message) -> None:
-        if type(message) is m.Report:  # whoever knows why may have to wait for the exit status
-            self._pool.spawn(lambda: self._handle(source, seq, self.roster.explained(message)))
-            return
-        self._handle(source, seq, message)
-
-    def _handle(self, source: int, seq: int, message: m.Message) -> None:
-        now = self.links.clock()
-        self.machine.feed(lambda node: node.handle(source, seq, message, now))
-
     # -- effects
     def _perform(self, effect: fx.Effect, may_wait: bool) -> None:
         if type(effect) is fx.Send:
@@ -426,8 +445,8 @@ class Agent:
         return {
             fx.Wake: lambda e: self._keeper.wake_in(TICK, self.links.clock(), self.links.near.retry_seconds / 2),
             fx.Enqueue: lambda e: self._pool.submit(lambda: self._serve(e)),
-            fx.Run: lambda e: serve.serve(self, e.source, e.message),
-            fx.Resolve: self._resolve,
+            fx.Run: lambda e: self._arrivals.run(e.source, e.message),
+            fx.Resolve: lambda e: self._arrivals.answered(e.source, e.answer),
             fx.Reject: lambda e: self.waiting.fail(e.call, e.error),
             fx.Free: lambda e: self.released.put(self.values.forget(e.rref)),  # the keeper frees the value
             fx.Unmade: lambda e: self.values.unmade(e.rref, e.error),
@@ -456,22 +475,6 @@ class Agent:
                 self.complete.wait()  # the caller knew the world sooner than we do, and so may its function
         now = self.links.clock()
         self.machine.feed(lambda node: node.begin(effect.source, effect.call, now))
-
-    def _resolve(self, effect: fx.Resolve) -> None:
-        source, answer = effect.source, effect.answer
-        if isinstance(answer, m.Result):
-            result = answer
-            # What it brings besides values must reach the protocol, whether anybody asks for the values or not.
-            lazy = not result.forks and result.scope is None
-            self.waiting.finish(result.call, lambda: self._open(source, result), lazy)
-        else:
-            failure = answer
-            self.waiting.finish(failure.call, lambda: serve.reraise(self, self.roster.name(source), failure))
-
-    def _open(self, source: int, answer: m.Result) -> Any:
-        if not answer.body.payload:
-            return None
-        return self.values.unpack(source, answer.body, answer.forks, answer.scope, True)
 
     def _completed(self, effect: fx.Complete) -> None:
         if not effect.closing:

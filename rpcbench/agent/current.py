@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 def current() -> Agent:
     """The agent to speak through. RuntimeError "RPC has not been initialized…" where there is none."""
-    agent = _innermost.get()
+    agent = _innermost.get() or _newest()
     if agent is None or not agent.running:
         agent = find()
     if agent is None:
@@ -38,7 +38,14 @@ def find() -> Agent | None:
     agent = _innermost.get()
     if agent is not None and agent.running:
         return agent
-    return next(iter(_started[-1:]), None)  # one step, whoever starts or ends meanwhile
+    return _newest()
+
+
+def _newest() -> Agent | None:
+    try:
+        return _started[-1]  # one step, whoever starts or ends meanwhile
+    except IndexError:
+        return None
 
 
 def start(agent: Agent, timeout: float) -> None:

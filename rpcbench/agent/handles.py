@@ -93,9 +93,9 @@ class Handle:
 class Outgoing:
     """Collects the handles inside a value while it is pickled: index for index what the message's forks will be."""
 
-    def __init__(self, agent: Home) -> None:
+    def __init__(self, agent: Home, handles: list[Handle]) -> None:
         self._agent = agent
-        self.handles: list[Handle] = []
+        self.handles = handles
 
     def give(self, value: object) -> int | None:
         if not isinstance(value, Handle):

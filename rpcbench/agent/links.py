@@ -14,6 +14,8 @@ from rpcbench.transport.base import Deliver, Link, Transmit
 class Links:
     """`near` is next to the machines, `far` next to the connections; between them they are in the order of `all`.
 
+    `outgoing` takes what machines send, `incoming` what connections bring.
+
     `clock` counts the seconds of deadlines and retries; it must never jump. `changed` is called after each change.
     """
 
@@ -24,7 +26,7 @@ class Links:
         self.near = self.far = first
         self._transmit, self._deliver = transmit, deliver
         self._lock = threading.Lock()
-        first.attach(transmit, deliver)
+        self._wire((first,))
 
     @property
     def lossy(self) -> bool:
@@ -65,3 +67,6 @@ class Links:
         for link in set(self.all) - set(links):
             link.attach(self._transmit, self._deliver)
         self.all, self.near, self.far = links, links[0], links[-1]
+        plain = all(type(link) is Link for link in links)  # those pass on what they get: no need to ask them
+        self.outgoing = self._transmit if plain else self.near.outgoing
+        self.incoming = self._deliver if plain else self.far.incoming

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from _thread import get_ident
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.protocol.effects import Effect, Effects
 from rpcbench.protocol.node import Node
+from rpcbench.words.changes import Flag
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Perform = Callable[[Effect, bool], None]
 """(effect, may_wait): carry one effect out; may_wait says whether a write may hold this thread up."""
@@ -37,7 +39,13 @@ class Machine:
         for effect in effects:
             perform(effect, may_wait)
 
-    def ask(self, question: Callable[[Node], T]) -> T:
+    def ask(self, question: Callable[Concatenate[Node, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Look something up, or change what has no effects."""
         with self._lock:
-            return question(self._node)
+            return question(self._node, *args, **kwargs)
+
+    def flush(self, seconds: float) -> None:
+        """Wait until the others have what was sent, so many seconds at most: nobody sends it again once we stop."""
+        arrived = Flag()
+        self.feed(lambda node: node.flush(arrived.set))
+        arrived.wait(seconds)

@@ -26,7 +26,7 @@ class Pairs:
 
     def arrived(self, peer: Identity, frame: Frame) -> None:
         seq, message = m.unpack(frame.control, frame.body)
-        self._links.far.incoming(peer.id, seq, message)
+        self._links.incoming(peer.id, seq, message)
 
     def ended(self, peer: Identity, reason: str) -> None:
         told = self._roster.explain(peer.name, reason)

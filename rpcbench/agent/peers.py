@@ -193,7 +193,7 @@ class Peers:
             lambda ending: self._over(tie, ending),
         )
         if tie.connection.watch is not None:
-            tie.connection.read_while, tie.connection.expect = reading.read_while, reading.expect
+            tie.connection.reading = reading
         self._reunion.stands(peer)
         versions.warn(self.me.versions, peer.versions, peer.name)
 

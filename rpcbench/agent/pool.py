@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from rpcbench.agent.monitor import Monitor
 from rpcbench.agent.reading import Reading, Source
@@ -96,7 +97,7 @@ class Pool:
         self._idle: list[Worker] = []
         self._threads: set[Worker] = set()
         self._queue: collections.deque[Job] = collections.deque()
-        self._running = 0
+        self.busy = 0  # users' functions that run; those that wait are not counted
         self._blocked = 0
         self._made = 0
         self._closed = False
@@ -104,11 +105,6 @@ class Pool:
         self.readings: set[Reading] = set()
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         self.due: Callable[[], bool] = lambda: True  # whether answers are to come
-
-    @property
-    def busy(self) -> int:
-        """How many users' functions run; those that wait are not counted."""
-        return self._running
 
     @property
     def waiting(self) -> int:
@@ -173,13 +169,27 @@ class Pool:
         else:
             self.spawn(job)
 
+    def let_in(self) -> Reading | None:
+        """Where this thread just reads a message that asks for a user's function, and there is room for that: what it
+        reads. The function is to be given to it as `Begun`."""
+        reading: Reading | None = getattr(threading.current_thread(), "reads", None)
+        if reading is None:
+            return None
+        with self._lock:
+            if self.busy >= self.limit:
+                return None
+            self.busy += 1
+            return reading
+
     def begin(self, job: Job) -> bool:
         """Whether there is room for a user's function now; else it is run later."""
+        if type(job) is Begun:
+            return True
         with self._lock:
-            if self._running >= self.limit and type(job) is not _Own:
+            if self.busy >= self.limit and type(job) is not _Own:
                 self._queue.append(job)
                 return False
-            self._running += 1
+            self.busy += 1
             return True
 
     def end(self) -> None:
@@ -197,9 +207,9 @@ class Pool:
     def _next(self) -> Job | None:
         """The next queued job for a thread that has finished one."""
         with self._lock:
-            if self._queue and self._running <= self.limit:
+            if self._queue and self.busy <= self.limit:
                 return self._queue.popleft()
-            self._running -= 1
+            self.busy -= 1
             return None
 
     def blocked(self) -> None:
@@ -208,14 +218,14 @@ class Pool:
             self._blocked += 1
             job = self._queue.popleft() if self._queue else None
             if job is None:
-                self._running -= 1
+                self.busy -= 1
         if job is not None:
             waiting = job
             self.spawn(lambda: self._run(waiting))
 
     def unblocked(self) -> None:
         with self._lock:
-            self._running += 1
+            self.busy += 1
             self._blocked -= 1
 
     def rest(self, thread: Worker) -> bool:
@@ -262,6 +272,10 @@ class _Own:
 
     def __call__(self) -> None:
         self._job()
+
+
+class Begun(partial[object]):
+    """A user's function that has been counted already."""
 
 
 def _do(job: Job) -> None:

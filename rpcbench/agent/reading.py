@@ -61,9 +61,8 @@ class Readers(Protocol):
     def due(self) -> Callable[[], bool]:
         """Whether answers are to come."""
 
-    @property
-    def busy(self) -> int:
-        """How many users' functions run."""
+    busy: int
+    """How many users' functions run."""
 
     def begin(self, call: _Job) -> bool:
         """Whether there is room for a call now; else it is run later."""
@@ -260,11 +259,10 @@ class Reading:
 
     # -- threads that wait for an answer
     def read_while(self, waiting: Waits, quiet: float = LONG) -> None:
-        """By a thread that waits: read, if nobody does, until it waits no more or nothing has come for `quiet` seconds.
-        """
+        """By a thread that waits: read, if nobody does, until that ends or nothing has come for `quiet` seconds."""
         with uninterrupted:  # a token that is lost would never be found
             if self._reached():
-                self._lead(waiting, quiet)
+                self.lead(waiting, quiet)
 
     def expect(self) -> None:
         """By a thread that is about to send, and to wait for what comes then: nobody else need be woken by that.
@@ -272,17 +270,25 @@ class Reading:
         Should it not come to wait, the monitor sees to what has come.
         """
         with uninterrupted:
-            if not self._guarded or not self._token.acquire(blocking=False):
-                return
-            if not self._guarded or self._ending is not None:  # by now
-                self._return() if self._guarded else self._rest()
-                return
-            try:
-                self._disarm()
-                if self._source.beside is not None:
-                    self._source.beside.expect()
-            finally:
+            if self.claim():
                 self._rest()
+
+    def claim(self) -> bool:
+        """As `expect`, by a thread that does nothing else until it does `lead`, and is not interrupted: whether it has
+        the token now."""
+        if not self._guarded or not self._token.acquire(blocking=False):
+            return False
+        if not self._guarded or self._ending is not None:  # by now
+            self._return() if self._guarded else self._rest()
+            return False
+        try:
+            self._disarm()
+            if self._source.beside is not None:
+                self._source.beside.expect()
+        except BaseException:
+            self._rest()
+            raise
+        return True
 
     def _reached(self) -> bool:
         """Whether this thread has the token now, and nothing was left for a worker."""
@@ -303,12 +309,13 @@ class Reading:
             self._source.watch.disarm()
             self._armed = False
 
-    def _lead(self, waiting: Waits, quiet: float) -> None:
-        """Read, and leave the token to others."""
+    def lead(self, waiting: Waits, quiet: float = LONG) -> None:
+        """By a thread that has the token and is not interrupted: read, as in `read_while`, and leave it to others."""
         ending = self._ending
         try:
             if ending is None:
-                self._disarm()
+                if self._armed:
+                    self._disarm()
                 ending = self._follow(waiting, quiet)
         except ProtocolError as error:
             ending = Ending(f"it sent nonsense ({error})", False)
@@ -324,23 +331,25 @@ class Reading:
 
     def _follow(self, waiting: Waits, quiet: float) -> Ending | None:
         """How the connection has ended, if it has."""
-        watch, until = self._source.watch, time.monotonic() + PATIENCE
+        watch, frames, until = self._source.watch, self._frames, time.monotonic() + PATIENCE
         assert watch is not None
-        while waiting() and time.monotonic() < until and self._comes(watch, quiet):
+        while waiting() and self._comes(watch, quiet):
             got = self._source.read()
             if isinstance(got, Ending):
                 return got
-            self._frames.extend(got)
-            while self._frames:
-                self._receive(self._frames.popleft())
+            frames.extend(got)
+            while frames:
+                self._receive(frames.popleft())
+            if time.monotonic() > until:
+                break
         return None
 
     def _comes(self, watch: Watch, quiet: float) -> bool:
-        beside, eager = self._source.beside, not self._pool.busy
+        beside = self._source.beside
         if beside is None or not beside.stay():
-            return watch.readable(quiet, eager)
+            return watch.readable(quiet, not self._pool.busy)
         try:
-            return watch.readable(min(quiet, MOMENT), eager)
+            return watch.readable(MOMENT)
         finally:
             beside.rise()
 

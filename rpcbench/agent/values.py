@@ -79,16 +79,19 @@ class Values:
 
         SerializationError with the path to the part that cannot travel, which begins with `path`.
         """
-        outgoing = Outgoing(self._home)
-        body, tensors = self.codec.encode(value, outgoing, path, self.routes.to(to, answer))
+        route = self.routes.to(to, answer)
+        handles: list[Handle] = []
+        encoded = None if route.targets else self.codec.plainly(value)
+        if encoded is None:
+            encoded = self.codec.fully(value, Outgoing(self._home, handles), path, route)
+        body, tensors = encoded
         scope = None
         if self.recorder is not None:
             if context is not None:
                 scope = self.recorder.sending(context, tensors, to, call)
             elif tensors and path != "result":
                 self.recorder.unrecorded(tensors, call)
-        forks = self._share(outgoing.handles, to) if outgoing.handles else ()
-        return body, forks, scope
+        return body, self._share(handles, to) if handles else (), scope
 
     def _share(self, handles: list[Handle], to: int) -> tuple[Fork, ...]:
         now = self._clock()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rpcbench.agent.deadlines import Deadlines
+from rpcbench.agent.turns import Turn
 from rpcbench.words.changes import Changes
 from rpcbench.words.config import UNSET_TIMEOUT
 from rpcbench.words.futures import Answer, Future, HelpAlong, Kept, Later
@@ -28,15 +29,25 @@ class Waiting:
         self._on_long = on_long
         self._numbers, self._own_numbers = Counter(first), Counter(first | OWN)
         self._idle = Changes()
-        self._futures: dict[int, Future[Any]] = {}
+        self._futures: dict[int, Future[Any] | Turn] = {}
 
-    def new(self, help_along: HelpAlong | None = None, own: bool = False) -> tuple[int, Future[Any]]:
-        """A new call's number, which tells whether it is the bench's `own`, and its future. `help_along`: see there."""
-        number = self._own_numbers.next() if own else self._numbers.next()
-        cancel = partial(self._cancel, number)
-        future: Future[Any] = Future(on_cancel=cancel, on_long=self._on_long, help_along=help_along)
-        self._futures[number] = future
-        return number, future
+    def number(self, own: bool = False) -> int:
+        """A new call's, which tells whether it is the bench's `own`."""
+        return self._own_numbers.next() if own else self._numbers.next()
+
+    def promise(self, number: int, help_along: HelpAlong | None = None) -> Future[Any]:
+        """The future of a call. `help_along`: see there."""
+        future = self._futures[number] = self.future(number, help_along)
+        return future
+
+    def turn(self, number: int, make: Callable[[int], Future[Any]], keeps: Kept | None) -> Turn:
+        """As `promise`, for a call whose caller does nothing but wait. `keeps`: what the call needs until then."""
+        turn = self._futures[number] = Turn(number, make, keeps)
+        return turn
+
+    def future(self, number: int, help_along: HelpAlong | None) -> Future[Any]:
+        """One of a call, which is not known as its own."""
+        return Future(on_cancel=partial(self._cancel, number), on_long=self._on_long, help_along=help_along)
 
     def finish(self, number: int, answer: Answer, lazy: bool = True) -> None:
         """The answer has come, or there will be none and `answer` raises why. Not `lazy`: it is to be opened even if
@@ -47,10 +58,12 @@ class Waiting:
             self._idle.tell()
         if future is None:
             return
-        kept, future.keeps = future.keeps, None
+        if (kept := future.keeps) is None:
+            future.deliver(answer, self._later, lazy)
+            return
+        future.keeps = None
         future.deliver(answer, self._later, lazy)
-        if kept is not None:
-            kept.let_go()
+        kept.let_go()
 
     def keeping(self, kept: Kept) -> bool:
         """Whether any call that waits keeps this."""
@@ -72,7 +85,7 @@ class Waiting:
 
     def number_of(self, future: Future[Any]) -> int | None:
         """The call that this is the future of, while it waits."""
-        return next((number for number, other in list(self._futures.items()) if other is future), None)
+        return next((number for number, other in list(self._futures.items()) if other.follows(future)), None)
 
     def settle(self, timeout: float | None) -> int:
         """Wait until no call waits, `timeout` seconds at most; how many still do."""

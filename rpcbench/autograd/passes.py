@@ -82,13 +82,13 @@ class Passes:
     def _expect(self, begun: _Begun) -> None:
         """This thread is about to send words for a pass, and to wait for others."""
         if begun.peer is not None:
-            self._agent.expect(begun.peer)
+            self._agent.asking.expect(begun.peer)
 
     def _work(self, begun: _Begun) -> None:
         """Until the pass is over."""
         while True:
             if begun.peer is not None and begun.jobs.empty():
-                self._agent.read_while(begun.jobs.empty, begun.peer)
+                self._agent.asking.read_while(begun.jobs.empty, begun.peer)
             try:
                 job = begun.jobs.get_nowait()
             except queue.Empty:

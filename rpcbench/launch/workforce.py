@@ -133,7 +133,7 @@ class Workforce(ABC):
         self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
     ) -> Any:
         """As `rpcbench.rpc.rpc_sync`, in this cluster."""
-        return self.agent.call(to, func, args, kwargs, timeout, waits=True).wait_or_cancel()
+        return self.agent.ask(to, func, args, kwargs, timeout)
 
     def rpc_async(
         self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT

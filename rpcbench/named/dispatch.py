@@ -97,9 +97,7 @@ def functions(row: Row) -> Iterator[Function]:
     yield from (found for home in _HOMES if callable(found := getattr(home, row.name, None)))
 
 
-FUNCTIONS: dict[Function, Row] = {
-    function: row for row in reversed(ROWS.values()) for function in functions(row)
-}
+FUNCTIONS: dict[Function, Row] = {function: row for row in reversed(ROWS.values()) for function in functions(row)}
 """The row of each function that torch tells us of."""
 FUNCTIONS[Tensor.requires_grad.__set__] = ROWS["requires_grad_"]  # type: ignore[attr-defined]
 FUNCTIONS[Tensor.data.__set__] = ROWS["data="]  # type: ignore[attr-defined]

@@ -229,4 +229,3 @@ def assigned(call: Call) -> Names:
         if unify(target, names_of(call.args[2])) != target and any(call.names()):
             raise NamesError(f"the value has names that {target} has not")
     return call.names()
-

@@ -195,11 +195,11 @@ class ClusterMagics(Magics):
     def panel(self, line: str) -> None:
         """Show a live panel.
 
-            %panel workers     how each worker is; buttons that interrupt, restart and scale, also while a cell runs
-            %panel rrefs       who owns and who uses each RRef, its size, age and the cell that made it
-            %panel autograd    what distributed-autograd contexts have recorded, and how far backward is
-            %panel pipeline    where each micro-batch is, and how long workers stood idle
-            %panel messages    what members say to each other and do together, as a sequence diagram
+        %panel workers     how each worker is; buttons that interrupt, restart and scale, also while a cell runs
+        %panel rrefs       who owns and who uses each RRef, its size, age and the cell that made it
+        %panel autograd    what distributed-autograd contexts have recorded, and how far backward is
+        %panel pipeline    where each micro-batch is, and how long workers stood idle
+        %panel messages    what members say to each other and do together, as a sequence diagram
         """
         with needs("a panel", "ipywidgets", "anywidget"):
             from rpcbench.panels import PANELS, panel

@@ -88,7 +88,7 @@ def end(agent: Agent, to: int, key: str, step: int, reason: str) -> None:
 def _help_along(agent: Agent, homes: Homes, reached: Waits, slot: Slot) -> None:
     giver = homes.giver(slot)
     if giver is not None:
-        agent.read_while(lambda: not reached(), giver, free=True)
+        agent.asking.read_while(lambda: not reached(), giver, free=True)
 
 
 def _opened(values: Callable[[], Any]) -> tuple[Any, ...]:

@@ -62,10 +62,10 @@ class Calls:
             self._tell("CallStarted", call)
 
     def answered(self, source: int, answer: Result | Failure) -> Effects:
-        return [Resolve(answer.call, source, answer)] if self._finish(answer.call) else []
+        return [Resolve(answer.call, source, answer)] if self.ended(answer.call) else []
 
     def expired(self, call: int, name: str) -> Effects:
-        waiting = self._finish(call)
+        waiting = self.ended(call)
         if waiting is None:
             return []
         ms = round((waiting.timeout or 0) * 1000)
@@ -76,13 +76,13 @@ class Calls:
         return [Reject(call, RpcTimeoutError(text))]
 
     def cancelled(self, call: int) -> tuple[Effects, int | None]:
-        waiting = self._finish(call)
+        waiting = self.ended(call)
         if waiting is None:
             return [], None
         return [Reject(call, CallCancelled(f"{waiting.label} was cancelled by its caller"))], waiting.to
 
     def failed(self, call: int, error: Exception) -> Effects:
-        return [Reject(call, error)] if self._finish(call) else []
+        return [Reject(call, error)] if self.ended(call) else []
 
     # -- callee
     def arrived(self, source: int, message: Request, pending: set[Id], now: float) -> Effects:
@@ -96,6 +96,15 @@ class Calls:
             self._held[key] = pending
             return []
         return [Enqueue(*key)]
+
+    def taken(self, source: int, message: Call | Fetch, now: float) -> None:
+        """As `arrived`, and `begin` at once."""
+        if type(message) is Fetch:
+            label, asks = "to_here", message.rref
+        else:
+            label, asks = message.label, None  # type: ignore[union-attr]
+        until = None if message.budget is None else now + message.budget
+        self.serving[source, message.call] = Serving(None, label, None, asks, now, until)
 
     def confirmed(self, fork: Id) -> Effects:
         """An RRef that held calls wait for is known to its owner, or never will be."""
@@ -168,7 +177,8 @@ class Calls:
         assert self._held.keys() <= self.serving.keys(), "a held call that nobody serves"
         assert all(self._held.values()), "a held call that waits for nothing"
 
-    def _finish(self, call: int) -> Outgoing | None:
+    def ended(self, call: int) -> Outgoing | None:
+        """The call, if it has waited until now."""
         waiting = self.outgoing.pop(call, None)
         if waiting is not None and self.note is not None:
             self._tell("CallEnded", call)

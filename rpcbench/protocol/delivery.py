@@ -44,6 +44,8 @@ _WITH_BODY: frozenset[type[Any]] = frozenset(
     (m.Call, m.Create, m.Result, m.Failure, m.Gradients, m.WalkFailed, m.Parcel)
 )
 
+_new = tuple.__new__  # a step less than the class itself takes
+
 
 class Pair:
     """Messages to and from one other process (or this one)."""
@@ -68,7 +70,7 @@ class Pair:
         self.sent = count + 1
         kind = type(message)
         self.kept[count] = (kind, message[:-1]) if kind in _WITH_BODY else message
-        return Send(self.peer, self._base | count, message)
+        return _new(Send, (self.peer, self._base | count, message))
 
     def replace(self, seq: int, instead: m.Message) -> Send:
         """Something smaller takes the number of a message that will never go out."""
@@ -147,7 +149,7 @@ class Delivery:
         self._then: Callable[[], object] | None = None  # called when what was sent is acknowledged:
         self._awaited: dict[Pair, set[int]] | None = None  # these numbers; None: all
         self.told: Told | None = None  # of every message, while somebody wants to know
-        self._ticking = False
+        self.ticking = False
 
     def meet(self, peer: int, theirs: int) -> Pair:
         """A process that there was no word to or from yet; its predecessor is forgotten."""
@@ -208,7 +210,7 @@ class Delivery:
         self.lossy = lossy
 
     def number(self, pair: Pair, message: m.Message) -> Send:
-        if not self._ticking:
+        if not self.ticking:
             self._stir()
         send = pair.number(message)
         if self.told is not None:
@@ -224,7 +226,7 @@ class Delivery:
 
     def first_time(self, pair: Pair, seq: int, message: m.Message) -> bool:
         """Whether a message is new. It is owed an acknowledgement in any case: the last one may be lost."""
-        if not self._ticking:
+        if not self.ticking:
             self._stir()
         pair.owed += 1
         new = pair.window.first_time(seq & _COUNT)
@@ -232,14 +234,28 @@ class Delivery:
             self.told("received", pair.peer, seq, message)
         return new
 
+    def next_from(self, peer: int, seq: int) -> Pair | None:
+        """The pair, where this is the number that comes next from there, and nothing else is to be said of it now."""
+        pair = self.pairs.get(peer) if self.ticking else None
+        if pair is None or seq >> COUNT_BITS != pair.stamp or pair.owed + 1 >= OWED:
+            return None
+        return pair if pair.window.awaits(seq & _COUNT) else None
+
+    def came(self, pair: Pair, seq: int, message: m.Message) -> None:
+        """As `first_time`, of a message from `next_from`."""
+        pair.owed += 1
+        pair.window.floor += 1
+        if self.told is not None:
+            self.told("received", pair.peer, seq, message)
+
     def owe(self, pair: Pair) -> None:
         """An acknowledgement could not be sent: another one a tick from now."""
         pair.owed += 1
-        if not self._ticking:
+        if not self.ticking:
             self._stir()
 
     def _stir(self) -> None:
-        self._ticking = self.stirred = True
+        self.ticking = self.stirred = True
 
     def tick(self) -> Effects:
         sends: Effects = []
@@ -247,8 +263,8 @@ class Delivery:
             sends += self.telling(pair.mend(self.lossy))
             if pair.owed or self._awaits(pair):
                 sends.append(pair.seen(answer=self._awaits(pair)))
-        self._ticking = any(pair.missing() for pair in self.pairs.values())
-        return [*sends, *([Wake()] if self._ticking else [])]
+        self.ticking = any(pair.missing() for pair in self.pairs.values())
+        return [*sends, *([Wake()] if self.ticking else [])]
 
     def left(self) -> dict[int, str]:
         """Pairs with something unfinished, for those who wonder."""

@@ -24,6 +24,10 @@ class Window:
             self.floor += 1
         return True
 
+    def awaits(self, number: int) -> bool:
+        """Whether it is the next one, and none has come early."""
+        return number == self.floor and not self._early
+
     def early(self, most: int) -> tuple[int, ...]:
         """The first numbers seen beyond a gap."""
         return tuple(sorted(self._early)[:most])

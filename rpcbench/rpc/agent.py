@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import torch
 
+from rpcbench.agent import serve
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import WorkerInfo
-from rpcbench.protocol.effects import Enqueue
 from rpcbench.protocol.node import Node
+from rpcbench.wire.messages import Call, Create, Fetch
 
 __all__ = ["RpcAgent"]
 
@@ -66,15 +68,15 @@ class RpcAgent(Agent):
     def enable_gil_profiling(self, flag: bool) -> None:
         """Measure, for each call served, how long its thread waits for Python's lock; the mean is among the metrics."""
         self._profiles_gil = flag
+        self._arrivals.run = self._timed if flag else functools.partial(serve.serve, self)
         self._gil_waits = (0, 0.0)
 
-    def _serve(self, effect: Enqueue) -> None:
-        if self._profiles_gil:
-            began = time.perf_counter()
-            time.sleep(0)  # gives the lock up, and takes it again
-            waits, seconds = self._gil_waits
-            self._gil_waits = (waits + 1, seconds + time.perf_counter() - began)
-        super()._serve(effect)
+    def _timed(self, source: int, message: Call | Create | Fetch) -> None:
+        began = time.perf_counter()
+        time.sleep(0)  # gives the lock up, and takes it again
+        waits, seconds = self._gil_waits
+        self._gil_waits = (waits + 1, seconds + time.perf_counter() - began)
+        serve.serve(self, source, message)
 
 
 def _calls(node: Node) -> tuple[int, int]:

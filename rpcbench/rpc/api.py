@@ -84,7 +84,14 @@ def rpc_sync(
     >>> rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 3))
     tensor([4., 4.])
     """
-    return _invoke_rpc(to, func, RPCExecMode.SYNC, args, kwargs, timeout).wait_or_cancel()
+    call = _prepare(func, args or (), kwargs or {})
+    agent = current.current()
+    event = profiled(agent, RPCExecMode.SYNC, func, to)
+    if event is None:
+        return agent.ask(to, *call, timeout)
+    with event as until:
+        future = until(_call(agent, to, call, timeout))
+    return future.wait_or_cancel()
 
 
 def rpc_async(
@@ -100,7 +107,14 @@ def rpc_async(
     >>> [future.wait() for future in futures]
     [1024, 1024]
     """
-    future = _invoke_rpc(to, func, RPCExecMode.ASYNC, args, kwargs, timeout)
+    call = _prepare(func, args or (), kwargs or {})
+    agent = current.current()
+    event = profiled(agent, RPCExecMode.ASYNC, func, to)
+    if event is None:
+        future = _call(agent, to, call, timeout)
+    else:
+        with event as until:
+            future = until(_call(agent, to, call, timeout))
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future
@@ -131,26 +145,9 @@ def remote(
     return cast("RRef[Any]", rref)
 
 
-def _invoke_rpc(
-    to: int | str | WorkerInfo,
-    func: Function,
-    mode: RPCExecMode,
-    args: Sequence[Any] | None,
-    kwargs: dict[str, Any] | None,
-    timeout: float,
-) -> Future[Any]:
-    call = _prepare(func, args or (), kwargs or {})
-    agent = current.current()
-    event = profiled(agent, mode, func, to)
-    if event is None:
-        return _call(agent, to, call, timeout, mode is RPCExecMode.SYNC)
-    with event as until:
-        return until(_call(agent, to, call, timeout, mode is RPCExecMode.SYNC))
-
-
-def _call(agent: Agent, to: int | str | WorkerInfo, call: _Call, timeout: float, waits: bool) -> Future[Any]:
+def _call(agent: Agent, to: int | str | WorkerInfo, call: _Call, timeout: float) -> Future[Any]:
     try:
-        return agent.call(to, *call, timeout, waits=waits)
+        return agent.call(to, *call, timeout)
     except WorkerLostError as error:  # that it is gone is known already: no different from hearing of it later
         future: Future[Any] = Future()
         future.set_exception(error)

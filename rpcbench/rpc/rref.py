@@ -80,19 +80,20 @@ class RRef(Handle, Generic[T]):
         Raises the error of the function that was to make it; RpcTimeoutError after `timeout` seconds;
         WorkerLostError where the owner is gone. Every call fetches again.
         """
-        return self._fetch(timeout, True).wait_or_cancel()
+        value = self._near()
+        return self._agent.get(self, timeout) if value is None else value.wait_or_cancel()
 
     def to_here_async(self, timeout: float = UNSET_TIMEOUT) -> Future[T]:
         """As `to_here`, as a future."""
-        return self._fetch(timeout, False)
+        value = self._near()
+        return self._agent.fetch(self, timeout) if value is None else value
 
-    def _fetch(self, timeout: float, waits: bool) -> Future[T]:
+    def _near(self) -> Future[T] | None:
+        """The value itself, where it lives here. Its error where it is known that there is none."""
         self._check_alive("to_here() on it")
-        if self._value is not None:
-            return self._value
-        if (error := self._failure()) is not None:
+        if self._value is None and (error := self._failure()) is not None:
             raise error
-        return self._agent.fetch(self, timeout, waits)
+        return self._value
 
     def local_value(self) -> T:
         """The value itself, on its owner; waits until it is made. RuntimeError elsewhere."""
@@ -113,7 +114,7 @@ class RRef(Handle, Generic[T]):
         """
 
         def wait(to: int, function: Callable[..., Any], args: Any, timeout: float) -> Any:
-            return self._call(function, args, timeout, True).wait_or_cancel()
+            return self._ask(function, args, timeout)
 
         return RRefProxy(self, wait, timeout)
 
@@ -145,7 +146,7 @@ class RRef(Handle, Generic[T]):
         if not self.is_owner():
             if dist_autograd_ctx_id == -1:
                 raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
-            self._call(_backward, (self, dist_autograd_ctx_id, retain_graph), UNSET_TIMEOUT, True).wait_or_cancel()
+            self._ask(_backward, (self, dist_autograd_ctx_id, retain_graph), UNSET_TIMEOUT)
             return
         value: Any = self.local_value()
         if not isinstance(value, torch.Tensor):
@@ -170,17 +171,23 @@ class RRef(Handle, Generic[T]):
         return future
 
     # -- inside
-    def _call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float, waits: bool = False
-    ) -> Future[Any]:
-        label, call = self._label(function, args), self._agent.call
+    def _call(self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Future[Any]:
+        future: Future[Any] = self._through(self._agent.call, function, args, timeout)
+        return future
+
+    def _ask(self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Any:
+        return self._through(self._agent.ask, function, args, timeout)
+
+    def _through(
+        self, call: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], timeout: float
+    ) -> Any:
+        label = self._label(function, args)
         if function is not run or self.is_owner():
-            return call(self._owner, function, args, timeout=timeout, label=label, waits=waits)
+            return call(self._owner, function, args, timeout=timeout, label=label)
         self._check_alive("fork an UserRRef")
         _, method, more, kwargs = args
         owner = self._agent.living_owner(self)
-        there = (*self._rref, method, *more)
-        return call(owner, run_there, there, kwargs, timeout=timeout, label=label, waits=waits, holding=self)
+        return call(owner, run_there, (*self._rref, method, *more), kwargs, timeout=timeout, label=label, holding=self)
 
     def _label(self, function: Callable[..., Any], args: tuple[Any, ...]) -> str:
         name = args[1] if len(args) > 1 and isinstance(args[1], str) else function.__name__.strip("_")

@@ -36,13 +36,17 @@ class SocketStream:
         """All of `parts`, in order. BlockingIOError, with what is left in `parts`, where it would have to wait."""
         sock = self._sock
         while parts:
+            first = parts[0]
             try:
-                sent = sock.send(parts[0], _FLAGS) if len(parts) == 1 else sock.sendmsg(parts[:_MOST_PARTS], [], _FLAGS)
+                sent = sock.send(first, _FLAGS) if len(parts) == 1 else sock.sendmsg(parts[:_MOST_PARTS], [], _FLAGS)
             except BlockingIOError:
                 if not may_wait:
                     raise
                 self._await_room()
                 continue
+            if sent == len(first) and len(parts) == 1:
+                parts.clear()
+                return
             while parts and sent >= len(parts[0]):
                 sent -= len(parts.pop(0))
             if sent:

@@ -19,7 +19,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from rpcbench.transport.base import Stream
 from rpcbench.transport.beside import Beside, beside
@@ -55,6 +55,18 @@ class Ending(NamedTuple):
     broken: bool
 
 
+class Reads(Protocol):
+    """See `agent.reading`."""
+
+    def read_while(self, waiting: Waits, quiet: float) -> object: ...
+
+    def expect(self) -> object: ...
+
+    def claim(self) -> bool: ...
+
+    def lead(self, waiting: Waits) -> object: ...
+
+
 class StreamConnection:
     """One authenticated peer at the other end of a stream. `helper` runs a job on another thread."""
 
@@ -62,6 +74,7 @@ class StreamConnection:
         self._stream = stream
         self._store = stream.store
         self._limits = limits
+        self._sure = limits.sure
         self._decoder = Decoder(limits, self._store)
         self._helper = helper
         self._state = threading.Lock()
@@ -79,16 +92,43 @@ class StreamConnection:
         self.silence = stream.silence
         self.watch: Watch | None = getattr(stream, "watch", None)  # not every stream can tell what it has
         self.beside: Beside | None = beside() if self.watch is not None else None
-        # Set by who has it read, see `agent.reading`.
-        self.read_while: Callable[[Waits, float], object] = lambda waiting, quiet: None
-        self.expect: Callable[[], object] = lambda: None
+        self.reading: Reads | None = None  # how threads that wait for answers may read it themselves, if they may
 
     # -- writing
     def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:
         hint = self.beside.says(hold) if self.beside is not None else 0
+        owes_nothing = self._store.owes_nothing()
+        if owes_nothing and not body.buffers and not hold:
+            frame = encode_small(control, body, hint)
+            if len(frame) > self._sure:
+                check(control, body, self._limits)
+            if self._alone(frame):
+                self._write([frame], may_wait)
+                return
+            self._send([frame], None, None, body, may_wait, hold)
+            return
         first, chunks = self._encoded(control, body, hint)
-        owed = None if self._store.owes_nothing() else self._owed()
-        if may_wait and self._queued > _HELD_BACK:
+        self._send(first, chunks, None if owes_nothing else self._owed(), body, may_wait, hold)
+
+    def _alone(self, frame: bytes) -> bool:
+        """Whether the line is free for this, and nothing else is to go with it."""
+        with self._state:
+            if self._writing or self._held or self.ended:
+                return False
+            self.said += len(frame)
+            self._writing = True
+            return True
+
+    def _send(
+        self,
+        first: Parts,
+        chunks: Iterator[Parts] | None,
+        owed: Parts | None,
+        body: Body,
+        may_wait: bool,
+        hold: bool,
+    ) -> None:
+        if may_wait and self.full:
             self.await_room()
         with self._state:
             if self.ended:
@@ -118,9 +158,9 @@ class StreamConnection:
         self._write(parts, may_wait)
 
     def _encoded(self, control: bytes, body: Body, hint: int) -> tuple[Parts, Iterator[Parts] | None]:
-        if not body.buffers:
-            return [encode_small(control, body, self._limits, hint)], None
         check(control, body, self._limits)
+        if not body.buffers:
+            return [encode_small(control, body, hint)], None
         places = self._store.put(raw(body))
         if places is not None:
             return [encode_lent(control, body, places, hint)], None
@@ -155,9 +195,14 @@ class StreamConnection:
             self._writing = True
         self._write([BEAT], False)
 
+    @property
+    def full(self) -> bool:
+        """Whether the peer is so far behind that who may wait does."""
+        return self._queued > _HELD_BACK
+
     def await_room(self) -> None:
         """Wait while the peer is far behind, as `send` with `may_wait` does. Ctrl-C ends the wait and nothing else."""
-        if self._queued <= _HELD_BACK:
+        if not self.full:
             return
         step_aside()
         with self._state:
@@ -177,10 +222,8 @@ class StreamConnection:
     def _write(self, parts: Parts, may_wait: bool) -> None:
         """Write `parts`, then all that is queued. Only for the thread that set `_writing`, and the helper it names."""
         try:
-            while self._wrote(parts, may_wait):
-                parts = self._next()
-                if not parts:
-                    return
+            while self._wrote(parts, may_wait) and (parts := self._next()):
+                pass
         except BaseException as error:  # half a message may be out: nothing can come after it
             self._end()
             self._stop_writing()
@@ -202,18 +245,20 @@ class StreamConnection:
     def _next(self) -> Parts:
         """What to write next: all small messages, else a chunk of a large one, in turn. Nothing: writing ends."""
         with self._state:
-            parts: Parts = []  # the writer's own: what is held next is not to get into it
-            if self._small:
-                parts = self._few_small()
-            elif self._held:
-                parts, self._held = self._held, []
-            elif self._large:
-                parts = self._chunk()
+            parts: Parts = self._chosen() if self._small or self._held or self._large else []
             if not parts:
                 self._writing = False
             if self._patient:
                 self._drained.notify_all()
             return parts
+
+    def _chosen(self) -> Parts:
+        if self._small:
+            return self._few_small()
+        if self._held:
+            parts, self._held = self._held, []  # the writer's own: what is held next is not to get into it
+            return parts
+        return self._chunk()
 
     def _few_small(self) -> Parts:
         parts = self._small.popleft()

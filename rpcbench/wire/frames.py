@@ -33,6 +33,7 @@ _MESSAGE, _CHUNK, _BEAT, _END, _LENT, _RETURNED = 1, 2, 3, 4, 5, 6
 BEAT, END = (HEAD.pack(kind, 0, 0, 0, 0, 0, 0) for kind in (_BEAT, _END))
 _NUMBER = struct.Struct("<Q")
 _SCRATCH = 1 << 16
+_SURE = 1 << 14
 _FEW = 8
 
 
@@ -45,6 +46,11 @@ class Limits:
     buffers: int = 1 << 15
     streams: int = 1 << 10
 
+    @property
+    def sure(self) -> int:
+        """A whole frame may always be as large as that."""
+        return min(_SURE, self.control, self.body)
+
 
 class Frame(NamedTuple):
     """One decoded message: control bytes and body."""
@@ -53,6 +59,7 @@ class Frame(NamedTuple):
     body: Body
 
 
+_new = tuple.__new__  # a step less than the class itself takes
 Parts = list["bytes | memoryview"]
 
 
@@ -87,12 +94,10 @@ def check(control: bytes, body: Body, limits: Limits) -> None:
         raise MessageTooLarge(f"a message carries at most {limits.buffers} large tensors, this one {count}")
 
 
-def encode_small(control: bytes, body: Body, limits: Limits, hint: int = 0) -> bytes:
-    """The frame of a message without buffers. MessageTooLarge for what may not be sent."""
-    payload, tensors = body.payload, body.tensors
+def encode_small(control: bytes, body: Body, hint: int = 0) -> bytes:
+    """The frame of a message without buffers."""
+    payload, tensors, _ = body
     head = HEAD.pack(_MESSAGE, 0, 0, hint, len(control), len(payload), len(tensors))
-    if len(control) > limits.control or len(payload) + len(tensors) > limits.body:
-        check(control, body, limits)
     return b"".join((head, control, payload, tensors))
 
 
@@ -162,6 +167,7 @@ class Decoder:
 
     def __init__(self, limits: Limits, memory: Memory | None = None) -> None:
         self._limits = limits
+        self._sure = limits.sure
         self._memory = memory or Memory()
         self._scratch = memoryview(bytearray(_SCRATCH))
         self._pending = bytearray()
@@ -182,6 +188,8 @@ class Decoder:
 
     def received(self, count: int) -> list[Frame]:
         """Frames completed by the `count` bytes put into the last target. ProtocolError for nonsense."""
+        if not self._direct and not self._pending and (frame := self._only(count)) is not None:
+            return [frame]
         frames: list[Frame] = []
         if self._direct:
             self._filled(count, frames)
@@ -192,6 +200,17 @@ class Decoder:
         while self._pending and self._step(frames):
             pass
         return frames
+
+    def _only(self, count: int) -> Frame | None:
+        """The one message that these bytes are, if they are, and it is a small one without buffers."""
+        if not HEAD.size <= count <= self._sure:
+            return None
+        kind, _, buffers, hint, control, payload, tensors = HEAD.unpack_from(self._scratch)
+        if kind != _MESSAGE or buffers or HEAD.size + control + payload + tensors != count:
+            return None
+        self.hint = hint
+        parts = struct.unpack_from(f"{control}s{payload}s{tensors}s", self._scratch, HEAD.size)
+        return _new(Frame, (parts[0], _new(Body, (parts[1], parts[2], []))))
 
     def _whole(self, count: int, frames: list[Frame]) -> int:
         """The quick way for messages that are here as a whole; how many bytes they took."""

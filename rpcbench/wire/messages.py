@@ -7,12 +7,12 @@ number and type of all fields, so machines may trust what they get.
 
 from __future__ import annotations
 
-import itertools
-from types import NoneType, UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgpack
 
+from rpcbench.wire import fields
 from rpcbench.wire.body import Body
 from rpcbench.wire.packing import TEXT, packed
 from rpcbench.words.errors import ProtocolError
@@ -378,56 +378,13 @@ EMPTY = Body(b"", b"", [])
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 
-class _Field(NamedTuple):
-    """How one field is checked and rebuilt: plain types, a named tuple, or a tuple of either (`many`)."""
-
-    plain: tuple[type, ...]
-    record: type[Any] | None
-    many: bool
-    as_is: frozenset[type]  # exact types that need no second look
-
-
-def _field(hint: Any) -> _Field:
-    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    plain: list[type] = []
-    nothing = frozenset((NoneType,)) if NoneType in options else frozenset()
-    for option in options:
-        if get_origin(option) is tuple:
-            return _Field((tuple, NoneType) if NoneType in options else (tuple,), get_args(option)[0], True, nothing)
-        if isinstance(option, type) and hasattr(option, "_fields"):
-            return _Field((tuple, NoneType) if NoneType in options else (tuple,), option, False, nothing)
-        plain += [float, int] if option is float else [option]
-    return _Field(tuple(plain), None, False, frozenset(plain))
-
-
-def _layout(kind: type[Any]) -> tuple[_Field, ...]:
-    hints = get_type_hints(kind)
-    return tuple(_field(hints[name]) for name in kind._fields if name != "body")
-
-
-_LAYOUTS: dict[type[Any], tuple[_Field, ...]] = {}
-for _record in (Id, Fork, Scope, Origin, Awaited, Device, Mapped, Devices, Member, Loss, Past, *KINDS):
-    _LAYOUTS[_record] = _layout(_record)
+fields.know(Id, Fork, Scope, Origin, Awaited, Device, Mapped, Devices, Member, Loss, Past, *KINDS)
 _HAS_BODY = frozenset(kind for kind in KINDS if "body" in kind._fields)
 
 
-class _Usual(NamedTuple):
-    """How one kind looks that needs no second look: the types of code, number and fields, any of these, with nothing
-    in the tuples at these places."""
-
-    types: frozenset[tuple[type, ...]]
-    empty: tuple[int, ...]
-
-
-def _usual(kind: type[Any]) -> _Usual:
-    layout = _LAYOUTS[kind]
-    exact = [field.as_is | ({tuple} if field.many else frozenset()) for field in layout]
-    empty = tuple(2 + place for place, field in enumerate(layout) if field.many)
-    return _Usual(frozenset(itertools.product((int,), (int,), *exact)), empty)
-
-
-_USUAL = [_usual(kind) for kind in KINDS]
+_USUAL = [(kind, kind in _HAS_BODY, fields.usual(kind)) for kind in KINDS]
 _new = tuple.__new__
+_unpackb = partial(msgpack.unpackb, use_list=False, strict_map_key=True, unicode_errors=TEXT)
 
 
 def unhurried(message: Message) -> bool:
@@ -438,51 +395,23 @@ def unhurried(message: Message) -> bool:
 def pack(seq: int, message: Any) -> tuple[bytes, Body]:
     """A message as control bytes and body (empty where the kind has none)."""
     kind = type(message)
-    fields, body = (message[:-1], message.body) if kind in _HAS_BODY else (message, EMPTY)
-    return packed((_CODES[kind], seq, *fields)), body
+    values, body = (message[:-1], message[-1]) if kind in _HAS_BODY else (message, EMPTY)
+    return packed((_CODES[kind], seq, *values)), body
 
 
 def unpack(control: bytes | memoryview, body: Body) -> tuple[int, Any]:
     """Number and message. ProtocolError for anything that `pack` cannot have made."""
     try:
-        found: Any = msgpack.unpackb(control, use_list=False, strict_map_key=True, unicode_errors=TEXT)
+        found: Any = _unpackb(control)
         code, seq = found[:2]
-        kind, (types, empty) = KINDS[code], _USUAL[code]
-        if type(seq) is not int or seq < 0 or code < 0:
+        if code < 0 or type(seq) is not int or seq < 0:
             raise ProtocolError(f"message number {seq!r} is not a count")
-        usual = tuple(map(type, found)) in types and not (empty and any(map(found.__getitem__, empty)))
-        values = found[2:] if usual else tuple(_rebuild(kind, found[2:]))
+        kind, has_body, usual = _USUAL[code]
+        values = fields.quickly(usual, found[2:])
+        if values is None:
+            values = fields.rebuild(kind, found[2:])
     except ProtocolError:
         raise
     except Exception as error:
         raise ProtocolError(f"nonsense instead of a message: {error}") from error
-    return seq, _new(kind, (*values, body) if kind in _HAS_BODY else values)
-
-
-def _rebuild(kind: type[Any], fields: Any) -> list[Any]:
-    layout = _LAYOUTS[kind]
-    if len(fields) != len(layout):
-        raise ProtocolError(f"{kind.__name__} has {len(layout)} fields, not {len(fields)}")
-    values = []
-    for field, value in zip(layout, fields, strict=True):
-        if type(value) in field.as_is or (value == () and field.many):
-            values.append(value)
-        else:
-            values.append(_check(kind, field, value))
-    return values
-
-
-def _check(kind: type[Any], field: _Field, value: Any) -> Any:
-    plain: tuple[Any, ...] = field.plain
-    if not isinstance(value, plain):
-        raise ProtocolError(f"a field of {kind.__name__} holds a {type(value).__name__}")
-    if field.record is None or value is None or (field.many and not value):
-        return value
-    record = field.record
-    if not field.many:
-        return record(*_rebuild(record, value))
-    if record in _LAYOUTS:
-        return tuple([record(*_rebuild(record, item)) for item in value])
-    if wrong := set(map(type, value)) - {record}:
-        raise ProtocolError(f"a field of {kind.__name__} holds a {wrong.pop().__name__}")
-    return value
+    return seq, _new(kind, (*values, body) if has_body else values)

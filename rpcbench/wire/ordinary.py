@@ -61,21 +61,21 @@ def decode(storages: Any, entries: Any, buffers: Sequence[Buffer]) -> tuple[list
     found: list[torch.Tensor] = []
     left = iter(buffers)
     used = 0
-    for number, entry in enumerate(entries):
-        if type(entry) is not list or len(entry) < 3 or entry[2] != number:
+    for data, entry in zip(storages, entries, strict=True):
+        if type(entry) is not list or not (len(entry) == 3 or (len(entry) == 4 and entry[3] == _WANTED)):
             return None
-        wanted = len(entry) > 3
-        if wanted and (len(entry) > 4 or entry[3] != _WANTED):
-            return None
-        data, dtype, shape = storages[number], DTYPES.get(entry[0]), entry[1]
+        dtype, shape = DTYPES.get(entry[0]), entry[1]
         memory: Buffer | None = bytearray(data) if type(data) is bytes else _next(left, data)
-        if not memory or dtype is None or not _fills(shape, dtype.itemsize, len(memory)):
+        if not memory or dtype is None or type(shape) is not list or entry[2] != len(found):
             return None
         used += type(data) is int
-        tensor = torch.frombuffer(memory, dtype=dtype)
-        if len(shape) != 1:
-            tensor.resize_(shape)
-        found.append(tensor.requires_grad_() if wanted else tensor)
+        if len(shape) == 1 and type(shape[0]) is int and shape[0] * dtype.itemsize == len(memory):
+            tensor = torch.frombuffer(memory, dtype=dtype)
+        elif _fills(shape, dtype.itemsize, len(memory)):
+            tensor = torch.frombuffer(memory, dtype=dtype).resize_(shape)
+        else:
+            return None
+        found.append(tensor if len(entry) == 3 else tensor.requires_grad_())
     return found, used
 
 
@@ -88,11 +88,11 @@ def _next(buffers: Iterator[Buffer], length: Any) -> memoryview | bytearray | No
     return None if view.readonly or view.itemsize != 1 or view.nbytes != length else view
 
 
-def _fills(shape: Any, itemsize: int, size: int) -> bool:
+def _fills(shape: list[Any], itemsize: int, size: int) -> bool:
     """Whether this is a shape, and takes so many bytes."""
-    if type(shape) is not list or len(shape) > _MOST:
+    if len(shape) > _MOST:
         return False
     for length in shape:
         if type(length) is not int or length < 1:
             return False
-    return math.prod(shape) * itemsize == size
+    return bool(math.prod(shape) * itemsize == size)

@@ -99,6 +99,14 @@ class Codec:
         Tensors of up to 16 KB are copied; larger ones must not change until the body is sent.
         Raises SerializationError if a part of the value cannot travel.
         """
+        return (not route.targets and self.plainly(value)) or self.fully(value, externals, label, route)
+
+    def plainly(self, value: object) -> Encoded | None:
+        """The quick way of `encode`, where tensors stay on their devices; None where the value needs the other."""
+        return plain.encode(value, _REDUCERS) or _alone(value)
+
+    def fully(self, value: object, externals: Externals | None, label: str | tuple[str, ...], route: Route) -> Encoded:
+        """The general way of `encode`."""
         try:
             return self._encode(value, externals, route)
         except Exception as error:
@@ -108,8 +116,6 @@ class Codec:
             raise SerializationError(f"{path}: {_words(cause)}") from cause
 
     def _encode(self, value: object, externals: Externals | None, route: Route) -> Encoded:
-        if not route.targets and (quickly := plain.encode(value, _REDUCERS) or _alone(value)) is not None:
-            return quickly
         try:
             pickler = self._idle.pop()
         except IndexError:

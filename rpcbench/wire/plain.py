@@ -17,7 +17,7 @@ import torch
 
 from rpcbench.wire import ordinary
 from rpcbench.wire.body import Body
-from rpcbench.wire.identity import has_name, importable
+from rpcbench.wire.identity import has_name
 from rpcbench.words.errors import ProtocolError
 
 _PROTOCOL = 3
@@ -25,6 +25,7 @@ _BEGINS = bytes((0x80, _PROTOCOL))
 _DATA = frozenset({bool, float, int, str, bytes, type(None)})
 """Types whose instances have nothing to look into."""
 
+_new = tuple.__new__  # a step less than the class itself takes
 Encoded = tuple[Body, list[torch.Tensor]]
 """A body, and the sender's own tensors in the order of its table."""
 Find = Callable[[str, str], Any]
@@ -34,7 +35,7 @@ Find = Callable[[str, str], Any]
 def encode(value: Any, reducers: Container[type]) -> Encoded | None:
     """A value, or a call as `(function, args, kwargs)`."""
     if type(value) in _DATA:
-        return Body(pickle.dumps(value, _PROTOCOL), b"", []), []
+        return _new(Body, (pickle.dumps(value, _PROTOCOL), b"", [])), []
     if type(value) is not tuple or len(value) != 3 or type(value[1]) is not tuple or value[2]:
         return None
     function, args, _ = value
@@ -42,16 +43,21 @@ def encode(value: Any, reducers: Container[type]) -> Encoded | None:
     if name is None:
         return None
     if _DATA.issuperset(map(type, args)):
-        return Body(pickle.dumps((function.__module__, name, args), _PROTOCOL), b"", []), []
-    found: dict[int, torch.Tensor] = {id(arg): arg for arg in args if is_ordinary(arg, reducers)}
-    if not found or not _DATA.issuperset([type(arg) for arg in args if id(arg) not in found]):
-        return None
-    table = ordinary.encode(tensors := [*found.values()])
+        return _new(Body, (pickle.dumps((function.__module__, name, args), _PROTOCOL), b"", [])), []
+    tensors: list[torch.Tensor] = []
+    parts: list[Any] = []
+    for arg in args:
+        if type(arg) in _DATA:
+            parts.append(arg)
+        elif is_ordinary(arg, reducers):
+            parts.append((len(tensors),))
+            tensors.append(arg)
+        else:
+            return None
+    table = ordinary.encode(tensors)  # None as well where two are one
     if table is None:
         return None
-    numbers = {key: (number,) for number, key in enumerate(found)}
-    parts = tuple([numbers.get(id(arg), arg) for arg in args])
-    return Body(pickle.dumps((function.__module__, name, parts), _PROTOCOL), *table), tensors
+    return _new(Body, (pickle.dumps((function.__module__, name, tuple(parts)), _PROTOCOL), *table)), tensors
 
 
 def _name(function: Any, reducers: Container[type]) -> str | None:
@@ -59,9 +65,10 @@ def _name(function: Any, reducers: Container[type]) -> str | None:
     kind = type(function)
     if kind in reducers:
         return None
-    if kind is FunctionType and importable(function):
+    if kind is FunctionType:  # as `importable` of what is no one's attribute but its module's
         name: str = function.__qualname__
-        return None if "." in name else name
+        module = sys.modules.get(function.__module__)
+        return name if getattr(module, name, None) is function and module is not sys.modules.get("__main__") else None
     return str(function.__name__) if kind is BuiltinFunctionType and has_name(function) else None
 
 

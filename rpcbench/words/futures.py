@@ -298,6 +298,10 @@ class Future(_Base[T]):
             raise RuntimeError("value() may only be called on a completed Future; use wait()")
         return self._value()
 
+    def follows(self, future: Future[Any]) -> bool:
+        """Runtime only: whether that is this one; see `agent.turns`."""
+        return self is future
+
     def outcome(self) -> tuple[Any, BaseException | None] | None:
         """Runtime only: value and error as far as they are known here. Runs nothing, waits for nobody."""
         return self._outcome

@@ -131,7 +131,7 @@ def test_a_deadline_that_passes_before_the_call_has_begun_ends_it(
     def late(event: Any, may_wait: bool = False) -> None:
         if threading.current_thread() is threading.main_thread():
             time.sleep(0.01)
-            until(lambda: not caller.waiting.deadlines._tick_of, "the keeper finds what is due already")
+            until(lambda: not len(caller.waiting.deadlines), "the keeper finds what is due already")
         feed(event, may_wait)
 
     monkeypatch.setattr(caller.machine, "feed", late)

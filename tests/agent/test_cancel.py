@@ -248,7 +248,7 @@ def test_a_function_that_outlives_its_caller_does_not_answer_a_successor(agents:
         call = again.call("worker1", _hold_and_say, (second,))
         until(lambda: "says" in _ran)
         _gates[number].set()
-        until(lambda: agents[1]._pool._running == 1, "the old function to return")
+        until(lambda: agents[1]._pool.busy == 1, "the old function to return")
         assert not call.done()
         _gates[second].set()
         assert call.wait() == "mine"

@@ -157,14 +157,14 @@ def test_a_message_that_cannot_be_handled_ends_its_connection_loudly(
 ) -> None:
     told: list[BaseException | None] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
-    deliver = agents[0]._deliver
+    deliver = agents[0]._arrivals.deliver
 
     def fail(source: int, seq: int, message: Message) -> None:
         if isinstance(message, Notice):
             raise KeyError("a mistake of ours")
         deliver(source, seq, message)
 
-    agents[0].links.near.attach(agents[0]._transmit, fail)
+    monkeypatch.setattr(agents[0].links, "incoming", fail)
     agents[1].notify(0, "any", None)
     until(lambda: len(agents[0].members()) == 1)
     with pytest.raises(WorkerLostError, match="what it sent could not be handled"):

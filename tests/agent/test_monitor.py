@@ -208,9 +208,7 @@ def test_from_many_threads_none_is_forgotten(table: Monitor) -> None:
     assert wrong == []
 
 
-def test_one_that_cannot_be_handed_over_does_not_end_the_watch(
-    table: Monitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_cannot_be_handed_over_does_not_end_the_watch(table: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", told.append)
 

@@ -53,7 +53,7 @@ class Gate:
 def figures(pool: Pool) -> dict[str, int]:
     with pool._lock:
         return {
-            "threads": len(pool._threads), "idle": len(pool._idle), "running": pool._running, "queued": len(pool._queue)
+            "threads": len(pool._threads), "idle": len(pool._idle), "running": pool.busy, "queued": len(pool._queue)
         }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from rpcbench.agent.asking import _PAUSE as PAUSE
 from rpcbench.agent.core import Agent
 from rpcbench.agent.pool import Pool
 from rpcbench.agent.reading import Reading
-from rpcbench.rpc import rpc_async, rpc_sync
+from rpcbench.rpc import remote, rpc_async, rpc_sync
 from rpcbench.transport.base import Link
 from rpcbench.transport.stream import Ending
 from rpcbench.transport.watch import Watch
@@ -423,6 +423,13 @@ class _Program:
             self.wait()
         return expected
 
+    def turn(self) -> bool:
+        """As a call that says so, by the short way."""
+        if self.habit.left:
+            self.habit.asks(self.now)
+        self.now += 10.0
+        return True
+
     def works(self, seconds: float) -> None:
         self.now += seconds
 
@@ -453,15 +460,15 @@ def test_until_one_is_waited_for_late() -> None:
     assert program.calls(_OFTEN + 1) == [False] * _OFTEN + [True]
 
 
-@pytest.mark.parametrize("sync", [False, True])
-def test_or_not_at_all_and_then_not_for_longer(sync: bool) -> None:
+@pytest.mark.parametrize("next_one", ["unsaid", "said", "turn"])
+def test_or_not_at_all_and_then_not_for_longer(next_one: str) -> None:
     program = _Program()
     program.calls(_OFTEN)
     assert program.call(), "nobody could know"
     program.works(_SOON * 2)
-    program.call(sync)
+    program.turn() if next_one == "turn" else program.call(next_one == "said")
     program.wait()
-    late = PAUSE + _OFTEN - (not sync)
+    late = PAUSE + _OFTEN - (next_one == "unsaid")
     assert program.calls(late + 1) == [False] * late + [True]
 
 
@@ -471,6 +478,7 @@ def test_several_calls_that_go_out_together_are_as_one() -> None:
     program.calls(_OFTEN)
     for _ in range(5):
         assert program.call() and program.call(sync=True)
+        assert program.call() and program.turn()
     for _ in range(5):
         program.call()
         program.works(_SOON / 4)
@@ -483,6 +491,19 @@ def test_calls_that_say_so_tell_nothing_of_others() -> None:
     for _ in range(_OFTEN * 2):
         program.call(sync=True)
     assert not program.call()
+
+
+def test_a_call_that_makes_a_value_is_not_waited_for(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever fetches the value waits for that; meanwhile both have work to do."""
+    _settled(agents[0])
+    for number in range(_OFTEN + 2):
+        assert rpc_async("worker1", echo, (number,)).wait() == number
+    expected: list[int] = []
+    monkeypatch.setattr(agents[0].asking, "expect", expected.append)
+    value = remote("worker1", echo, (7,))
+    assert expected == [] and value.to_here() == 7
+    rpc_async("worker1", echo, (8,)).wait()
+    assert expected == [1], "the habit is there"
 
 
 def test_an_answer_that_was_expected_reaches_who_asked_to_be_called(agents: list[Agent]) -> None:

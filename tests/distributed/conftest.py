@@ -27,4 +27,3 @@ def ranks() -> Iterator[rpcbench.Cluster]:
 def everyone(ranks: rpcbench.Cluster) -> Everyone:
     """Run a function on all ranks at once; what each returns, in order."""
     return lambda function, *args: wait_all([ranks.rpc_async(name, function, args) for name in ranks.workers])
-

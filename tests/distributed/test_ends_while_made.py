@@ -99,9 +99,7 @@ def interrupted(cluster: rpcbench.Cluster) -> None:
 def test_an_interrupted_rank_frees_the_others_and_leaves_no_thread_in_torch(cluster: rpcbench.Cluster) -> None:
     begin(cluster)
     cluster.rpc_sync("worker3", torch_does, ("new_group", never_comes))
-    waiting = [
-        cluster.rpc_async(name, outcome, (summed,), timeout=2 * HANG_SECONDS) for name in ("worker1", "worker3")
-    ]
+    waiting = [cluster.rpc_async(name, outcome, (summed,), timeout=2 * HANG_SECONDS) for name in ("worker1", "worker3")]
     cell = threading.Thread(target=interrupted, args=(cluster,))
     cell.start()
     until(lambda: cluster.rpc_sync("worker1", all_wait, (0, 1, 2)))

@@ -43,7 +43,7 @@ def test_several_workers_answer_by_name(cluster):
 
 
 def test_output_is_printed_here(cluster, capsys):
-    cluster.run("worker1", "import sys\nprint('out')\nprint('err', file=sys.stderr)\n%time 1\n7", want='sys')
+    cluster.run("worker1", "import sys\nprint('out')\nprint('err', file=sys.stderr)\n%time 1\n7", want="sys")
     printed = capsys.readouterr()
     assert printed.out.startswith("out\n") and "Wall time" in printed.out and printed.out.endswith("7\n")
     assert printed.err == "err\n"

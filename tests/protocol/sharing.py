@@ -15,6 +15,7 @@ from functools import partial
 from simulation import LEADER, Event, Member, World
 
 from rpcbench.protocol import effects as fx
+from rpcbench.protocol import short
 from rpcbench.wire import messages as m
 from rpcbench.words.errors import WorkerLostError
 from rpcbench.words.ids import Id
@@ -135,7 +136,25 @@ class Sharer(Member):
         self._begin(handle.owner, m.Fetch(call, handle.rref, None, None))
 
     def _begin(self, to: int, message: Request, then: Callable[[], None] | None = None) -> None:
-        self.feed(lambda: self.node.call(to, message, self.world.now, None), then)
+        def beginning() -> fx.Effects:
+            plain = not isinstance(message, m.Create) and self._briefly(message)
+            send = short.call(self.node, to, message, self.world.now, None) if plain else None  # type: ignore[arg-type]
+            return [send] if send is not None else self.node.call(to, message, self.world.now, None)
+
+        self.feed(beginning, then)
+
+    def _briefly(self, message: m.Message) -> bool:
+        """Whether to try the short way with it."""
+        return not getattr(message, "forks", ()) and self.world.chance(0.5)
+
+    def handle(self, source: int, seq: int, message: m.Message) -> fx.Effects:
+        briefly, now = self._briefly(message), self.world.now
+        match message:
+            case m.Call() | m.Fetch() if briefly and short.take(self.node, source, seq, message, now):
+                return [fx.Run(source, message)]
+            case m.Result() if briefly and short.resolve(self.node, source, seq, message):
+                return [fx.Resolve(message.call, source, message)]
+        return super().handle(source, seq, message)
 
     # -- answers
     def _resolve(self, effect: fx.Resolve) -> None:
@@ -207,6 +226,9 @@ class Sharer(Member):
         result = m.Result(call, forks, None, m.EMPTY)
 
         def answering() -> fx.Effects:
+            send = short.answer(self.node, to, result) if self._briefly(result) else None
+            if send is not None:
+                return [send]
             if self.node.calls.served(to, call):
                 return self.node.send(to, result)
             return self.node.never_sent(to, result, WorkerLostError("the caller has gone"))

@@ -137,7 +137,7 @@ class World:
             numbers = [packet.seq & ~COUNT | count for count in packet.message.counts]
             self.handled.update((packet.source, packet.to, number) for number in numbers)  # they do nothing from now on
         member = self.members[packet.to]
-        member.feed(lambda: member.node.handle(packet.source, packet.seq, packet.message, self.now))
+        member.feed(lambda: member.handle(packet.source, packet.seq, packet.message))
 
     def kill(self, worker: int) -> None:
         """It stops where it stands; the others see their connections end."""
@@ -234,6 +234,10 @@ class Member:
         jobs = [lambda effect=effect: self._perform(effect) for effect in effects] + ([then] if then else [])
         if jobs:
             self.soon(lambda: self._work(jobs))
+
+    def handle(self, source: int, seq: int, message: m.Message) -> fx.Effects:
+        """A message has come."""
+        return self.node.handle(source, seq, message, self.world.now)
 
     def soon(self, run: Callable[[], None]) -> None:
         """On some thread of this member."""

@@ -148,12 +148,23 @@ BUGS = [
     (mutants.rrefs_that_come_home_are_not_kept, partial(share, deaths=1), "is gone before it came home"),
     (mutants.parents_do_not_wait_for_children, partial(share, deaths=0, lossy=True), "can be reached"),
     (mutants.lost_control_messages_are_not_sent_again, partial(share, deaths=0, cuts=2), "still busy"),
-    (mutants.data_that_is_late_counts_as_lost, partial(share, deaths=0, lossy=True), "can be reached"),
+    (mutants.data_that_is_late_counts_as_lost, partial(share, deaths=0, lossy=True), "can be reached|left over"),
     (mutants.numbers_that_are_given_up_are_not_burnt, partial(share, deaths=0, lossy=True), "messages left over"),
     (mutants.nothing_is_acknowledged_twice, partial(share, deaths=0, lossy=True), "still busy"),
     (mutants.numbers_do_not_tell_incarnations, partial(share, deaths=0, restarts=2), "still busy|can be reached"),
     (mutants.owners_are_taken_for_their_predecessors, partial(share, deaths=0, restarts=2), "left over"),
     (mutants.what_was_shared_with_a_predecessor_is_sent, partial(share, deaths=0, restarts=2), "left over|is gone"),
+    (mutants.messages_taken_briefly_may_come_again, partial(share, deaths=0), "still busy"),
+    (mutants.messages_taken_briefly_may_come_early, partial(share, deaths=0), "still busy|twice"),
+    (
+        mutants.messages_taken_briefly_may_be_for_a_predecessor,
+        partial(share, deaths=0, restarts=2),
+        "numbers of answers",
+    ),
+    (mutants.messages_taken_briefly_are_not_acknowledged, partial(share, deaths=0), "still busy"),
+    (mutants.answers_are_sent_briefly_to_who_waits_no_more, partial(share, deaths=0), "left over inside"),
+    (mutants.answers_taken_briefly_leave_the_call, partial(share, deaths=0), "numbers of answers"),
+    (mutants.calls_begun_briefly_are_not_known, partial(share, deaths=0), "numbers of answers"),
     (mutants.discovery_does_not_wait_for_answers, partial(walk, trouble=""), "before it knows"),
     (mutants.messages_say_only_what_is_right_behind_them, partial(walk, trouble=""), "ended with"),
     (mutants.what_is_unknown_is_taken_for_nothing, partial(walk, trouble=""), "ended with"),
@@ -180,7 +191,7 @@ def test_the_simulation_finds(
     monkeypatch: pytest.MonkeyPatch, bug: Callable[[Any], None], run: Callable[[int], None], symptom: str
 ) -> None:
     bug(monkeypatch)
-    _, error = first_error(run, range(200))
+    _, error = first_error(run, range(600))
     assert re.search(symptom, repr(error)), repr(error)
 
 

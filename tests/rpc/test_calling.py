@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import threading
@@ -230,13 +231,13 @@ def test_only_remote_asks_first_and_only_once(agents: list[Agent]) -> None:
     counter = remote("worker1", Counter)
     counter.to_here()
     calls: list[str] = []
-    begin = agents[0].call
 
-    def counting(*args: Any, **kwargs: Any) -> Any:
+    def counting(begin: Any, *args: Any, **kwargs: Any) -> Any:
         calls.append(kwargs["label"])
         return begin(*args, **kwargs)
 
-    agents[0].call = counting  # type: ignore[method-assign]
+    for name in ("call", "ask"):
+        setattr(agents[0], name, functools.partial(counting, getattr(agents[0], name)))
     counter.rpc_sync().up()
     assert len(calls) == 1
     results = [counter.remote().up() for _ in range(3)]

@@ -18,6 +18,7 @@ from rpcbench.wire.frames import (
     encode,
     encode_lent,
     encode_returned,
+    encode_small,
 )
 from rpcbench.words.errors import ProtocolError
 
@@ -171,3 +172,25 @@ def test_what_is_lent_and_given_back_comes_in_between(sizes: list[int]) -> None:
 def test_memory_that_is_not_shared_is_neither_lent_nor_given_back(data: bytes, what: str) -> None:
     with pytest.raises(ProtocolError, match=what):
         feed(Decoder(SMALL), data, [4096])
+
+
+def test_a_message_of_its_own_read_brings_its_hint() -> None:
+    decoder = Decoder(LIMITS)
+    (frame,) = feed(decoder, encode_small(b"abc", Body(b"defg", b"hi", []), 7), [5000])
+    assert plain(frame) == (b"abc", b"defg", b"hi", []) and decoder.hint == 7 and decoder.idle
+
+
+def test_what_follows_half_a_message_is_its_other_half() -> None:
+    """Though it may look like a message."""
+    inner = encode_small(b"abc", Body(b"defg", b"", []))
+    outer = encode_small(b"", Body(b"x" + inner, b"", []))
+    decoder = Decoder(LIMITS)
+    (frame,) = feed(decoder, outer, [len(outer) - len(inner), len(inner)])
+    assert frame.body.payload == b"x" + inner and decoder.idle
+
+
+@pytest.mark.parametrize(("control", "payload"), [(101, 10), (10, 4001)])
+def test_a_small_message_over_small_limits_is_refused(control: int, payload: int) -> None:
+    data = encode_small(bytes(control), Body(bytes(payload), b"", []))
+    with pytest.raises(ProtocolError, match="more than the limits allow"):
+        feed(Decoder(SMALL), data, [5000])

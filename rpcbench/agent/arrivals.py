@@ -1,0 +1,95 @@
+"""What comes in: each message goes to the machine, and each answer to who waits for it.
+
+Calls, fetches and results that bring no RRefs take the short way, where there is one (see `protocol.short`). A call
+that finds room then begins at once, on the thread that has read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from rpcbench.agent import serve
+from rpcbench.agent.links import Links
+from rpcbench.agent.machine import Machine
+from rpcbench.agent.pool import Begun, Pool
+from rpcbench.agent.roster import Roster
+from rpcbench.agent.waiting import Waiting
+from rpcbench.protocol import short
+from rpcbench.wire import messages as m
+from rpcbench.words.changes import Flag
+
+
+class Receiver(serve.Server, Protocol):
+    """What this needs of an agent."""
+
+    links: Links
+    machine: Machine
+    roster: Roster
+    waiting: Waiting
+    complete: Flag
+
+
+class Arrivals:
+    """`run` runs a call, on this thread."""
+
+    def __init__(self, agent: Receiver, pool: Pool) -> None:
+        self.run: Callable[[int, Any], object] = partial(serve.serve, agent)
+        self._agent = agent
+        self._pool = pool
+        self._brief: dict[type[Any], Callable[[int, int, Any], bool]]
+        self._brief = {m.Call: self._take_call, m.Fetch: self._take, m.Result: self._settle}
+
+    def deliver(self, source: int, seq: int, message: m.Message) -> None:
+        """A message has come."""
+        briefly = self._brief.get(type(message))
+        if briefly is not None and briefly(source, seq, message):
+            return
+        if type(message) is m.Report:  # whoever knows why may have to wait for the exit status
+            self._pool.spawn(lambda: self._handle(source, seq, self._agent.roster.explained(message)))
+            return
+        self._handle(source, seq, message)
+
+    def _handle(self, source: int, seq: int, message: m.Message) -> None:
+        now = self._agent.links.clock()
+        self._agent.machine.feed(lambda node: node.handle(source, seq, message, now))
+
+    def answered(self, source: int, answer: m.Result | m.Failure) -> None:
+        """A call that waits has its answer."""
+        if isinstance(answer, m.Result):
+            # What it brings besides values must reach the protocol, whether anybody asks for the values or not.
+            lazy = not answer.forks and answer.scope is None
+            self._agent.waiting.finish(answer.call, partial(self._open, source, answer), lazy)
+        else:
+            name = self._agent.roster.name
+            failure = answer
+            self._agent.waiting.finish(failure.call, lambda: serve.reraise(self._agent, name(source), failure))
+
+    def _open(self, source: int, answer: m.Result) -> Any:
+        if not answer.body.payload:
+            return None
+        return self._agent.values.unpack(source, answer.body, answer.forks, answer.scope, True)
+
+    # -- the short way; False where nothing has been done
+    def _take_call(self, source: int, seq: int, message: m.Call) -> bool:
+        return not message.forks and self._take(source, seq, message)
+
+    def _take(self, source: int, seq: int, message: m.Call | m.Fetch) -> bool:
+        if not self._agent.complete.is_set():  # the caller knew the world sooner than we do
+            return False
+        reading = self._pool.let_in()
+        if reading is None:
+            return False
+        taken = self._agent.machine.ask(short.take, source, seq, message, self._agent.links.clock())
+        if taken:
+            reading.calls.append(Begun(self.run, source, message))
+        else:
+            self._pool.end()
+        return taken
+
+    def _settle(self, source: int, seq: int, result: m.Result) -> bool:
+        if result.forks or not self._agent.machine.ask(short.resolve, source, seq, result):
+            return False
+        self.answered(source, result)
+        return True

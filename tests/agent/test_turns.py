@@ -1,0 +1,170 @@
+"""Calls whose caller does nothing but wait: the short way, and how they leave it where it is not short."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import nothing_left, until, world
+
+from rpcbench.agent.core import Agent
+from rpcbench.agent.turns import Turn
+from rpcbench.agent.waiting import Waiting
+from rpcbench.rpc import remote, rpc_sync
+from rpcbench.words.errors import RemoteError
+from rpcbench.words.futures import Future
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 2) as made:
+        yield made
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of the calls that futures have been made of."""
+    numbers: list[int] = []
+    make = Waiting.future
+
+    def counting(self: Waiting, number: int, help_along: Any) -> Future[Any]:
+        numbers.append(number)
+        return make(self, number, help_along)
+
+    monkeypatch.setattr(Waiting, "future", counting)
+    return numbers
+
+
+def _without(made: list[int], call: Callable[[], object]) -> Callable[[], bool]:
+    """Whether a call has made no future: not the first one does, nor each on a busy machine."""
+
+    def called() -> bool:
+        before = len(made)
+        call()
+        return len(made) == before
+
+    return called
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def interrupt() -> int:
+    """Ctrl-C for the thread that waits for this."""
+    os.kill(os.getpid(), signal.SIGINT)
+    return 1
+
+
+# -- one after the other
+def test_a_call_that_is_answered_soon_makes_no_future(agents: list[Agent], made: list[int]) -> None:
+    value = remote("worker1", abs, (-3,))
+    until(_without(made, lambda: rpc_sync("worker1", abs, (-2,))), "a call without a future")
+    until(_without(made, value.to_here), "a fetch without a future")
+    assert rpc_sync("worker1", abs, (-2,)) == 2 and value.to_here() == 3
+    del value
+    nothing_left(agents)
+
+
+def test_one_that_takes_its_time_makes_one(agents: list[Agent], made: list[int]) -> None:
+    until(_without(made, lambda: rpc_sync("worker1", abs, (-2,))))
+    assert not _without(made, lambda: rpc_sync("worker1", time.sleep, (0.1,)))()
+    nothing_left(agents)
+
+
+def test_after_a_rest_the_general_way_is_taken_again(agents: list[Agent], made: list[int]) -> None:
+    """The machine has more to do then: to see to it that acknowledgements go out, and come."""
+    until(_without(made, lambda: rpc_sync("worker1", abs, (-2,))))
+    until(lambda: not any(agent.machine.ask(lambda node: node.delivery.ticking) for agent in agents), "rest")
+    before = len(made)
+    assert rpc_sync("worker1", abs, (-2,)) == 2 and len(made) == before + 1
+    until(_without(made, lambda: rpc_sync("worker1", abs, (-2,))))
+    nothing_left(agents)
+
+
+def test_an_error_is_raised_as_it_came(agents: list[Agent], made: list[int]) -> None:
+    def failing() -> None:
+        with pytest.raises(ValueError, match="no such thing") as caught:
+            rpc_sync("worker1", fail, ("no such thing",))
+        assert isinstance(caught.value.__cause__, RemoteError) and "in fail" in str(caught.value.__cause__)
+        assert not any(frame.name == "reraise" for frame in traceback.extract_tb(caught.value.__traceback__))
+
+    until(_without(made, failing))
+
+
+def test_ctrl_c_while_the_answer_comes_is_not_lost(agents: list[Agent], made: list[int]) -> None:
+    def interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            rpc_sync("worker1", interrupt)
+            time.sleep(1)  # where it came after the answer
+        nothing_left(agents)
+        assert not agents[0].waiting.due()
+
+    for _ in range(20):
+        interrupted()
+    assert rpc_sync("worker1", abs, (-2,)) == 2
+
+
+def test_many_threads_take_turns(agents: list[Agent]) -> None:
+    wrong: list[int] = []
+
+    def calls(number: int) -> None:
+        wrong.extend(i for i in range(100) if rpc_sync("worker1", abs, (-number - i,)) != number + i)
+
+    threads = [threading.Thread(target=calls, args=(1000 * number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    calls(9000)
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads) and wrong == []
+    nothing_left(agents)
+
+
+# -- an answer and a future that have to find each other
+def _turn() -> tuple[Turn, Future[Any]]:
+    future: Future[Any] = Future()
+    return Turn(7, lambda number: future, None), future
+
+
+def _later(job: Callable[[], None]) -> None:
+    raise AssertionError("somebody waits for it")
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_the_future_has_the_answer_whichever_comes_first(early: bool) -> None:
+    turn, future = _turn()
+    assert turn.waits() and turn.keeps is None
+    if early:
+        turn.deliver(lambda: 3, _later, True)
+    assert turn.future() is future and turn.follows(future) and not turn.follows(Future())
+    if not early:
+        turn.deliver(lambda: 3, _later, True)
+    assert not turn.waits() and turn.wait() == future.wait() == 3
+
+
+def test_who_waits_long_is_woken() -> None:
+    turn, future = _turn()
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(turn.wait()))
+    thread.start()
+    until(lambda: bool(future._waiters), "the thread to wait")
+    turn.deliver(lambda: 3, _later, True)
+    thread.join(20)
+    assert found == [3]
+
+
+def test_an_answer_that_nobody_waits_for_any_more_is_opened_where_it_must_be() -> None:
+    """It may bring RRefs."""
+    turn, _ = _turn()
+    opened: list[int] = []
+    turn.deliver(lambda: opened.append(1), lambda job: job(), False)
+    turn.cancel()
+    assert opened == [1]

@@ -1,0 +1,111 @@
+"""The short way leaves nodes as the general way does; that it does so in any order is what the simulation shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from simulation import Member, World
+
+from rpcbench.protocol import effects as fx
+from rpcbench.protocol import short
+from rpcbench.protocol.delivery import OWED
+from rpcbench.protocol.node import Node
+from rpcbench.wire import messages as m
+from rpcbench.words.ids import Id
+
+
+def two() -> tuple[Node, Node]:
+    """A caller and a callee between which words go to and fro."""
+    world = World(1, Member, 2)
+    caller, callee = world.members[0].node, world.members[1].node
+    for source, node, other in ((0, caller, callee), (1, callee, caller)):
+        notice = m.Notice("any", b"")
+        _carry(source, other, node.send(1 - source, notice))
+    return caller, callee
+
+
+def _carry(source: int, to: Node, effects: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
+    for effect in effects:
+        if isinstance(effect, fx.Send):
+            found += to.handle(source, effect.seq, effect.message, 0.0)
+    return found
+
+
+def call(number: int) -> m.Call:
+    return m.Call(number, "f", 60.0, (), None, m.EMPTY)
+
+
+def result(number: int) -> m.Result:
+    return m.Result(number, (), None, m.EMPTY)
+
+
+def _state(node: Node) -> tuple[Any, ...]:
+    pairs = {
+        peer: (pair.sent, pair.kept, pair.late, pair.owed, pair.window.floor, len(pair.window))
+        for peer, pair in node.delivery.pairs.items()
+    }
+    return pairs, node.calls.outgoing, node.calls.serving, node.delivery.ticking
+
+
+def test_every_step_leaves_what_the_general_way_leaves() -> None:
+    ways = []
+    for briefly in (True, False):
+        caller, callee = two()
+        seen = []
+        for asked in (call(1), m.Fetch(2, Id(1, 5), None, None)):
+            if briefly:
+                send = short.call(caller, 1, asked, 3.0, 60.0)
+                assert send is not None and short.take(callee, 0, send.seq, send.message, 4.0)
+            else:
+                (send,) = caller.call(1, asked, 3.0, 60.0)
+                assert callee.handle(0, send.seq, send.message, 4.0) == [fx.Enqueue(0, asked.call)]
+                assert callee.begin(0, asked.call, 4.0) == [fx.Run(0, asked)]
+            seen += [send, _state(caller), _state(callee)]
+            if briefly:
+                back = short.answer(callee, 0, result(asked.call))
+                assert back is not None and short.resolve(caller, 1, back.seq, back.message)
+            else:
+                assert callee.calls.served(0, asked.call)
+                (back,) = callee.send(0, result(asked.call))
+                (resolved,) = caller.handle(1, back.seq, back.message, 5.0)
+                assert resolved == fx.Resolve(asked.call, 1, back.message)
+            seen += [back, _state(caller), _state(callee)]
+        ways.append(repr(seen))
+    assert ways[0] == ways[1]
+
+
+def test_nothing_is_done_where_there_would_be_more_to_do() -> None:
+    caller, callee = two()
+    send = short.call(caller, 1, call(1), 0.0, None)
+    assert send is not None
+    before = repr((_state(caller), _state(callee)))
+    assert not short.take(callee, 0, send.seq + 1, call(2), 0.0), "the one before has not come"
+    assert not short.take(callee, 0, send.seq - 1, call(2), 0.0), "it has come"
+    assert not short.take(callee, 0, send.seq ^ 1 << 41, call(2), 0.0), "it is another process's"
+    assert not short.take(callee, 5, send.seq, call(2), 0.0), "nobody knows who that is"
+    assert short.call(caller, 5, call(2), 0.0, None) is None
+    assert short.answer(callee, 0, result(1)) is None, "nobody has asked for it"
+    assert not short.resolve(caller, 1, callee.delivery.pairs[0]._base | callee.delivery.pairs[0].sent, result(9))
+    for node in (caller, callee):
+        node.delivery.ticking = False
+    assert short.call(caller, 1, call(2), 0.0, None) is None and not short.take(callee, 0, send.seq, call(1), 0.0)
+    caller.delivery.ticking = callee.delivery.ticking = True
+    assert repr((_state(caller), _state(callee))) == before
+
+
+def test_acknowledgements_go_out_all_the_same() -> None:
+    caller, callee = two()
+    for number in range(3 * OWED):
+        send = short.call(caller, 1, call(number), 0.0, None)
+        assert send is not None
+        if not short.take(callee, 0, send.seq, send.message, 0.0):
+            _carry(1, caller, callee.handle(0, send.seq, send.message, 0.0))
+            callee.begin(0, number, 0.0)
+        back = short.answer(callee, 0, result(number))
+        assert back is not None
+        if not short.resolve(caller, 1, back.seq, back.message):
+            _carry(0, callee, caller.handle(1, back.seq, back.message, 0.0))
+        assert len(caller.delivery.pairs[1].kept) <= OWED + 2 and len(callee.delivery.pairs[0].kept) <= OWED + 2
+    assert not caller.calls.outgoing and not callee.calls.serving
