@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from rpcbench.agent import serve
+from rpcbench.agent.interrupts import interruptible
 from rpcbench.agent.links import Links
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.pool import Begun, Pool
@@ -71,7 +72,7 @@ class Arrivals:
             return None
         return self._agent.values.unpack(source, answer.body, answer.forks, answer.scope, True)
 
-    # -- the short way; False where nothing has been done
+    # -- the short way; False where nothing has been done, as where Ctrl-C could come between two steps
     def _take_call(self, source: int, seq: int, message: m.Call) -> bool:
         return not message.forks and self._take(source, seq, message)
 
@@ -89,7 +90,7 @@ class Arrivals:
         return taken
 
     def _settle(self, source: int, seq: int, result: m.Result) -> bool:
-        if result.forks or not self._agent.machine.ask(short.resolve, source, seq, result):
+        if result.forks or interruptible() or not self._agent.machine.ask(short.resolve, source, seq, result):
             return False
         self.answered(source, result)
         return True

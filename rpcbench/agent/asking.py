@@ -116,7 +116,8 @@ class Asking:
 
         `keeps`: what the call needs until then.
         """
-        if type(message) is Fetch or not message.forks:  # type: ignore[union-attr]
+        # What takes time to copy keeps nobody from reading meanwhile.
+        if type(message) is Fetch or not (message.forks or message.body.buffers):  # type: ignore[union-attr]
             reading = self._claimed(to)
             if reading is not None:
                 turn = self._waiting.turn(message.call, partial(self._future, to), keeps)
@@ -136,7 +137,8 @@ class Asking:
         sent = None
         try:
             now = self._links.clock()
-            sent = self._machine.ask(short.call, to, message, now, seconds)
+            if self._running():  # looked at now: an agent that stops ends all turns that it knows of
+                sent = self._machine.ask(short.call, to, message, now, seconds)
             if sent is not None:
                 self._keeper.wake_in(message.call, now, seconds)
                 self._send(sent, False)
@@ -147,7 +149,7 @@ class Asking:
     def _claimed(self, to: int) -> Reads | None:
         """The connection, if this thread has its token now."""
         connection, habit = self._find(to), self._habits.get(to)
-        if connection is None or (reading := connection.reading) is None or connection.full or not self._running():
+        if connection is None or (reading := connection.reading) is None or connection.full:
             return None
         if isinstance(threading.current_thread(), Worker) or not reading.claim():
             return None

@@ -23,6 +23,7 @@ from rpcbench.agent.channels import Channels, NoticeHandler
 from rpcbench.agent.handles import Handle
 from rpcbench.agent.heartbeat import Heartbeat
 from rpcbench.agent.hooks import Recorder
+from rpcbench.agent.interrupts import interruptible
 from rpcbench.agent.keeper import TICK, Keeper
 from rpcbench.agent.lead import Lead
 from rpcbench.agent.leaks import Leak, leaks
@@ -304,7 +305,7 @@ class Agent:
 
     def reply(self, to: int, call: int, answer: m.Result | m.Failure) -> None:
         """Answer a call, unless its caller has gone."""
-        plain = answer if type(answer) is m.Result and not answer.forks else None
+        plain = answer if type(answer) is m.Result and not answer.forks and not interruptible() else None
         if plain is not None and (send := self.machine.ask(short.answer, to, plain)) is not None:
             self._send(send, True)
             return

@@ -73,6 +73,11 @@ def on_main_thread() -> bool:
     return get_ident() == uninterrupted.main
 
 
+def interruptible() -> bool:
+    """Whether Ctrl-C may be raised on this thread now."""
+    return get_ident() == uninterrupted.main and not uninterrupted.depth
+
+
 def _look() -> None:
     uninterrupted.main = threading.main_thread().ident
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from _thread import get_ident
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from rpcbench.agent.interrupts import uninterrupted
+from rpcbench.agent.interrupts import interruptible, uninterrupted
 from rpcbench.protocol.effects import Effect, Effects
 from rpcbench.protocol.node import Node
 from rpcbench.words.changes import Flag
@@ -26,7 +25,7 @@ class Machine:
 
     def feed(self, event: Callable[[Node], Effects], may_wait: bool = False) -> None:
         """An event, and all that follows from it. `event` must not run user code, pickle, or do I/O."""
-        if get_ident() == uninterrupted.main and not uninterrupted.depth:
+        if interruptible():
             with uninterrupted:
                 self._feed(event, may_wait)
         else:  # quicker than a block that changes nothing

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from worlds import nothing_left, until, world
 
 from rpcbench.agent.core import Agent
+from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.agent.turns import Turn
 from rpcbench.agent.waiting import Waiting
+from rpcbench.protocol import short
 from rpcbench.rpc import remote, rpc_sync
+from rpcbench.wire.messages import EMPTY, Result
 from rpcbench.words.errors import RemoteError
 from rpcbench.words.futures import Future
 
@@ -110,6 +114,53 @@ def test_ctrl_c_while_the_answer_comes_is_not_lost(agents: list[Agent], made: li
     for _ in range(20):
         interrupted()
     assert rpc_sync("worker1", abs, (-2,)) == 2
+
+
+def test_what_takes_time_to_copy_lets_others_read_meanwhile(agents: list[Agent], made: list[int]) -> None:
+    until(_without(made, lambda: rpc_sync("worker1", abs, (-2,))))
+    large = torch.ones(1 << 16)
+    assert not any(_without(made, lambda: rpc_sync("worker1", torch.sum, (large,)))() for _ in range(5))
+
+
+def test_an_agent_that_stops_as_a_call_begins_ends_it(
+    agents: list[Agent], made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until(_without(made, lambda: rpc_sync("worker1", abs, (-2,))))
+    turn = Waiting.turn
+
+    def late(self: Waiting, *call: Any) -> Turn:
+        agents[0].stop()
+        return turn(self, *call)
+
+    monkeypatch.setattr(Waiting, "turn", late)
+    raised: list[type[BaseException]] = []
+
+    def calling() -> None:
+        try:
+            agents[0].ask("worker1", abs, (-2,), timeout=0)
+        except Exception as error:
+            raised.append(type(error))
+
+    thread = threading.Thread(target=calling, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert raised == [RuntimeError]
+
+
+def test_where_ctrl_c_could_come_between_two_steps_the_general_way_is_taken(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the main thread, which delivers what a debugger has held, and answers what a callback has waited for."""
+    steps: list[str] = []
+    for step in ("resolve", "answer"):
+        monkeypatch.setattr(short, step, lambda *_, step=step: steps.append(step))
+    assert agents[0]._arrivals._settle(1, 0, Result(1, (), None, EMPTY)) is False
+    agents[0].reply(1, 1, Result(1, (), None, EMPTY))
+    assert steps == []
+    with uninterrupted:
+        agents[0]._arrivals._settle(1, 0, Result(1, (), None, EMPTY))
+        agents[0].reply(1, 1, Result(1, (), None, EMPTY))
+    assert steps == ["resolve", "answer"]
 
 
 def test_many_threads_take_turns(agents: list[Agent]) -> None:
