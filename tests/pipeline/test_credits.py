@@ -225,14 +225,14 @@ def test_who_waits_for_room_leaves_reading_to_others(
 ) -> None:
     """What it read would be heard by another thread, and it would read on until something else comes."""
     read = []
-    read_while = Agent.read_while
+    read_while = agents[1].asking.read_while
 
-    def told(self: Agent, *args: Any, **options: Any) -> None:
-        if self is agents[1] and waits["for room"]:
+    def told(*args: Any, **options: Any) -> None:
+        if waits["for room"]:
             read.append(args)
-        read_while(self, *args, **options)
+        read_while(*args, **options)
 
-    monkeypatch.setattr(Agent, "read_while", told)
+    monkeypatch.setattr(agents[1].asking, "read_while", told)
     thread, _ = begun(gated().predict, small.data(32)[0])
     until(lambda: waits["for room"] == 1 and Counted.calls == credits.LEAST + 1)
     Gate.allowed.release(64)
