@@ -241,7 +241,8 @@ def _each(arguments: ast.arguments) -> Iterator[str]:
 
 
 def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
-    return ast.unparse(argument) + (f" = {ast.unparse(default)}" if default is not None else "")
+    equals = " = " if argument.annotation is not None else "="  # as formatters want it
+    return ast.unparse(argument) + (f"{equals}{ast.unparse(default)}" if default is not None else "")
 
 
 if __name__ == "__main__":
