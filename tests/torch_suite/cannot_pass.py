@@ -60,7 +60,6 @@ REASONS: dict[str, str] = {
         RpcTest.test_pg_init_no_rpc_init
         TensorPipeAgentRpcTest.test_dynamic_and_static_init_rpc_together
         TensorPipeAgentRpcTest.test_dynamic_rpc_init_rpc_without_rank
-        DistAutogradTest.test_backward_node_failure_python_udf
     """,
     "a callback that is None fails where it is called, not where it is given": """
         RpcTest.test_callback_none

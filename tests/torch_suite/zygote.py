@@ -63,7 +63,7 @@ def _ours(fixture: type) -> type:
             return backend_registry.construct_rpc_backend_options(self.rpc_backend, init_method=self.init_method)
 
         def get_shutdown_error_regex(self) -> str:
-            return "is gone|was lost|has gone|not been initialized"
+            return "is gone|was lost|has gone|cannot be reached|not been initialized"
 
         def get_timeout_error_regex(self) -> str:
             return "RPC ran for more than"
