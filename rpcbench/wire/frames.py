@@ -32,8 +32,8 @@ CHUNK = 1 << 20
 _MESSAGE, _CHUNK, _BEAT, _END, _LENT, _RETURNED = 1, 2, 3, 4, 5, 6
 BEAT, END = (HEAD.pack(kind, 0, 0, 0, 0, 0, 0) for kind in (_BEAT, _END))
 _NUMBER = struct.Struct("<Q")
-_SCRATCH = 1 << 16
-_SURE = 1 << 14
+_SCRATCH = 1 << 18
+_SURE = 1 << 17
 _FEW = 8
 
 

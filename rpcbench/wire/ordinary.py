@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from rpcbench.wire.packing import packed
-from rpcbench.wire.storages import INLINE
+from rpcbench.wire.storages import INLINE, SMALL
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -33,6 +33,7 @@ def encode(tensors: Sequence[torch.Tensor]) -> tuple[bytes, list[memoryview]] | 
     buffers: list[memoryview] = []
     entries: list[tuple[Any, ...]] = []
     addresses: set[int] = set()
+    room = INLINE
     try:
         for tensor in tensors:
             size, storage = tensor.nbytes, tensor.untyped_storage()
@@ -44,8 +45,11 @@ def encode(tensors: Sequence[torch.Tensor]) -> tuple[bytes, list[memoryview]] | 
                 tensor, entry = tensor.detach(), (*entry, _WANTED)
             entries.append(entry)
             array = tensor.numpy()  # numpy knows neither devices, layouts nor lazy bits, and says so
-            if size < INLINE:
+            if size < SMALL:
                 items.append(array.tobytes())
+            elif size < room:
+                items.append(array.tobytes())
+                room -= size
             else:
                 items.append(size)
                 buffers.append(array.reshape(-1).view(np.uint8).data.toreadonly())

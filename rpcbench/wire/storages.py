@@ -1,7 +1,8 @@
 """Which bytes of the sender's memory travel for the tensors of one message.
 
 Guarantees
-- Only the part of a storage that the message's tensors look at is sent, from 16 KB on as a view: nothing is copied.
+- Only the part of a storage that the message's tensors look at is sent. Small ones are copied into the message's table;
+  large ones go as views, and nothing of them is copied.
 - Tensors whose bytes overlap, or lie less than 8 KB apart, share a storage on arrival too.
 - Where such a part is mostly gaps (a column of a matrix), each tensor is packed on its own: aliasing is given up for
   half the bytes.
@@ -25,8 +26,10 @@ Entry = list[Any]
 
 Item = bytes | int | list[Any]
 """One storage in the table: its bytes, or the length of the next buffer; with the name of its device, if it has one."""
-INLINE = 16 << 10
-"""Storages below this many bytes travel in the table itself."""
+SMALL = 16 << 10
+"""Storages below this many bytes travel in the table itself, where they are copied a few times;"""
+INLINE = 96 << 10
+"""and larger ones as long as those of one message take less than this. Beyond, memory beside the message costs less."""
 WORTH_PACKING = 8 << 10
 """Gaps below this many bytes are sent along."""
 _ALIGNMENT = 16
@@ -53,6 +56,7 @@ class Storages:
         self._pieces: dict[int, list[_Piece]] = {}
         self._items: list[Item] = []
         self._buffers: list[memoryview] = []
+        self._room = INLINE
 
     def target(self, tensor: torch.Tensor) -> str | None:
         """Where the tensor goes; None for the CPU. SerializationError where it cannot go anywhere."""
@@ -123,7 +127,8 @@ class Storages:
         self._items.append(item if target is None else [item, target])
 
     def _bytes(self, storage: torch.UntypedStorage, start: int, size: int) -> bytes | int:
-        if size < INLINE:
+        if size < SMALL or size < self._room:
+            self._room -= size if size >= SMALL else 0
             return ctypes.string_at(storage.data_ptr() + start, size)
         window = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (size,), (1,))
         self._buffers.append(window.numpy().data.toreadonly())

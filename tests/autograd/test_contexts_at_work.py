@@ -358,7 +358,7 @@ def test_ctrl_c_ends_a_pass_on_all_workers(agents: list[Agent]) -> None:
 
 
 def test_a_message_that_could_not_be_sent_is_in_no_context(agents: list[Agent]) -> None:
-    x = leaf(1 << 12)
+    x = leaf(1 << 16)
     with autograd.context() as context:
         (tie,) = ties(agents[0], agents[1])
         limits, tie._limits = tie._limits, Limits(body=4096)

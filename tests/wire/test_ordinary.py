@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from rpcbench.wire import ordinary, tensors
 from rpcbench.wire.devices import CPU_ONLY
-from rpcbench.wire.storages import INLINE, Storages
+from rpcbench.wire.storages import INLINE, SMALL, Storages
 from rpcbench.words.errors import ProtocolError
 
 DTYPES = ("float32", "float64", "int64", "uint8", "bool", "complex64", "bfloat16")
+LARGE = [[INLINE // 4, 3], [SMALL // 4], [SMALL // 4 - 1], [INLINE // 9]]
 BASE = torch.arange(8.0)
 SPECIAL: dict[str, list[torch.Tensor]] = {
     "part of a storage": [BASE[2:]],
@@ -38,7 +39,7 @@ with warnings.catch_warnings():
 
 @st.composite
 def plain(draw: st.DrawFn) -> torch.Tensor:
-    shape = draw(st.one_of(st.lists(st.integers(1, 5), max_size=3), st.just([INLINE // 4, 3])))
+    shape = draw(st.one_of(st.lists(st.integers(1, 5), max_size=3), st.sampled_from(LARGE)))
     made = torch.ones(shape).to(ordinary.DTYPES[draw(st.sampled_from(DTYPES[:-1]))])
     return made.requires_grad_((made.is_floating_point() or made.is_complex()) and draw(st.booleans()))
 
@@ -56,6 +57,17 @@ def test_both_ways_write_the_same_bytes(sent: list[torch.Tensor]) -> None:
         assert before.dtype == after.dtype and torch.equal(before, after) and not after._is_view()
         assert before.requires_grad == after.requires_grad and after.is_leaf
         assert not after.detach().fill_(0).any() and before.all(), "it has memory of its own, which it may write"
+
+
+def test_what_is_larger_goes_into_the_table_until_that_is_large() -> None:
+    most, small = INLINE // 2 - 1, SMALL - 1
+    sent = [torch.ones(size, dtype=torch.uint8) for size in (most, small, most, most, SMALL, small, INLINE)]
+    for encode in (ordinary.encode, lambda sent: tensors._encode(sent, Storages(CPU_ONLY))):
+        table, buffers = encode(sent)  # type: ignore[misc]
+        storages = [item if isinstance(item, int) else len(item) for item in msgpack.unpackb(table)[0]]
+        beside = [isinstance(item, int) for item in msgpack.unpackb(table)[0]]
+        assert storages == [most, small, most, most, SMALL, small, INLINE]
+        assert beside == [False, False, False, True, True, False, True] and len(buffers) == 3
 
 
 @pytest.mark.parametrize("name", SPECIAL)
