@@ -143,35 +143,45 @@ def is_recv(node: Node) -> bool:
     return type(node) is _RECV
 
 
-class Reach:
-    """What a growing set of edges leads to.
+class Ends:
+    """Where the gradients of some edges end.
 
-    `below` maps each node to what it leads to; a node comes after everything it leads to. `recvs` maps the keys of the
-    received messages that were reached to their nodes; `leaves` lists the nodes of leaf tensors.
+    `recvs` maps the keys of the received messages that are reached to their nodes; `leaves` lists the nodes of leaf
+    tensors.
     """
 
+    __slots__ = ("leaves", "recvs")
+
     def __init__(self) -> None:
-        self.below: dict[Node, Below] = {}
         self.recvs: dict[Any, Any] = {}
         self.leaves: list[Any] = []
-
-    def add(self, edges: Iterable[GradientEdge | None], most: int = sys.maxsize) -> list[Any]:
-        """Walk on from more edges; returns the keys of the received messages that were not reached before.
-
-        ValueError where that takes more than `most` nodes.
-        """
-        known = len(self.recvs)
-        for edge in edges:
-            if edge is not None and edge.node not in self.below:
-                self._walk(edge.node, most)
-        return list(self.recvs)[known:]
 
     @property
     def terminals(self) -> list[Any]:
         """The nodes at which gradients end."""
         return [*self.leaves, *self.recvs.values()]
 
-    def _walk(self, start: Node, most: int) -> None:
+
+class Reach(Ends):
+    """What a growing set of edges leads to: `below` maps each node to what it leads to, and a node comes after
+    everything it leads to.
+    """
+
+    __slots__ = ("below",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below: dict[Node, Below] = {}
+
+    def add(self, edges: Iterable[GradientEdge | None]) -> list[Any]:
+        """Walk on from more edges; returns the keys of the received messages that were not reached before."""
+        known = len(self.recvs)
+        for edge in edges:
+            if edge is not None and edge.node not in self.below:
+                self._walk(edge.node)
+        return list(self.recvs)[known:]
+
+    def _walk(self, start: Node) -> None:
         below = self.below
         entered: dict[Node, Below] = {}
         stack = [start]
@@ -183,8 +193,6 @@ class Reach:
                 below[node] = entered[node]
                 stack.pop()
             else:
-                if len(entered) >= most:
-                    raise ValueError(f"more than {most} nodes")
                 entered[node] = self._enter(node)
                 stack += [child for child, _ in entered[node] if child is not None]
 
@@ -206,11 +214,30 @@ def reach(edges: Iterable[GradientEdge | None]) -> Reach:
     return found
 
 
-def glance(edges: Iterable[GradientEdge | None], most: int) -> Reach | None:
-    """What these edges lead to, unless looking takes long: None beyond `most` nodes for an edge."""
-    found = Reach()
-    try:
-        found.add(edges, most)
-    except ValueError:
-        return None
+def ends(edges: Iterable[GradientEdge | None]) -> Ends:
+    """Where the gradients of these edges end."""
+    found = glance(edges, sys.maxsize)
+    assert found is not None
+    return found
+
+
+def glance(edges: Iterable[GradientEdge | None], most: int) -> Ends | None:
+    """As `ends`, unless looking takes long: None where there are more than `most` nodes."""
+    found = Ends()
+    stack: list[Any] = [*{edge.node: None for edge in edges if edge is not None}]
+    seen = {None, *stack}
+    while stack:
+        node = stack.pop()
+        kind = type(node)
+        if kind is _LEAF:
+            found.leaves.append(node)
+        elif kind is _RECV:
+            found.recvs[node.key] = node
+        else:
+            for child, _ in node.next_functions:
+                if child not in seen:
+                    seen.add(child)
+                    stack.append(child)
+            if len(seen) > most:
+                return None
     return found

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from rpcbench.autograd.gradients import total
-from rpcbench.autograd.graph import Below, Reach, is_leaf, is_recv, leaf_of, reach
+from rpcbench.autograd.graph import Below, Ends, Reach, ends, is_leaf, is_recv, leaf_of, reach
 
 RootEdges = Sequence["GradientEdge | None"]
 
@@ -72,11 +72,11 @@ class Plan:
     `found` is what each root leads to, where that is known of all.
     """
 
-    def __init__(self, roots: Sequence[RootEdges], found: Sequence[Reach] = ()) -> None:
+    def __init__(self, roots: Sequence[RootEdges], found: Sequence[Ends] = ()) -> None:
         self.part_of: dict[Any, Part] = {}
         self._parts: dict[tuple[int, bool], Part] = {}
         if len(roots) == 1 and not found:
-            found = [reach(roots[0])]
+            found = [ends(roots[0])]
         if found and _apart(found):
             for number, (root, own) in enumerate(zip(roots, found, strict=True)):
                 self._whole(1 << number, root, own)
@@ -93,7 +93,7 @@ class Plan:
             part = self._parts[roots, rest] = Part(roots)
         return part
 
-    def _whole(self, bit: int, root: RootEdges, found: Reach) -> None:
+    def _whole(self, bit: int, root: RootEdges, found: Ends) -> None:
         part = self._part(bit, False)
         for node in found.terminals:
             part.end_at(node)
@@ -141,7 +141,7 @@ class Plan:
             mine.taps[node] = away
 
 
-def _apart(found: Sequence[Reach]) -> bool:
+def _apart(found: Sequence[Ends]) -> bool:
     """Whether no two lead to the same leaf or received message."""
     terminals = [node for one in found for node in one.terminals]
     return len(found) == 1 or len(set(terminals)) == len(terminals)

@@ -60,7 +60,7 @@ class Passes:
         _check_roots(roots)
         self._recorded(context)
         edges = graph.root_edges(roots)
-        found = graph.reach(edges)
+        found = graph.ends(edges)
         walk = Id(self._agent.id, self._walks.next(), self._agent.incarnation)
         begun = self._begun[walk] = _Begun(SentTensors(edges, found), [torch.ones_like(root) for root in roots])
         try:
@@ -120,11 +120,11 @@ class Passes:
             self._explored(context, walk, message, sent.found)
 
     def _explore(self, context: int, walk: Id, message: int, sent: SentTensors) -> None:
-        found = graph.reach(sent.edges)
+        found = graph.ends(sent.edges)
         self._recorded(context).sends[message] = sent._replace(found=found)
         self._explored(context, walk, message, found)
 
-    def _explored(self, context: int, walk: Id, message: int, found: graph.Reach) -> None:
+    def _explored(self, context: int, walk: Id, message: int, found: graph.Ends) -> None:
         recvs = list(found.recvs)
         self._machine.feed(lambda node: node.outcome(node.contexts.walks.explored(context, walk, message, recvs)))
 

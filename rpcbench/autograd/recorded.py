@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from rpcbench.autograd.gradients import LeafGradients
-from rpcbench.autograd.graph import Reach
+from rpcbench.autograd.graph import Ends
 from rpcbench.autograd.regions import LocalPass
 from rpcbench.wire.devices import Route
 from rpcbench.words.ids import Id
@@ -22,7 +22,7 @@ class SentTensors(NamedTuple):
     """The edges of a sent message, and what they lead to where that is known already."""
 
     edges: list[GradientEdge | None]
-    found: Reach | None
+    found: Ends | None
 
 
 @dataclass(slots=True, eq=False)

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from rpcbench.autograd import taps
-from rpcbench.autograd.graph import Reach, is_leaf, leaf_of
+from rpcbench.autograd.graph import Ends, is_leaf, leaf_of
 from rpcbench.autograd.parts import Part, Plan
 from rpcbench.words.errors import ProtocolError
 
@@ -53,7 +53,7 @@ class LocalPass:
         self,
         roots: Mapping[Any, Sequence[GradientEdge | None]],
         retain_graph: bool = False,
-        found: Sequence[Reach] = (),
+        found: Sequence[Ends] = (),
     ) -> None:
         self._roots = dict(roots)  # also what keeps the graph alive
         self._retain_graph = retain_graph

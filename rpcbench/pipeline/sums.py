@@ -24,8 +24,12 @@ class Sums:
         self._sums: dict[Tensor, Tensor] = {}
         self._own: set[Tensor] = set()  # parameters whose sum was made here
 
-    @torch.no_grad()
     def add(self, leaves: Leaves) -> None:
+        if leaves:  # most operations have none
+            with torch.no_grad():
+                self._add(leaves)
+
+    def _add(self, leaves: Leaves) -> None:
         for leaf, gradient in leaves:
             sofar = self._sums.get(leaf, self._before.get(leaf))
             if sofar is None:

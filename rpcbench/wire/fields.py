@@ -7,7 +7,7 @@ beside the others.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -42,14 +42,65 @@ def _layout(kind: type[Any]) -> tuple[_Field, ...]:
     return tuple(_field(hints[name]) for name in kind._fields if name != "body")
 
 
+_Make = Callable[[Any], Any]
+"""What a field holds, from what a peer says; None where that is not as it should be."""
+
+
+class _Fields(NamedTuple):
+    """How all fields of a kind are rebuilt at once: the types that they may have, and (place, make) of those that are
+    made of others."""
+
+    types: frozenset[tuple[type, ...]]
+    made: tuple[tuple[int, _Make], ...]
+
+
 _LAYOUTS: dict[type[Any], tuple[_Field, ...]] = {}
+_FIELDS: dict[type[Any], _Fields] = {}
 _new = tuple.__new__
 
 
 def know(*kinds: type[Any]) -> None:
     """Named tuples that may come; first those that others are made of."""
     for kind in kinds:
-        _LAYOUTS[kind] = _layout(kind)
+        layout = _LAYOUTS[kind] = _layout(kind)
+        exact = [field.as_is | ({tuple} if field.record else set()) for field in layout]
+        makes = tuple((place, _make(field)) for place, field in enumerate(layout) if field.record)
+        _FIELDS[kind] = _Fields(frozenset(itertools.product(*exact)), makes)
+
+
+def _make(field: _Field) -> _Make:
+    record = field.record
+    assert record is not None
+    if record not in _LAYOUTS:  # so there are many
+
+        def same(value: Any) -> Any:
+            return value if {record}.issuperset(map(type, value)) else None
+
+        return same
+
+    def one(value: Any) -> Any:
+        found = _at_once(record, value)
+        return None if found is None else _new(record, found)
+
+    def many(value: Any) -> Any:
+        found = [one(item) for item in value]
+        return None if None in found else tuple(found)
+
+    return many if field.many else one
+
+
+def _at_once(kind: type[Any], values: Any) -> list[Any] | None:
+    """The fields of a kind that is known; None where anything is wrong."""
+    types, made = _FIELDS[kind]
+    if type(values) is not tuple or tuple(map(type, values)) not in types:
+        return None
+    found = [*values]
+    for place, make in made:
+        if (value := found[place]) is not None:
+            found[place] = make(value)
+            if found[place] is None:
+                return None
+    return found
 
 
 class Usual(NamedTuple):
@@ -90,6 +141,8 @@ def _with_ids(values: tuple[Any, ...], ids: tuple[int, ...]) -> list[Any] | None
 
 def rebuild(kind: type[Any], fields: Any) -> list[Any]:
     """The fields of a kind that is known. ProtocolError where they are not."""
+    if (found := _at_once(kind, fields)) is not None:
+        return found
     layout = _LAYOUTS[kind]
     if len(fields) != len(layout):
         raise ProtocolError(f"{kind.__name__} has {len(layout)} fields, not {len(fields)}")
