@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -111,7 +111,7 @@ class Asking:
             connection.await_room()
         return uninterrupted
 
-    def ask(self, to: int, message: Call | Fetch, seconds: float | None, keeps: Kept | None) -> Future[Any] | Turn:
+    def ask(self, to: int, message: Call | Fetch, seconds: float | None, keeps: Sequence[Kept]) -> Future[Any] | Turn:
         """Send a call whose caller is going to wait for the answer at once; by a thread that is not interrupted.
 
         `keeps`: what the call needs until then.
@@ -123,8 +123,7 @@ class Asking:
                 turn = self._waiting.turn(message.call, partial(self._future, to), keeps)
                 if self._in_turn(reading, turn, to, message, seconds):
                     return turn
-        future = self._waiting.promise(message.call, partial(self.help_along, to))
-        future.keeps = keeps
+        future = self._waiting.promise(message.call, partial(self.help_along, to), keeps)
         self.begin(to, message, seconds, waits=True)
         return future
 

@@ -186,7 +186,7 @@ class Agent:
         timeout: float = UNSET_TIMEOUT,
         label: str = "",
         own: bool = False,
-        holding: Handle | None = None,
+        holding: Sequence[Handle] = (),
     ) -> Future[Any]:
         """Run `function(*args, **kwargs)` on a worker; a future of what it returns.
 
@@ -196,10 +196,10 @@ class Agent:
         """
         target, label, seconds = self._aim(to, function, timeout, label)
         with self.asking.whole(target):
-            body, forks, scope = self._pack(target, label, function, args, kwargs)
+            keeps = [*holding]
+            body, forks, scope = self._pack(target, label, function, args, kwargs, keeps)
             number = self.waiting.number(own)
-            future = self.waiting.promise(number, partial(self.asking.help_along, target))
-            future.keeps = holding
+            future = self.waiting.promise(number, partial(self.asking.help_along, target), keeps)
             self.asking.begin(target, m.Call(number, label, seconds, forks, scope, body), seconds)
         return future
 
@@ -211,16 +211,17 @@ class Agent:
         kwargs: dict[str, Any] | None = None,
         timeout: float = UNSET_TIMEOUT,
         label: str = "",
-        holding: Handle | None = None,
+        holding: Sequence[Handle] = (),
     ) -> Any:
         """As `call`, and wait: what the function returns, or its error raised. Ctrl-C gives the call up."""
         target, label, seconds = self._aim(to, function, timeout, label)
         asked: Future[Any] | Turn | None = None
         try:
             with self.asking.whole(target):
-                body, forks, scope = self._pack(target, label, function, args, kwargs)
+                keeps = [*holding]
+                body, forks, scope = self._pack(target, label, function, args, kwargs, keeps)
                 call = m.Call(self.waiting.number(), label, seconds, forks, scope, body)
-                asked = self.asking.ask(target, call, seconds, holding)
+                asked = self.asking.ask(target, call, seconds, keeps)
             return asked.wait()
         except KeyboardInterrupt:
             if asked is not None:
@@ -239,8 +240,9 @@ class Agent:
         """Run a function on a worker and leave what it returns there; a handle on that value, at once."""
         target, label, seconds = self._aim(to, function, timeout, label)
         with self.asking.whole(target):
-            body, forks, scope = self._pack(target, label, function, args, kwargs)
-            future = self.waiting.promise(number := self.waiting.number())
+            keeps: list[Handle] = []
+            body, forks, scope = self._pack(target, label, function, args, kwargs, keeps)
+            future = self.waiting.promise(number := self.waiting.number(), keeps=keeps)
             handle, cell = self.values.first(target, label), self.values.cell()
             handle._creation = future
             assert handle._fork is not None
@@ -253,8 +255,8 @@ class Agent:
         owner, seconds = self.living_owner(handle), seconds_of(timeout, self.rpc_timeout)
         with self.asking.whole(owner):
             scope = self.values.asks(owner, "to_here")
-            future = self.waiting.promise(number := self.waiting.number(), partial(self.asking.help_along, owner))
-            future.keeps = handle  # the fork must live until the value is here
+            helps = partial(self.asking.help_along, owner)
+            future = self.waiting.promise(number := self.waiting.number(), helps, (handle,))  # its fork must live on
             self.asking.begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
         return future
 
@@ -265,7 +267,7 @@ class Agent:
         try:
             with self.asking.whole(owner):
                 fetch = m.Fetch(self.waiting.number(), handle._rref, seconds, self.values.asks(owner, "to_here"))
-                asked = self.asking.ask(owner, fetch, seconds, handle)
+                asked = self.asking.ask(owner, fetch, seconds, (handle,))
             return asked.wait()
         except KeyboardInterrupt:
             if asked is not None:
@@ -291,13 +293,13 @@ class Agent:
         return owner.id
 
     def _pack(
-        self, to: int, label: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
+        self, to: int, label: str, function: Callable[..., Any], args: Any, kwargs: Any, keeps: list[Handle]
     ) -> tuple[Body, tuple[m.Fork, ...], m.Scope | None]:
         self._sources.use(to, function)
         values, context, recorder = self.values, None, self.values.recorder
         if recorder is not None:
             function, context = recorder.outgoing(function), recorder.current()
-        return values.pack(to, (function, tuple(args), kwargs or {}), label, context, False, CALL)
+        return values.pack(to, (function, tuple(args), kwargs or {}), label, context, CALL, keeps)
 
     def wanted(self, source: int, call: int) -> bool:
         """Whether the caller of a call that runs here still waits for it."""

@@ -25,6 +25,9 @@ class Home(Protocol):
     def id(self) -> int: ...
 
     @property
+    def incarnation(self) -> int: ...
+
+    @property
     def running(self) -> bool: ...
 
     def needing(self, handle: Handle) -> bool:
@@ -59,7 +62,7 @@ class Handle:
         self._fork = fork
         self._value = value
         self._type = type_
-        self._site = sites.here()
+        self._site: sites.Site | None = None  # where the user's program came to have it
         self._creation: Future[Any] | None = None  # on the user that called remote(): done when the value is there
         self._released = False
         if fork is not None:
@@ -91,38 +94,51 @@ class Handle:
 
 
 class Outgoing:
-    """Collects the handles inside a value while it is pickled: index for index what the message's forks will be."""
+    """Collects the handles inside a value while it is pickled: index for index what the message's forks will be.
 
-    def __init__(self, agent: Home, handles: list[Handle]) -> None:
+    `name_of`: the name of one that needs no fork, else None.
+    """
+
+    def __init__(
+        self, agent: Home, handles: list[Handle], name_of: Callable[[object], tuple[int | str, ...] | None] | None
+    ) -> None:
         self._agent = agent
+        self._name_of = name_of
         self.handles = handles
 
-    def give(self, value: object) -> int | None:
+    def give(self, value: object) -> tuple[int | str, ...] | None:
         if not isinstance(value, Handle):
             return None
+        if self._name_of is not None and (name := self._name_of(value)) is not None:
+            return name
         value._check_alive("fork an UserRRef")
         if value._agent is not self._agent:
             raise RpcError(f"{value!r} belongs to another world and cannot be sent in this one")
         self.handles.append(value)
-        return len(self.handles) - 1
+        return (len(self.handles) - 1,)
 
-    def take(self, index: int) -> object:
+    def take(self, *name: Any) -> object:
         raise AssertionError("nothing is taken while a value is pickled")
 
 
 class Incoming:
-    """Makes handles for the forks of a message while it is unpickled."""
+    """Makes handles for the forks of a message while it is unpickled, and for names of values that are here."""
 
-    def __init__(self, agent: Home, forks: Sequence[Fork], make: Callable[[Fork], Handle]) -> None:
+    def __init__(
+        self, agent: Home, forks: Sequence[Fork], make: Callable[[Fork], Handle], named: Callable[..., Handle]
+    ) -> None:
         self._agent = agent
         self._make = make
+        self._named = named
         self._forks = forks
         self._handles: dict[int, Handle] = {}
 
-    def give(self, value: object) -> int | None:
+    def give(self, value: object) -> None:
         return None
 
-    def take(self, index: int) -> Handle:
+    def take(self, index: int, *name: Any) -> Handle:
+        if name:
+            return self._named(index, *name)
         if not 0 <= index < len(self._forks):
             raise ProtocolError(f"a message mentions RRef {index}, but brings {len(self._forks)}")
         if index not in self._handles:

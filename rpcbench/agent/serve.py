@@ -140,7 +140,7 @@ def _send_value(agent: Server, source: int, message: Call | Fetch, value: Any) -
     label = "to_here" if isinstance(message, Fetch) else message.label
     context = message.scope.context if message.scope else None
     try:
-        body, forks, scope = agent.values.pack(source, value, label, context, True)
+        body, forks, scope = agent.values.pack(source, value, label, context)
     except Exception as error:  # noqa: BLE001  (a result that cannot travel is the caller's error)
         agent.reply(source, message.call, failure(agent, message.call, error))
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rpcbench.words.futures import Answer, Future, Kept, Later
@@ -13,7 +13,7 @@ class Turn:
 
     __slots__ = ("_delivered", "_future", "_make", "_number", "keeps")
 
-    def __init__(self, number: int, make: Callable[[int], Future[Any]], keeps: Kept | None) -> None:
+    def __init__(self, number: int, make: Callable[[int], Future[Any]], keeps: Sequence[Kept]) -> None:
         self.keeps = keeps
         self._number = number
         self._make = make

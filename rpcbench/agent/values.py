@@ -11,8 +11,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rpcbench.agent import sites
 from rpcbench.agent.described import type_of
 from rpcbench.agent.handles import Handle, Home, Incoming, Outgoing
 from rpcbench.agent.hooks import Recorder
@@ -26,7 +28,7 @@ from rpcbench.protocol.node import Node
 from rpcbench.wire.body import Body
 from rpcbench.wire.messages import Fork, Origin, Scope
 from rpcbench.wire.pickling import Codec
-from rpcbench.words.errors import RpcError
+from rpcbench.words.errors import ProtocolError, RpcError, WorkerLostError
 from rpcbench.words.futures import Future
 from rpcbench.words.ids import Id
 
@@ -37,6 +39,8 @@ MakeHandle = Callable[[Any, Id, int, "Id | None", "Future[Any] | None", str], Ha
 
 CALL = ("function", "args", "kwargs")
 """The path to each part of what a call takes along, for errors."""
+
+_NAME = (int, int, int, int, str)
 
 
 class Values:
@@ -56,6 +60,7 @@ class Values:
         self._home = home
         self._machine = machine
         self._make = make
+        self._bare = Incoming(home, (), self.handle, self.named)  # of calls that bring nothing of the kind
         self._clock = clock
         self._on_long = on_long
         # Taken before the machine's lock, so that what is kept is what the machine says is owned.
@@ -71,19 +76,22 @@ class Values:
         value: Any,
         call: str,
         context: int | None,
-        answer: bool,
         path: str | tuple[str, ...] = "result",
+        keeps: list[Handle] | None = None,
     ) -> tuple[Body, tuple[Fork, ...], Scope | None]:
         """A value as the parts of a message of the call `call`, or of its answer: its RRefs forked, its tensors
         recorded, and on their way to the devices where they belong.
 
-        SerializationError with the path to the part that cannot travel, which begins with `path`.
+        RRefs of values that are there already need not travel, as long as the caller keeps what is added to `keeps`
+        until the call is answered; without it (of an answer) they do. SerializationError with the path to the part that
+        cannot travel, which begins with `path`.
         """
-        route = self.routes.to(to, answer)
+        route = self.routes.to(to, keeps is None)
         handles: list[Handle] = []
-        encoded = None if route.targets else self.codec.plainly(value)
+        name_of = None if keeps is None else partial(self._name_of, to, keeps)
+        encoded = None if route.targets else self.codec.plainly(value, name_of)
         if encoded is None:
-            encoded = self.codec.fully(value, Outgoing(self._home, handles), path, route)
+            encoded = self.codec.fully(value, Outgoing(self._home, handles, name_of), path, route)
         body, tensors = encoded
         scope = None
         if self.recorder is not None:
@@ -92,6 +100,21 @@ class Values:
             elif tensors and path != "result":
                 self.recorder.unrecorded(tensors, call)
         return body, self._share(handles, to) if handles else (), scope
+
+    def _name_of(self, to: int, keeps: list[Handle], value: object) -> tuple[int | str, ...] | None:
+        """What `to` knows an RRef by that it owns itself; None for another, and for what is none.
+
+        It goes by the handle's own fork, which outlives the call, so none is made for it."""
+        if not isinstance(value, Handle) or value._agent is not self._home or (fork := value._fork) is None:
+            return None
+        if value._owner != to or to == self._home.id:
+            return None
+        value._check_alive("fork an UserRRef")
+        user = self._machine.ask(lambda node: node.rrefs.users.get(fork))
+        if user is None:
+            return None
+        keeps.append(value)
+        return (*value._rref, user.life, value._type)
 
     def _share(self, handles: list[Handle], to: int) -> tuple[Fork, ...]:
         now = self._clock()
@@ -119,8 +142,8 @@ class Values:
     def unpack(self, source: int, body: Body, forks: tuple[Fork, ...], scope: Scope | None, answer: bool) -> Any:
         """The value of an answer, or of a call, with handles for its RRefs and its tensors attached to the graph."""
         if not forks and scope is None and not (answer and body.tensors):
-            return self.codec.decode(body)
-        incoming = Incoming(self._home, forks, self.handle)
+            return self.codec.decode(body, self._bare)
+        incoming = Incoming(self._home, forks, self.handle, self.named) if forks else self._bare
 
         def adopt(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             if scope is None or self.recorder is None:
@@ -153,13 +176,24 @@ class Values:
     def handle(self, fork: Fork) -> Handle:
         """A handle on a fork that a message brought."""
         if fork.owner == self._home.id:
-            return self._make(self._home, fork.rref, fork.owner, None, self.owned(fork.rref), fork.type)
-        return self._make(self._home, fork.rref, fork.owner, fork.fork, None, fork.type)
+            return self._seen(fork.rref, fork.owner, None, self.owned(fork.rref), fork.type)
+        return self._seen(fork.rref, fork.owner, fork.fork, None, fork.type)
+
+    def named(self, worker: int, serial: int, incarnation: int, life: int, type_: str) -> Handle:
+        """A handle on a value that a message names, whose caller says that it is here. ProtocolError for no name."""
+        if tuple(map(type, (worker, serial, incarnation, life, type_))) != _NAME:
+            raise ProtocolError("a message names an RRef as none is called")
+        rref = Id(worker, serial, incarnation)
+        if life != self._home.incarnation:
+            raise WorkerLostError(
+                f"the value of RRef {rref} was lost with the worker that held it, before the one that runs here now"
+            )
+        return self._make(self._home, rref, self._home.id, None, self.owned(rref), type_)
 
     def first(self, to: int, label: str) -> Handle:
         """A handle on a value that `to` will make, as its first user."""
         rref, fork = self._machine.ask(lambda node: node.rrefs.create_user(to, label))
-        return self._make(self._home, rref, to, fork, self.owned(rref) if to == self._home.id else None, "")
+        return self._seen(rref, to, fork, self.owned(rref) if to == self._home.id else None, "")
 
     def keep(self, value: Any) -> Handle:
         """A handle on a value of this process's own, as its owner."""
@@ -167,7 +201,13 @@ class Values:
         future.set_result(value)
         future.origin = self.cell()  # type: ignore[attr-defined]
         rref = self._machine.ask(lambda node: node.rrefs.new_id())
-        return self._make(self._home, rref, self._home.id, None, future, type_of(value))
+        return self._seen(rref, self._home.id, None, future, type_of(value))
+
+    def _seen(self, rref: Id, owner: int, fork: Id | None, value: Future[Any] | None, type_: str) -> Handle:
+        """A handle that remembers which line of the user's program runs."""
+        handle = self._make(self._home, rref, owner, fork, value, type_)
+        handle._site = sites.here()
+        return handle
 
     def confirmed(self, fork: Id | None) -> bool:
         """Whether the owner knows of a fork held here."""

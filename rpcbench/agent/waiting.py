@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -35,13 +35,14 @@ class Waiting:
         """A new call's, which tells whether it is the bench's `own`."""
         return self._own_numbers.next() if own else self._numbers.next()
 
-    def promise(self, number: int, help_along: HelpAlong | None = None) -> Future[Any]:
-        """The future of a call. `help_along`: see there."""
+    def promise(self, number: int, help_along: HelpAlong | None = None, keeps: Sequence[Kept] = ()) -> Future[Any]:
+        """The future of a call. `help_along`: see there; `keeps`: what the call needs until it is answered."""
         future = self._futures[number] = self.future(number, help_along)
+        future.keeps = keeps
         return future
 
-    def turn(self, number: int, make: Callable[[int], Future[Any]], keeps: Kept | None) -> Turn:
-        """As `promise`, for a call whose caller does nothing but wait. `keeps`: what the call needs until then."""
+    def turn(self, number: int, make: Callable[[int], Future[Any]], keeps: Sequence[Kept]) -> Turn:
+        """As `promise`, for a call whose caller does nothing but wait."""
         turn = self._futures[number] = Turn(number, make, keeps)
         return turn
 
@@ -58,16 +59,14 @@ class Waiting:
             self._idle.tell()
         if future is None:
             return
-        if (kept := future.keeps) is None:
-            future.deliver(answer, self._later, lazy)
-            return
-        future.keeps = None
+        keeps, future.keeps = future.keeps, ()
         future.deliver(answer, self._later, lazy)
-        kept.let_go()
+        for kept in keeps:
+            kept.let_go()
 
     def keeping(self, kept: Kept) -> bool:
         """Whether any call that waits keeps this."""
-        return any(future.keeps is kept for future in list(self._futures.values()))
+        return any(one is kept for future in list(self._futures.values()) for one in future.keeps)
 
     def due(self) -> bool:
         """Whether any call waits."""

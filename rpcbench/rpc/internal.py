@@ -44,13 +44,12 @@ class RemoteException(NamedTuple):
 class _NoRRefs:
     """Outside a call there is nobody to share an RRef with."""
 
-    def give(self, value: object) -> int | None:
+    def give(self, value: object) -> None:
         if isinstance(value, Handle):
             value._check_alive("fork an UserRRef")
             raise RpcError("Can not pickle rref in python pickler, rref can only be pickled when using RPC")
-        return None
 
-    def take(self, index: int) -> object:
+    def take(self, *name: Any) -> object:
         raise AssertionError("nothing was given")
 
 

@@ -42,7 +42,7 @@ class RRef(Handle, Generic[T]):
         agent = current.current()
         made = agent.values.keep(value)
         Handle.__init__(self, agent, made._rref, made._owner, None, made._value, made._type)
-        self._has, self._asked = set(), None
+        self._has, self._asked, self._site = set(), None, made._site
 
     @classmethod
     def held(
@@ -186,8 +186,8 @@ class RRef(Handle, Generic[T]):
             return call(self._owner, function, args, timeout=timeout, label=label)
         self._check_alive("fork an UserRRef")
         _, method, more, kwargs = args
-        owner = self._agent.living_owner(self)
-        return call(owner, run_there, (*self._rref, method, *more), kwargs, timeout=timeout, label=label, holding=self)
+        owner, named = self._agent.living_owner(self), (*self._rref, method, *more)
+        return call(owner, run_there, named, kwargs, timeout=timeout, label=label, holding=(self,))
 
     def _label(self, function: Callable[..., Any], args: tuple[Any, ...]) -> str:
         name = args[1] if len(args) > 1 and isinstance(args[1], str) else function.__name__.strip("_")

@@ -21,8 +21,8 @@ def dressed(index: int, kind: type, state: Any) -> NoReturn:
     _outside()
 
 
-def external(index: int) -> NoReturn:
-    """External number `index`: something that another floor keeps, such as an RRef."""
+def external(*name: int | str) -> NoReturn:
+    """The external of that name: something that another floor keeps, such as an RRef."""
     _outside()
 
 

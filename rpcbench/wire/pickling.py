@@ -33,7 +33,7 @@ from rpcbench.wire.devices import CPU_ONLY, Route
 from rpcbench.wire.identity import has_name, importable, load_packages_of, loaded
 from rpcbench.wire.ordinary import Buffer
 from rpcbench.wire.plain import Encoded
-from rpcbench.wire.storages import INLINE
+from rpcbench.wire.storages import SMALL
 from rpcbench.words.errors import ProtocolError, RpcError, SerializationError
 
 _PROTOCOL = 5
@@ -70,12 +70,12 @@ def _register_reducer(kind: type, reducer: Callable[[Any], Any]) -> None:
 class Externals(Protocol):
     """What another floor keeps on its own account, and how it gets into messages and out of them."""
 
-    def give(self, value: object) -> int | None:
-        """The number of a value that is an external, else None. Called for objects other than plain data, so quick.
-        When `encode` raises, what was given is not sent."""
+    def give(self, value: object) -> tuple[int | str, ...] | None:
+        """The name of a value that is an external, else None: its number in the message, which brings it, or more.
+        Called for objects other than plain data, so quick. When `encode` raises, what was given is not sent."""
 
-    def take(self, index: int) -> object:
-        """The external of that number; ProtocolError if the message brings none."""
+    def take(self, *name: Any) -> object:
+        """The external of that name; ProtocolError if there is none."""
 
 
 class Codec:
@@ -96,14 +96,16 @@ class Codec:
         """`value` as a body. `label` names it in errors; where it is a tuple, a tuple of labels names its items.
         `route` says where tensors on devices go.
 
-        Tensors of up to 16 KB are copied; larger ones must not change until the body is sent.
+        Tensors below 16 KB are copied; larger ones must not change until the body is sent.
         Raises SerializationError if a part of the value cannot travel.
         """
         return (not route.targets and self.plainly(value)) or self.fully(value, externals, label, route)
 
-    def plainly(self, value: object) -> Encoded | None:
-        """The quick way of `encode`, where tensors stay on their devices; None where the value needs the other."""
-        return plain.encode(value, _REDUCERS) or _alone(value)
+    def plainly(self, value: object, name_of: plain.Name | None = None) -> Encoded | None:
+        """The quick way of `encode`, where tensors stay on their devices; None where the value needs the other.
+
+        `name_of`: as `Externals.give`, for those that the message does not have to bring."""
+        return plain.encode(value, _REDUCERS, name_of) or _alone(value)
 
     def fully(self, value: object, externals: Externals | None, label: str | tuple[str, ...], route: Route) -> Encoded:
         """The general way of `encode`."""
@@ -153,7 +155,8 @@ class Codec:
             return received[0] if body.payload == _ALONE else received[:1]
         try:
             if plain.begins(body.payload):
-                return plain.opened(pickle.loads(body.payload), received, _find)
+                external = None if externals is None else externals.take
+                return plain.opened(pickle.loads(body.payload), received, _find, external)
             buffers = body.buffers[used:]
             unpickler = _Unpickler(io.BytesIO(body.payload), buffers=_owned(buffers) if buffers else None)
             unpickler.tables = None
@@ -190,7 +193,7 @@ def _keep(beside: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
     No method of the pickler: a pickler in a circle would keep what it has pickled until the next collection.
     """
     raw = buffer.raw()
-    if raw.nbytes < INLINE:
+    if raw.nbytes < SMALL:
         return True
     beside.append(raw.toreadonly())
     return False
@@ -242,9 +245,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if issubclass(kind, torch.Tensor):
             return self._tensor(value, kind)
         if self._externals is not None:
-            index = self._externals.give(value)
-            if index is not None:
-                return holes.external, (index,)
+            name = self._externals.give(value)
+            if name is not None:
+                return holes.external, name
         if issubclass(kind, torch.jit.ScriptModule):
             return scripts.reduce_module(value, self._route)
         return NotImplemented
@@ -326,10 +329,10 @@ class _Tables:
     def dressed(self, index: int, kind: type[torch.Tensor], state: Any) -> torch.Tensor:
         return kinds.dress(kind, self.tensor(index), state)
 
-    def external(self, index: int) -> object:
+    def external(self, *name: Any) -> object:
         if self._externals is None:
-            raise ProtocolError(f"a message mentions external {index}, where none can be")
-        return self._externals.take(index)
+            raise ProtocolError(f"a message mentions external {name}, where none can be")
+        return self._externals.take(*name)
 
 
 def _owned(buffers: Sequence[Buffer]) -> Iterator[Buffer]:

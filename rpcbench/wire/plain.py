@@ -1,8 +1,9 @@
 """The quick way for most calls, functions that go by name with plain data and ordinary tensors, and for plain results.
 
 Such a payload begins as no other does, in an older protocol of pickle. It holds a plain value, or for a call a tuple:
-module and name of the function, and its arguments, where `(number,)` stands for a tensor of the table. What `encode`
-answers with None takes the general way (`pickling`), and so does what a reducer was registered for.
+module and name of the function, and its arguments, where `(number,)` stands for a tensor of the table, and a longer
+tuple is the name of an external that the message does not have to bring. What `encode` answers with None takes the
+general way (`pickling`), and so does what a reducer was registered for.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ _DATA = frozenset({bool, float, int, str, bytes, type(None)})
 _new = tuple.__new__  # a step less than the class itself takes
 Encoded = tuple[Body, list[torch.Tensor]]
 """A body, and the sender's own tensors in the order of its table."""
+Name = Callable[[Any], "tuple[Any, ...] | None"]
+"""The name of an external that goes by its name alone; else None."""
+External = Callable[..., Any]
+"""(*name): the external of that name."""
 Find = Callable[[str, str], Any]
 """(module, name): what is there, imported if it has to be; an error that says what to do if it is not."""
 
 
-def encode(value: Any, reducers: Container[type]) -> Encoded | None:
+def encode(value: Any, reducers: Container[type], name_of: Name | None = None) -> Encoded | None:
     """A value, or a call as `(function, args, kwargs)`."""
     if type(value) in _DATA:
         return _new(Body, (pickle.dumps(value, _PROTOCOL), b"", [])), []
@@ -52,8 +57,10 @@ def encode(value: Any, reducers: Container[type]) -> Encoded | None:
         elif is_ordinary(arg, reducers):
             parts.append((len(tensors),))
             tensors.append(arg)
-        else:
+        elif name_of is None or (found := name_of(arg)) is None or found in parts:  # that one may be the same object
             return None
+        else:
+            parts.append(found)
     table = ordinary.encode(tensors)  # None as well where two are one
     if table is None:
         return None
@@ -82,14 +89,14 @@ def begins(payload: bytes) -> bool:
     return payload[:2] == _BEGINS
 
 
-def opened(value: Any, received: list[torch.Tensor], find: Find) -> Any:
+def opened(value: Any, received: list[torch.Tensor], find: Find, external: External | None = None) -> Any:
     """What the pickle of such a payload says. ProtocolError for what `encode` cannot have made."""
     if type(value) is not tuple:
         return value
     try:
         module, name, args = value
-        if received:
-            args = tuple([_tensor(received, *part) if type(part) is tuple else part for part in args])
+        if tuple in map(type, args):
+            args = tuple([_beside(received, external, part) if type(part) is tuple else part for part in args])
         holder = sys.modules.get(module)
         function = None if holder is None else getattr(holder, name, None)
     except (TypeError, ValueError) as error:
@@ -97,7 +104,13 @@ def opened(value: Any, received: list[torch.Tensor], find: Find) -> Any:
     return find(module, name) if function is None else function, args, {}
 
 
-def _tensor(received: list[torch.Tensor], number: int) -> torch.Tensor:
+def _beside(received: list[torch.Tensor], external: External | None, part: tuple[Any, ...]) -> Any:
+    """What a tuple among the arguments stands for."""
+    if len(part) > 1:
+        if external is None:
+            raise ProtocolError(f"a message mentions external {part}, where none can be")
+        return external(*part)
+    (number,) = part
     if not 0 <= number < len(received):
         raise ProtocolError(f"a message mentions tensor {number}, but brings {len(received)}")
     return received[number]

@@ -14,7 +14,7 @@ import contextlib
 import copy
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import torch
@@ -118,7 +118,7 @@ class Future(_Base[T]):
         help_along: HelpAlong | None = None,
     ) -> None:
         torch._C.Future.__init__(self, [torch.device(device) for device in devices] if devices else [])
-        self.keeps: Kept | None = None
+        self.keeps: Sequence[Kept] = ()
         self._help_along = help_along
         self._lock = threading.Lock()
         self._waiters: list[_Waiter] = []

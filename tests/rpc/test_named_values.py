@@ -1,0 +1,161 @@
+"""An RRef that goes to its owner in a call: named there, since the caller holds it until there is an answer."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import until, world
+
+from rpcbench.agent.core import Agent
+from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
+from rpcbench.words.errors import ProtocolError, WorkerLostError
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 2) as made:
+        yield made
+
+
+class Box:
+    """A value that can be told from others."""
+
+
+def same(first: Any, second: Any) -> bool:
+    return first is second
+
+
+def where(value: Any) -> tuple[bool, bool]:
+    """Whether an RRef, or the first in a list of them, is at home, and holds a Box."""
+    rref = value[0] if isinstance(value, list) else value
+    return rref.is_owner(), isinstance(rref.local_value(), Box)
+
+
+def passed(value: Any) -> Any:
+    return value
+
+
+def told(agent: Agent) -> list[tuple[str, str]]:
+    """Every message of the protocol from now on, but for those that acknowledge others."""
+    found: list[tuple[str, str]] = []
+
+    def tell(how: str, other: int, seq: int, message: Any) -> None:
+        if type(message).__name__ not in ("Seen", "Notice"):
+            found.append((how, type(message).__name__))
+
+    agent.machine.ask(lambda node: node.listen(None, tell))
+    return found
+
+
+def until_quiet(agents: list[Agent]) -> None:
+    until(lambda: not any(agent.machine.ask(lambda node: node.delivery.left()) for agent in agents), "all acknowledged")
+
+
+def made(agents: list[Agent]) -> Any:
+    """An RRef of a Box on worker1, of which nothing is on its way."""
+    box = remote("worker1", Box)
+    box.to_here()
+    until_quiet(agents)
+    return box
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_it_takes_a_call_and_its_answer(agents: list[Agent], nested: bool) -> None:
+    """No fork, no word about one."""
+    box = made(agents)
+    words = told(agents[0])
+    assert rpc_sync("worker1", where, ([box] if nested else box,)) == (True, True)
+    until_quiet(agents)
+    assert words == [("sent", "Call"), ("received", "Result")]
+    words.clear()
+    assert remote("worker1", where, ([box] if nested else box,)).to_here() == (True, True)
+    until_quiet(agents)
+    assert [word for word in words if word[0] == "sent"][:2] == [("sent", "Create"), ("sent", "Fetch")]
+    assert ("received", "ChildAccept") not in words
+
+
+def test_one_that_is_given_twice_is_one_there(agents: list[Agent]) -> None:
+    box = made(agents)
+    assert rpc_sync("worker1", same, (box, box))
+    assert not rpc_sync("worker1", same, (box, made(agents)))
+    assert rpc_sync("worker1", same, (box,), {"second": box})
+
+
+def test_one_that_comes_before_its_value_waits_for_it(agents: list[Agent]) -> None:
+    Gate.opened.clear()
+    late = remote("worker1", Gate.box)
+    asked = rpc_async("worker1", where, (late,))
+    Gate.opened.set()
+    assert asked.wait() == (True, True)
+
+
+class Gate:
+    opened = threading.Event()
+
+    @classmethod
+    def wait(cls) -> bool:
+        return cls.opened.wait(10)
+
+    @classmethod
+    def box(cls) -> Box:
+        assert cls.wait()
+        return Box()
+
+
+@pytest.mark.parametrize("how", [rpc_async, remote])
+@pytest.mark.parametrize("let_go", [lambda box: None, RRef.release], ids=["deleted", "released"])
+def test_a_call_that_has_not_begun_keeps_it(
+    agents: list[Agent], how: Callable[..., Any], let_go: Callable[[RRef[Any]], object]
+) -> None:
+    Gate.opened.clear()
+    box, other, pool = made(agents), made(agents), agents[1]._pool
+    busy = [rpc_async("worker1", Gate.wait) for _ in range(pool.limit)]
+    until(lambda: pool.busy == pool.limit, "no room")
+    asked = how("worker1", where, ([box],))
+    until(lambda: pool.queued == 1, "a call that has not begun")
+    gone, kept = other._rref, box._rref
+    let_go(box), let_go(other)
+    del box, other
+    gc.collect()
+    until(lambda: not agents[1].machine.ask(lambda node: gone in node.rrefs.owned), "the other's value has gone")
+    assert agents[1].machine.ask(lambda node: kept in node.rrefs.owned)
+    Gate.opened.set()
+    assert all(future.wait() for future in busy)
+    assert (asked.wait() if how is rpc_async else asked.to_here()) == (True, True)
+    until(lambda: not agents[1].machine.ask(lambda node: kept in node.rrefs.owned), "so has this one's")
+
+
+def test_an_answer_brings_what_it_refers_to(agents: list[Agent]) -> None:
+    """Nobody would hold it on the way."""
+    own = RRef(Box())
+    words = told(agents[1])
+    back = rpc_sync("worker1", passed, (own,))
+    assert back.is_owner() and back.local_value() is own.local_value()
+    until_quiet(agents)
+    assert ("received", "ChildAccept") in words
+
+
+def test_what_was_meant_for_the_one_before_is_refused(agents: list[Agent]) -> None:
+    box = made(agents)
+    agents[0].machine.ask(lambda node: setattr(node.rrefs.users[box._fork], "life", 7))
+    with pytest.raises(WorkerLostError, match="was lost with the worker that held it"):
+        rpc_sync("worker1", where, (box,))
+
+
+def test_a_released_one_cannot_be_named(agents: list[Agent]) -> None:
+    box = made(agents)
+    box.release()
+    for value in (box, [box]):
+        with pytest.raises(RuntimeError, match="let go of"):
+            rpc_sync("worker1", where, (value,))
+
+
+@pytest.mark.parametrize("name", [(1, 2, 3, "0", ""), (1, 2, True, 0, ""), (1, 2, 3, 0, None)])
+def test_no_other_name_is_taken(agents: list[Agent], name: tuple[Any, ...]) -> None:
+    with pytest.raises(ProtocolError, match="as none is called"):
+        agents[1].values.named(*name)
