@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rpcbench.autograd.graph import Reach, edges, is_leaf, is_recv, leaf_of, reach, receive
+from rpcbench.autograd.graph import Reach, edges, ends, glance, is_leaf, is_recv, leaf_of, reach, receive
 from rpcbench.words.errors import RpcError
 
 
@@ -128,3 +128,24 @@ def test_a_deep_graph_is_walked_without_recursion():
         tensor = tensor * 1
     found = reach(edges([tensor]))
     assert len(found.below) == 20_001 and list(found.recvs) == ["m"]
+
+
+def test_ends_are_those_of_all_that_is_reached_each_once() -> None:
+    weight, other = (torch.ones(2, requires_grad=True) for _ in range(2))
+    received = receive([torch.ones(2).requires_grad_()], "key")[0]
+    sent = [received * weight, weight + 0.5, other.detach(), received, weight, weight]
+    for _ in range(16):  # where both ways to a node were gone, each would double what is seen of it
+        sent[0] = sent[0] * sent[0] + sent[1]
+    found, all_of_it = ends(edges(sent)), reach(edges(sent))
+    assert found.recvs == all_of_it.recvs and [*found.recvs] == ["key"]
+    assert [leaf_of(node) for node in found.leaves] == [weight]
+    assert {*found.terminals} == {*all_of_it.terminals}
+
+
+def test_a_glance_ends_where_there_is_much_to_see() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    sent = edges([((weight * 2) * 2) * 2])
+    assert glance(sent, 2) is None
+    found = glance(sent, 5)
+    assert found is not None and [leaf_of(node) for node in found.leaves] == [weight]
+    assert glance([None], 0) is not None
