@@ -188,7 +188,7 @@ class Values:
             raise WorkerLostError(
                 f"the value of RRef {rref} was lost with the worker that held it, before the one that runs here now"
             )
-        return self._make(self._home, rref, self._home.id, None, self.owned(rref), type_)
+        return self._make(self._home, rref, self._home.id, None, self.here(rref), type_)
 
     def first(self, to: int, label: str) -> Handle:
         """A handle on a value that `to` will make, as its first user."""
@@ -222,11 +222,21 @@ class Values:
     def owned(self, rref: Id) -> Future[Any]:
         """The future of a value that this member owns; it may not be made yet."""
         with self._lock:
-            future = self._known.get(rref)
-            if future is None:
-                future = self._known[rref] = Future(on_long=self._on_long)
-            self._kept[rref] = future
-            return future
+            return self._future(rref)
+
+    def here(self, rref: Id) -> Future[Any]:
+        """As `owned`, of one that a call names. RpcError where it has gone, which no caller that waits would allow."""
+        with self._lock:
+            if self._machine.ask(lambda node: node.rrefs.named(rref)):
+                return self._future(rref)
+        raise RpcError(f"the value of RRef {rref} has been let go of: whoever made this call waits no longer")
+
+    def _future(self, rref: Id) -> Future[Any]:
+        future = self._known.get(rref)
+        if future is None:
+            future = self._known[rref] = Future(on_long=self._on_long)
+        self._kept[rref] = future
+        return future
 
     def made(self, rref: Id, value: Any, error: Exception | None) -> None:
         """The function that makes an owned value has returned, or raised."""

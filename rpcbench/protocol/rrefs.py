@@ -155,6 +155,18 @@ class RRefs:
         asks = alive and not confirmed  # else once it is known
         return not confirmed, [], [(fork.owner, ForkRequest(fork.rref, fork.fork))] if asks else []
 
+    def named(self, rref: Id) -> bool:
+        """A call names a value that its caller holds here; False where it is gone, as its caller may be by now.
+
+        One that was never here is on its way, and waited for: should its maker be lost, that is told.
+        """
+        if rref not in self.owned:
+            if self._is_past(rref):
+                return False
+            self.owned[rref] = Owned()
+            self._tell_owned("RRefNamed", rref)
+        return True
+
     def came_home(self, fork: Fork) -> Effects:
         """The owner holds the value that this RRef stands for by itself now."""
         return self._drop_fork(fork.rref, fork.fork)

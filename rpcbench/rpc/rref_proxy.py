@@ -83,7 +83,7 @@ def run(rref: Reference, method: str, args: tuple[Any, ...], kwargs: dict[str, A
 
 def run_there(worker: int, serial: int, incarnation: int, method: str, *args: Any, **kwargs: Any) -> Any:
     """As `run`, where the caller holds the RRef of that name: it need not travel, and the call is a plain one."""
-    return _run(current.current().values.owned(Id(worker, serial, incarnation)).wait(), method, args, kwargs)
+    return _run(current.current().values.here(Id(worker, serial, incarnation)).wait(), method, args, kwargs)
 
 
 def _run(value: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

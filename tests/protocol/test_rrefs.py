@@ -238,3 +238,30 @@ def test_a_value_freed_after_a_loss_is_an_error_for_who_comes_too_late(owner: RR
     assert [type(effect) for effect in effects] == [Unmade]
     assert outbox == [(3, ForkAccept(RREF, fork))]
     assert owner.on_user_delete(UserDelete(RREF, fork)) == [Free(RREF)]
+
+
+# -- names
+def test_a_call_may_name_a_value_before_its_creating_call_comes(owner: RRefs) -> None:
+    late = Id(USER, 5)
+    assert owner.named(RREF) and owner.named(late)
+    owner.on_create(USER, late, Id(USER, 6), "Net", now=1.0)
+    owner.check()
+    assert owner.on_user_delete(UserDelete(late, Id(USER, 6))) == [Free(late)]
+
+
+def test_a_call_that_names_what_has_gone_is_told_so(owner: RRefs) -> None:
+    own = owner.new_id()
+    shared = owner.share(own, None, "Net", THIRD, now=0)
+    assert owner.named(own) and owner.named(RREF)
+    assert owner.on_user_delete(UserDelete(RREF, FIRST)) == [Free(RREF)]
+    assert owner.on_user_delete(UserDelete(own, shared.fork)) == [Free(own)]
+    assert not owner.named(own) and not owner.named(RREF) and owner.owned == {}
+
+
+def test_a_value_that_was_named_is_an_error_when_its_creator_is_lost(owner: RRefs) -> None:
+    late = Id(USER, 5)
+    assert owner.named(late)
+    effects, _, _ = owner.lost(USER, 0)
+    (unmade,) = (effect for effect in effects if isinstance(effect, Unmade))
+    assert unmade.rref == late and isinstance(unmade.error, WorkerLostError)
+    assert owner.owned == {} and not owner.named(late)

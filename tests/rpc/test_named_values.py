@@ -13,7 +13,8 @@ from worlds import until, world
 
 from rpcbench.agent.core import Agent
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
-from rpcbench.words.errors import ProtocolError, WorkerLostError
+from rpcbench.rpc.rref_proxy import run_there
+from rpcbench.words.errors import ProtocolError, RpcError, WorkerLostError
 
 
 @pytest.fixture
@@ -145,6 +146,19 @@ def test_what_was_meant_for_the_one_before_is_refused(agents: list[Agent]) -> No
     agents[0].machine.ask(lambda node: setattr(node.rrefs.users[box._fork], "life", 7))
     with pytest.raises(WorkerLostError, match="was lost with the worker that held it"):
         rpc_sync("worker1", where, (box,))
+
+
+def test_what_has_gone_is_not_waited_for(agents: list[Agent]) -> None:
+    """As where a call has begun whose caller gave it up, and the value with it."""
+    box = made(agents)
+    name = (*box._rref, 0, "")
+    assert agents[1].values.named(*name)._rref == box._rref
+    box.release()
+    until(lambda: not agents[1].machine.ask(lambda node: node.rrefs.owned), "the value has gone")
+    for ask in (agents[1].values.named, lambda *name: rpc_sync("worker1", run_there, (*name[:3], "__str__"))):
+        with pytest.raises(RpcError, match="has been let go of"):
+            ask(*name)
+    assert agents[1].values._kept == {}
 
 
 def test_a_released_one_cannot_be_named(agents: list[Agent]) -> None:
