@@ -224,7 +224,7 @@ def ends(edges: Iterable[GradientEdge | None]) -> Ends:
 def glance(edges: Iterable[GradientEdge | None], most: int) -> Ends | None:
     """As `ends`, unless looking takes long: None where there are more than `most` nodes."""
     found = Ends()
-    stack: list[Any] = [*{edge.node: None for edge in edges if edge is not None}]
+    stack: list[Any] = [*reversed({edge.node: None for edge in edges if edge is not None})]
     seen = {None, *stack}
     while stack:
         node = stack.pop()

@@ -142,6 +142,11 @@ def test_ends_are_those_of_all_that_is_reached_each_once() -> None:
     assert {*found.terminals} == {*all_of_it.terminals}
 
 
+def test_ends_come_in_the_order_of_what_was_sent() -> None:
+    sent = [torch.ones(2, requires_grad=True) for _ in range(5)]
+    assert all(leaf_of(node) is leaf for node, leaf in zip(ends(edges(sent)).leaves, sent, strict=True))
+
+
 def test_a_glance_ends_where_there_is_much_to_see() -> None:
     weight = torch.ones(2, requires_grad=True)
     sent = edges([((weight * 2) * 2) * 2])
