@@ -229,7 +229,7 @@ class Values:
         with self._lock:
             if self._machine.ask(lambda node: node.rrefs.named(rref)):
                 return self._future(rref)
-        raise RpcError(f"the value of RRef {rref} has been let go of: whoever made this call waits no longer")
+        raise RpcError(f"the value of RRef {rref} has been let go of: by who made this call, or who waits no longer")
 
     def _future(self, rref: Id) -> Future[Any]:
         future = self._known.get(rref)

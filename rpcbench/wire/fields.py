@@ -71,7 +71,8 @@ def know(*kinds: type[Any]) -> None:
 def _make(field: _Field) -> _Make:
     record = field.record
     assert record is not None
-    if record not in _LAYOUTS:  # so there are many
+    if record not in _LAYOUTS:
+        assert field.many, f"{record.__name__} is to be known before what it is part of"
 
         def same(value: Any) -> Any:
             return value if {record}.issuperset(map(type, value)) else None

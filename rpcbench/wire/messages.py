@@ -378,7 +378,7 @@ EMPTY = Body(b"", b"", [])
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 
-fields.know(Id, Fork, Scope, Origin, Awaited, Device, Mapped, Devices, Member, Loss, Past, *KINDS)
+fields.know(Id, Fork, Scope, Origin, Awaited, Settled, Device, Mapped, Devices, Member, Loss, Past, *KINDS)
 _HAS_BODY = frozenset(kind for kind in KINDS if "body" in kind._fields)
 
 

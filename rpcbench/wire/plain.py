@@ -57,8 +57,8 @@ def encode(value: Any, reducers: Container[type], name_of: Name | None = None) -
         elif is_ordinary(arg, reducers):
             parts.append((len(tensors),))
             tensors.append(arg)
-        elif name_of is None or (found := name_of(arg)) is None or found in parts:  # that one may be the same object
-            return None
+        elif name_of is None or type(arg) in reducers or (found := name_of(arg)) is None or found in parts:
+            return None  # of two with one name, both may be one object
         else:
             parts.append(found)
     table = ordinary.encode(tensors)  # None as well where two are one

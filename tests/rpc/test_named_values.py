@@ -14,6 +14,7 @@ from worlds import until, world
 from rpcbench.agent.core import Agent
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.rpc.rref_proxy import run_there
+from rpcbench.wire.pickling import _REDUCERS
 from rpcbench.words.errors import ProtocolError, RpcError, WorkerLostError
 
 
@@ -159,6 +160,18 @@ def test_what_has_gone_is_not_waited_for(agents: list[Agent]) -> None:
         with pytest.raises(RpcError, match="has been let go of"):
             ask(*name)
     assert agents[1].values._kept == {}
+
+
+class Renamed(RRef[Any]):
+    """Sent as its reducer says."""
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_reducer_of_its_class_comes_first(agents: list[Agent], nested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = made(agents)
+    box.__class__ = Renamed
+    monkeypatch.setitem(_REDUCERS, Renamed, lambda rref: (str, ("reduced",)))
+    assert rpc_sync("worker1", passed, ([box] if nested else box,)) == (["reduced"] if nested else "reduced")
 
 
 def test_a_released_one_cannot_be_named(agents: list[Agent]) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rpcbench.wire import fields
 from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
 from rpcbench.words.errors import ProtocolError
@@ -148,3 +149,34 @@ def test_only_kinds_with_a_body_carry_one() -> None:
     assert m.unpack(m.pack(3, m.Cancel(7))[0], BODY) == (3, m.Cancel(7))
     notice = m.UserDelete(Id(1, 2), Id(1, 3, 4))
     assert m.pack(3, notice)[1] is m.EMPTY
+
+
+SETTLED = m.Settled(3, Id(0, 1), 2, (7, 8), (m.Awaited(9, 1, "f"),))
+HELD = m.Gradients(3, Id(0, 1), 2, True, False, (4,), SETTLED, BODY)
+MEMBER = m.Member(0, "a", 1, "here", devices=m.Devices("cuda", 1, (m.Device("cuda:0"),), (m.Mapped("b", "x", "y"),)))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HELD,
+        m.Call(1, "f", 2.5, (m.Fork(Id(0, 1), 0, Id(0, 2), 1, "int", 3),) * 2, m.Scope(1, 2, (3, 4)), BODY),
+        m.Result(1, (), m.Scope(1, 2, None), BODY),
+        m.View(1, (MEMBER,) * 2, (m.Loss(1, "why"),), False, True, (m.Past(1, 2),), 0),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_records_within_a_message_are_rebuilt_at_once(message: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_twice(*_: object) -> None:
+        raise AssertionError("it looks as it should")
+
+    monkeypatch.setattr(fields, "_check", look_twice)
+    control, body = m.pack(5, message)
+    assert m.unpack(control, body) == (5, message)
+
+
+@pytest.mark.parametrize("settled", [(), 0, (3,), SETTLED[:4], (*SETTLED[:4], ((9, 1, 2),)), (*SETTLED[:4], ((9, 1),))])
+def test_a_record_within_a_message_that_is_not_whole_is_refused(settled: Any) -> None:
+    control, body = m.pack(5, HELD._replace(settled=settled))
+    with pytest.raises(ProtocolError):
+        m.unpack(control, body)
