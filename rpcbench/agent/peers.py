@@ -206,10 +206,12 @@ class Peers:
 
     def _over(self, tie: Tie, ending: Ending) -> None:
         """A connection has ended, or nothing that it brings can be handled any more."""
-        tie.connection.cut()
         try:
-            self._reunion.over(tie, ending)
+            if ending.broken:
+                tie.connection.cut()
+            self._reunion.over(tie, ending)  # before a peer that is parted from can see it, and dial again
         finally:
+            tie.connection.cut()
             tie.connection.release()
 
     # -- ends

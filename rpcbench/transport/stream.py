@@ -298,8 +298,8 @@ class StreamConnection:
             return []
         except OSError as error:
             ending = Ending(f"its connection broke ({error.strerror or error})", not self._decoder.over)
-        except ProtocolError as error:
-            ending = Ending(f"it sent nonsense ({error})", False)
+        except ProtocolError as error:  # the peer is not to see the end before others hear of it: it would dial again
+            return Ending(f"it sent nonsense ({error})", False)
         self._end()
         return ending
 

@@ -213,6 +213,23 @@ def test_a_member_that_sends_nonsense_is_parted_from(make: Any, data: bytes, tmp
         assert agents[0].call(2, max, (1, 2)).wait() == 2
 
 
+def test_who_is_parted_from_is_the_last_to_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it would dial again, and be heard anew, before it is known that it was lost."""
+    with world(tmp_path, 3) as agents:
+        (mad,), reunion = ties(agents[1], agents[0]), agents[0]._peers._reunion
+        ended: list[bool] = []
+        over = reunion.over
+
+        def watched(tie: Any, ending: Any) -> None:
+            ended.append(tie.connection.ended)
+            over(tie, ending)
+
+        monkeypatch.setattr(reunion, "over", watched)
+        mad._stream.write([memoryview(b"\x01" + b"\xff" * 200)], True)
+        until(lambda: len(agents[0].members()) == 2)
+        assert ended[0] is False
+
+
 # -- messages over the limit
 @pytest.mark.parametrize("make", [world, far_world])
 def test_a_message_over_the_limit_fails_before_anything_is_sent(make: Any, tmp_path: Path) -> None:
