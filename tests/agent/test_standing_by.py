@@ -501,7 +501,9 @@ def test_a_call_that_makes_a_value_is_not_waited_for(agents: list[Agent], monkey
     expected: list[int] = []
     monkeypatch.setattr(agents[0].asking, "expect", expected.append)
     value = remote("worker1", echo, (7,))
-    assert expected == [] and value.to_here() == 7
+    assert expected == []
+    assert value.to_here() == 7
+    expected.clear()  # what fetches expects an answer where the short way was taken
     rpc_async("worker1", echo, (8,)).wait()
     assert expected == [1], "the habit is there"
 
