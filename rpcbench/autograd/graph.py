@@ -163,23 +163,16 @@ class Ends:
 
 
 class Reach(Ends):
-    """What a growing set of edges leads to: `below` maps each node to what it leads to, and a node comes after
-    everything it leads to.
-    """
+    """What some edges lead to: `below` maps each node to what it leads to, and a node comes after everything it leads to."""
 
     __slots__ = ("below",)
 
-    def __init__(self) -> None:
+    def __init__(self, edges: Iterable[GradientEdge | None]) -> None:
         super().__init__()
         self.below: dict[Node, Below] = {}
-
-    def add(self, edges: Iterable[GradientEdge | None]) -> list[Any]:
-        """Walk on from more edges; returns the keys of the received messages that were not reached before."""
-        known = len(self.recvs)
         for edge in edges:
-            if edge is not None and edge.node not in self.below:
+            if edge is not None:
                 self._walk(edge.node)
-        return list(self.recvs)[known:]
 
     def _walk(self, start: Node) -> None:
         below = self.below
@@ -205,13 +198,6 @@ class Reach(Ends):
             self.leaves.append(node)
         below: Below = node.next_functions
         return below
-
-
-def reach(edges: Iterable[GradientEdge | None]) -> Reach:
-    """What these edges lead to."""
-    found = Reach()
-    found.add(edges)
-    return found
 
 
 def ends(edges: Iterable[GradientEdge | None]) -> Ends:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from rpcbench.autograd.gradients import total
-from rpcbench.autograd.graph import Below, Ends, Reach, ends, is_leaf, is_recv, leaf_of, reach
+from rpcbench.autograd.graph import Below, Ends, Reach, ends, is_leaf, is_recv, leaf_of
 
 RootEdges = Sequence["GradientEdge | None"]
 
@@ -81,7 +81,7 @@ class Plan:
             for number, (root, own) in enumerate(zip(roots, found, strict=True)):
                 self._whole(1 << number, root, own)
         else:
-            together = reach(itertools.chain.from_iterable(roots))
+            together = Reach(itertools.chain.from_iterable(roots))
             self._divide(_bits(roots, together), together)
         order = sorted(self._parts, key=lambda key: (key[0].bit_count(), *key))
         self.parts = [self._parts[key] for key in order]

@@ -382,7 +382,7 @@ fields.know(Id, Fork, Scope, Origin, Awaited, Settled, Device, Mapped, Devices, 
 _HAS_BODY = frozenset(kind for kind in KINDS if "body" in kind._fields)
 
 
-_USUAL = [(kind, kind in _HAS_BODY, fields.usual(kind)) for kind in KINDS]
+_LOOKS = [(kind, kind in _HAS_BODY) for kind in KINDS]
 _new = tuple.__new__
 _unpackb = partial(msgpack.unpackb, use_list=False, strict_map_key=True, unicode_errors=TEXT)
 
@@ -406,10 +406,8 @@ def unpack(control: bytes | memoryview, body: Body) -> tuple[int, Any]:
         code, seq = found[:2]
         if code < 0 or type(seq) is not int or seq < 0:
             raise ProtocolError(f"message number {seq!r} is not a count")
-        kind, has_body, usual = _USUAL[code]
-        values = fields.quickly(usual, found[2:])
-        if values is None:
-            values = fields.rebuild(kind, found[2:])
+        kind, has_body = _LOOKS[code]
+        values = fields.rebuild(kind, found[2:])
     except ProtocolError:
         raise
     except Exception as error:

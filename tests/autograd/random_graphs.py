@@ -9,7 +9,7 @@ import random
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from rpcbench.autograd.graph import edges, is_leaf, leaf_of, reach, receive
+from rpcbench.autograd.graph import Reach, edges, is_leaf, leaf_of, receive
 from rpcbench.autograd.regions import LocalPass
 
 
@@ -158,7 +158,7 @@ class RandomGraph:
     def begun(self, keys, retain_graph):
         """A pass, of whose roots it is known or not what they lead to."""
         roots = {key: self.roots[key][0] for key in keys}
-        found = [reach(root) for root in roots.values()] if self.random.random() < 0.5 else ()
+        found = [Reach(root) for root in roots.values()] if self.random.random() < 0.5 else ()
         return LocalPass(roots, retain_graph, found)
 
     def at_ends(self, local_pass, fired):

@@ -84,7 +84,7 @@ class Trainer(Passer):
         pick = self.world.random
         tensors = [self._made() for _ in range(pick.choice((0, 1, 1, 2)))]
         edges = graph.edges([twins.cut for twins in tensors])
-        seen = list(graph.reach(edges).recvs) if pick.random() < self.world.seen else None
+        seen = list(graph.Reach(edges).recvs) if pick.random() < self.world.seen else None
         scope: m.Scope | None = None
 
         def record() -> fx.Effects:
@@ -133,13 +133,13 @@ class Trainer(Passer):
         losses = Twins(*(sum((term[side].sin().sum() for term in terms), torch.zeros(())) for side in (0, 1)))
         edges = self.roots[walk] = graph.edges([losses.cut])
         self.world.losses[walk] = losses.whole
-        recvs = graph.reach(edges).recvs
+        recvs = graph.Reach(edges).recvs
         self.begun[walk] = frozenset(recvs)
         self.world.tell(f"{self.id} begins pass {walk} from {sorted(recvs)}")
         self.feed(lambda: self.node.outcome(self.node.contexts.walks.begin(context, walk, recvs, True, fast)))
 
     def _explore(self, effect: fx.Explore) -> None:
-        recvs = graph.reach(self.sent[effect.message]).recvs
+        recvs = graph.Reach(self.sent[effect.message]).recvs
         self.feed(lambda: self.node.outcome(self.node.contexts.walks.explored(*effect, recvs)))
 
     def _accumulate(self, effect: fx.Accumulate) -> None:
@@ -155,7 +155,7 @@ class Trainer(Passer):
         if walk not in self.passes:
             roots = {ROOT: self.roots[walk]} if walk in self.roots else {}
             parts = roots | {send: self.sent[send] for send in state.needed}
-            found = [graph.reach(root) for root in parts.values()]
+            found = [graph.Reach(root) for root in parts.values()]
             self.passes[walk] = LocalPass(parts, True, found)  # type: ignore[assignment]
         local: Any = self.passes[walk]
         fired = local.arrive(root, grads)
