@@ -3,7 +3,7 @@
 Guarantees
 - The tensors of one received message are the outputs of one node; they are no leaves, so they may be changed in place.
 - The tensors of one sent message are the inputs of one node, whatever their layout; it keeps their graph alive.
-- `Reach` looks at every node once, however many edges are added, and without recursion: graphs may be deep.
+- `Reach` looks at every node once, however many edges lead there, and without recursion: graphs may be deep.
 - A walk ends at leaves and at received tensors. Nothing here runs a node.
 """
 
@@ -163,7 +163,7 @@ class Ends:
 
 
 class Reach(Ends):
-    """What some edges lead to: `below` maps each node to what it leads to, and a node comes after everything it leads to."""
+    """What some edges lead to: `below` maps each node to what it leads to; each comes after everything it leads to."""
 
     __slots__ = ("below",)
 
