@@ -17,7 +17,6 @@ from rpcbench.agent.machine import Machine
 from rpcbench.agent.pool import Begun, Pool
 from rpcbench.agent.roster import Roster
 from rpcbench.agent.waiting import Waiting
-from rpcbench.protocol import short
 from rpcbench.wire import messages as m
 from rpcbench.words.changes import Flag
 
@@ -82,7 +81,7 @@ class Arrivals:
         reading = self._pool.let_in()
         if reading is None:
             return False
-        taken = self._agent.machine.ask(short.take, source, seq, message, self._agent.links.clock())
+        taken = self._agent.machine.take(source, seq, message, self._agent.links.clock())
         if taken:
             reading.calls.append(Begun(self.run, source, message))
         else:
@@ -90,7 +89,7 @@ class Arrivals:
         return taken
 
     def _settle(self, source: int, seq: int, result: m.Result) -> bool:
-        if result.forks or interruptible() or not self._agent.machine.ask(short.resolve, source, seq, result):
+        if result.forks or interruptible() or not self._agent.machine.resolve(source, seq, result):
             return False
         self.answered(source, result)
         return True

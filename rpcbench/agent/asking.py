@@ -24,7 +24,6 @@ from rpcbench.agent.reading import PATIENCE
 from rpcbench.agent.turns import Turn
 from rpcbench.agent.waiting import Waiting
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol import short
 from rpcbench.protocol.node import Node
 from rpcbench.transport.stream import Reads
 from rpcbench.wire.messages import Call, Create, Fetch
@@ -137,7 +136,7 @@ class Asking:
         try:
             now = self._links.clock()
             if self._running():  # looked at now: an agent that stops ends all turns that it knows of
-                sent = self._machine.ask(short.call, to, message, now, seconds)
+                sent = self._machine.call(to, message, now, seconds)
             if sent is not None:
                 self._keeper.wake_in(message.call, now, seconds)
                 self._send(sent, False)

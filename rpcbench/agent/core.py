@@ -40,13 +40,13 @@ from rpcbench.agent.turns import Turn
 from rpcbench.agent.values import CALL, MakeHandle, Values
 from rpcbench.agent.waiting import Waiting, label_of, seconds_of
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol import short
 from rpcbench.protocol.node import Node
 from rpcbench.transport.base import Link, Transmit
 from rpcbench.transport.host import host_id
 from rpcbench.transport.memory import MemoryConnection
 from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
+from rpcbench.wire.control import pack
 from rpcbench.words.changes import Flag
 from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig
 from rpcbench.words.errors import NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError, WorkerLostError
@@ -308,7 +308,7 @@ class Agent:
     def reply(self, to: int, call: int, answer: m.Result | m.Failure) -> None:
         """Answer a call, unless its caller has gone."""
         plain = answer if type(answer) is m.Result and not answer.forks and not interruptible() else None
-        if plain is not None and (send := self.machine.ask(short.answer, to, plain)) is not None:
+        if plain is not None and (send := self.machine.answer(to, plain)) is not None:
             self._send(send, True)
             return
 
@@ -418,7 +418,7 @@ class Agent:
         self.machine.feed(lambda node: node.unsent(effect, failure))
 
     def _transmit(self, to: int, seq: int, message: m.Message, may_wait: bool) -> None:
-        control, body = m.pack(seq, message)
+        control, body = pack(seq, message)
         hold = type(message) in m.UNHURRIED and m.unhurried(message)
         connection = self._myself if to == self.id else self._peers.find(to)
         if connection is not None:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
 from rpcbench.agent.interrupts import interruptible, uninterrupted
-from rpcbench.protocol.effects import Effect, Effects
+from rpcbench.protocol import short
+from rpcbench.protocol.effects import Effect, Effects, Send
 from rpcbench.protocol.node import Node
+from rpcbench.wire.messages import Call, Fetch, Result
 from rpcbench.words.changes import Flag
 
 P = ParamSpec("P")
@@ -42,6 +44,23 @@ class Machine:
         """Look something up, or change what has no effects."""
         with self._lock:
             return question(self._node, *args, **kwargs)
+
+    # -- the short way, see `protocol.short`
+    def call(self, to: int, message: Call | Fetch, now: float, timeout: float | None) -> Send | None:
+        with self._lock:
+            return short.call(self._node, to, message, now, timeout)
+
+    def take(self, source: int, seq: int, message: Call | Fetch, now: float) -> bool:
+        with self._lock:
+            return short.take(self._node, source, seq, message, now)
+
+    def answer(self, to: int, result: Result) -> Send | None:
+        with self._lock:
+            return short.answer(self._node, to, result)
+
+    def resolve(self, source: int, seq: int, result: Result) -> bool:
+        with self._lock:
+            return short.resolve(self._node, source, seq, result)
 
     def flush(self, seconds: float) -> None:
         """Wait until the others have what was sent, so many seconds at most: nobody sends it again once we stop."""

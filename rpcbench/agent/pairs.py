@@ -10,7 +10,7 @@ from rpcbench.agent.roster import Roster
 from rpcbench.protocol.life import Verdict
 from rpcbench.protocol.membership import Membership
 from rpcbench.transport.handshake import Identity, Objection
-from rpcbench.wire import messages as m
+from rpcbench.wire.control import unpack
 from rpcbench.wire.frames import Frame
 
 
@@ -25,7 +25,7 @@ class Pairs:
         self._host = host
 
     def arrived(self, peer: Identity, frame: Frame) -> None:
-        seq, message = m.unpack(frame.control, frame.body)
+        seq, message = unpack(frame.control, frame.body)
         self._links.incoming(peer.id, seq, message)
 
     def ended(self, peer: Identity, reason: str) -> None:

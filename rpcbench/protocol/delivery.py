@@ -50,12 +50,13 @@ _new = tuple.__new__  # a step less than the class itself takes
 class Pair:
     """Messages to and from one other process (or this one)."""
 
-    __slots__ = ("_base", "asked", "before", "kept", "late", "life", "owed", "peer", "sent", "stamp", "window")
+    __slots__ = ("_base", "asked", "before", "first", "kept", "late", "life", "owed", "peer", "sent", "stamp", "window")
 
     def __init__(self, peer: int, mine: int, theirs: int) -> None:
         self.peer = peer
         self.life = theirs & _LIFE
-        self.stamp = self.life << LIFE_BITS | mine & _LIFE  # of its numbers
+        self.stamp = self.life << LIFE_BITS | mine & _LIFE  # of its numbers,
+        self.first = self.stamp << COUNT_BITS  # of which this is the first
         self._base = ((mine & _LIFE) << LIFE_BITS | self.life) << COUNT_BITS
         self.sent = self.before = 0  # numbers below `before` went out before the last break, or by a lossy link
         self.kept: dict[int, m.Message] = {}  # of those with a body, a pair of kind and other fields: quick to make
@@ -237,9 +238,10 @@ class Delivery:
     def next_from(self, peer: int, seq: int) -> Pair | None:
         """The pair, where this is the number that comes next from there, and nothing else is to be said of it now."""
         pair = self.pairs.get(peer) if self.ticking else None
-        if pair is None or seq >> COUNT_BITS != pair.stamp or pair.owed + 1 >= OWED:
+        if pair is None or pair.owed >= OWED - 1:
             return None
-        return pair if pair.window.awaits(seq & _COUNT) else None
+        window = pair.window
+        return pair if seq == pair.first + window.floor and not window.ahead else None
 
     def came(self, pair: Pair, seq: int, message: m.Message) -> None:
         """As `first_time`, of a message from `next_from`."""

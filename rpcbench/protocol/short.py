@@ -5,12 +5,11 @@
 
 Each leaves a node as the general way would (`Node.call`, `handle` and `begin`, `send`, `handle`), where that had no
 effect but the one that follows here by itself. Where it might have another, nothing is done, and the general way is to
-be taken. Messages that bring RRefs always go there.
+be taken. Messages that bring RRefs always go there, and so does all while nothing ticks: then a number asks for a `Wake`.
 """
 
 from __future__ import annotations
 
-from rpcbench.protocol.delivery import Pair
 from rpcbench.protocol.effects import Send
 from rpcbench.protocol.node import Node
 from rpcbench.wire.messages import Call, Fetch, Result
@@ -18,11 +17,12 @@ from rpcbench.wire.messages import Call, Fetch, Result
 
 def call(node: Node, to: int, message: Call | Fetch, now: float, timeout: float | None) -> Send | None:
     """A call begins: what is to be sent; None where nothing has been done."""
-    pair = _to(node, to)
-    if pair is None:
+    delivery = node.delivery
+    pair = delivery.pairs.get(to)
+    if pair is None or not delivery.ticking:
         return None
     node.calls.start(message.call, to, message.label if type(message) is Call else "to_here", now, timeout)
-    return node.delivery.number(pair, message)
+    return delivery.number(pair, message)
 
 
 def take(node: Node, source: int, seq: int, message: Call | Fetch, now: float) -> bool:
@@ -37,10 +37,11 @@ def take(node: Node, source: int, seq: int, message: Call | Fetch, now: float) -
 
 def answer(node: Node, to: int, result: Result) -> Send | None:
     """The function has returned: what is to be sent; None where nothing has been done."""
-    pair = _to(node, to)
-    if pair is None or not node.calls.served(to, result.call):
+    delivery = node.delivery
+    pair = delivery.pairs.get(to)
+    if pair is None or not delivery.ticking or not node.calls.served(to, result.call):
         return None
-    return node.delivery.number(pair, result)
+    return delivery.number(pair, result)
 
 
 def resolve(node: Node, source: int, seq: int, result: Result) -> bool:
@@ -51,8 +52,3 @@ def resolve(node: Node, source: int, seq: int, result: Result) -> bool:
     node.delivery.came(pair, seq, result)
     node.calls.ended(result.call)
     return True
-
-
-def _to(node: Node, peer: int) -> Pair | None:
-    """The pair, where a message to that process needs no more than a number."""
-    return node.delivery.pairs.get(peer) if node.delivery.ticking else None

@@ -9,28 +9,24 @@ from __future__ import annotations
 class Window:
     def __init__(self) -> None:
         self.floor = 0
-        self._early: set[int] = set()
+        self.ahead: set[int] = set()  # what has come early
 
     def first_time(self, number: int) -> bool:
         """True once for each number."""
-        if number == self.floor and not self._early:
+        if number == self.floor and not self.ahead:
             self.floor += 1
             return True
-        if number < self.floor or number in self._early:
+        if number < self.floor or number in self.ahead:
             return False
-        self._early.add(number)
-        while self.floor in self._early:
-            self._early.remove(self.floor)
+        self.ahead.add(number)
+        while self.floor in self.ahead:
+            self.ahead.remove(self.floor)
             self.floor += 1
         return True
 
-    def awaits(self, number: int) -> bool:
-        """Whether it is the next one, and none has come early."""
-        return number == self.floor and not self._early
-
     def early(self, most: int) -> tuple[int, ...]:
         """The first numbers seen beyond a gap."""
-        return tuple(sorted(self._early)[:most])
+        return tuple(sorted(self.ahead)[:most])
 
     def __len__(self) -> int:
-        return len(self._early)
+        return len(self.ahead)

@@ -28,25 +28,28 @@ class SocketStream:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._send = sock.send
         self.store = Store()
         self.read_into = sock.recv_into  # no step between: every byte comes this way
         self.watch = watch(sock)
 
     def write(self, parts: Parts, may_wait: bool) -> None:
         """All of `parts`, in order. BlockingIOError, with what is left in `parts`, where it would have to wait."""
-        sock = self._sock
         while parts:
             first = parts[0]
             try:
-                sent = sock.send(first, _FLAGS) if len(parts) == 1 else sock.sendmsg(parts[:_MOST_PARTS], [], _FLAGS)
+                if len(parts) == 1:
+                    sent = self._send(first, _FLAGS)
+                    if sent == len(first):
+                        parts.clear()
+                        return
+                else:
+                    sent = self._sock.sendmsg(parts[:_MOST_PARTS], [], _FLAGS)
             except BlockingIOError:
                 if not may_wait:
                     raise
                 self._await_room()
                 continue
-            if sent == len(first) and len(parts) == 1:
-                parts.clear()
-                return
             while parts and sent >= len(parts[0]):
                 sent -= len(parts.pop(0))
             if sent:

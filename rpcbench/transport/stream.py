@@ -19,6 +19,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from rpcbench.transport.base import Stream
@@ -102,22 +103,18 @@ class StreamConnection:
             frame = encode_small(control, body, hint)
             if len(frame) > self._sure:
                 check(control, body, self._limits)
-            if self._alone(frame):
+            with self._state:
+                alone = not (self._writing or self._held or self.ended)  # the line is free, and nothing else is to go
+                if alone:
+                    self._writing = True
+                    self.said += len(frame)
+            if alone:
                 self._write([frame], may_wait)
-                return
-            self._send([frame], None, None, body, may_wait, hold)
+            else:
+                self._send([frame], None, None, body, may_wait, hold)
             return
         first, chunks = self._encoded(control, body, hint)
         self._send(first, chunks, None if owes_nothing else self._owed(), body, may_wait, hold)
-
-    def _alone(self, frame: bytes) -> bool:
-        """Whether the line is free for this, and nothing else is to go with it."""
-        with self._state:
-            if self._writing or self._held or self.ended:
-                return False
-            self.said += len(frame)
-            self._writing = True
-            return True
 
     def _send(
         self,
@@ -222,25 +219,22 @@ class StreamConnection:
     def _write(self, parts: Parts, may_wait: bool) -> None:
         """Write `parts`, then all that is queued. Only for the thread that set `_writing`, and the helper it names."""
         try:
-            while self._wrote(parts, may_wait) and (parts := self._next()):
-                pass
+            parts = parts or self._next()  # what is held, where there is nothing else
+            while parts:
+                try:
+                    self._stream.write(parts, False)
+                except BlockingIOError:
+                    if not may_wait:
+                        self._helper(partial(self._write, parts, True))
+                        return
+                    step_aside()
+                    self._stream.write(parts, True)
+                parts = self._next()
         except BaseException as error:  # half a message may be out: nothing can come after it
             self._end()
             self._stop_writing()
             if not isinstance(error, OSError):
                 raise
-
-    def _wrote(self, parts: Parts, may_wait: bool) -> bool:
-        """Write these; False where the line is full and the helper goes on."""
-        try:
-            self._stream.write(parts, False)
-        except BlockingIOError:
-            if not may_wait:
-                self._helper(lambda: self._write(parts, True))
-                return False
-            step_aside()
-            self._stream.write(parts, True)
-        return True
 
     def _next(self) -> Parts:
         """What to write next: all small messages, else a chunk of a large one, in turn. Nothing: writing ends."""
@@ -250,7 +244,7 @@ class StreamConnection:
                 self._writing = False
             if self._patient:
                 self._drained.notify_all()
-            return parts
+        return parts
 
     def _chosen(self) -> Parts:
         if self._small:

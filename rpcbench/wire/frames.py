@@ -28,6 +28,7 @@ from rpcbench.wire.body import Body
 from rpcbench.words.errors import MessageTooLarge, ProtocolError
 
 HEAD = struct.Struct("<BBHIIQI")  # kind, chunked, buffers, stream, control, payload, tensors
+_BEGIN = HEAD.size
 CHUNK = 1 << 20
 _MESSAGE, _CHUNK, _BEAT, _END, _LENT, _RETURNED = 1, 2, 3, 4, 5, 6
 BEAT, END = (HEAD.pack(kind, 0, 0, 0, 0, 0, 0) for kind in (_BEAT, _END))
@@ -97,8 +98,7 @@ def check(control: bytes, body: Body, limits: Limits) -> None:
 def encode_small(control: bytes, body: Body, hint: int = 0) -> bytes:
     """The frame of a message without buffers."""
     payload, tensors, _ = body
-    head = HEAD.pack(_MESSAGE, 0, 0, hint, len(control), len(payload), len(tensors))
-    return b"".join((head, control, payload, tensors))
+    return HEAD.pack(_MESSAGE, 0, 0, hint, len(control), len(payload), len(tensors)) + control + payload + tensors
 
 
 def encode(stream: int, control: bytes, body: Body, hint: int = 0) -> tuple[Parts, Iterator[Parts]]:
@@ -203,14 +203,17 @@ class Decoder:
 
     def _only(self, count: int) -> Frame | None:
         """The one message that these bytes are, if they are, and it is a small one without buffers."""
-        if not HEAD.size <= count <= self._sure:
+        if count < _BEGIN or count > self._sure:
             return None
-        kind, _, buffers, hint, control, payload, tensors = HEAD.unpack_from(self._scratch)
-        if kind != _MESSAGE or buffers or HEAD.size + control + payload + tensors != count:
+        scratch = self._scratch
+        kind, _, buffers, hint, control, payload, tensors = HEAD.unpack_from(scratch)
+        second = _BEGIN + control
+        third = second + payload
+        if kind != _MESSAGE or buffers or third + tensors != count:
             return None
         self.hint = hint
-        parts = struct.unpack_from(f"{control}s{payload}s{tensors}s", self._scratch, HEAD.size)
-        return _new(Frame, (parts[0], _new(Body, (parts[1], parts[2], []))))
+        table = bytes(scratch[third:count]) if tensors else b""
+        return _new(Frame, (bytes(scratch[_BEGIN:second]), _new(Body, (bytes(scratch[second:third]), table, []))))
 
     def _whole(self, count: int, frames: list[Frame]) -> int:
         """The quick way for messages that are here as a whole; how many bytes they took."""

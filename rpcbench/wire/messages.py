@@ -1,21 +1,15 @@
-"""Every message that crosses the wire, and its form as bytes.
+"""Every message that crosses the wire; `control` has its form as bytes.
 
-Control fields are msgpack: plain numbers, strings and tuples. Only user data (`body`) holds a pickle, which nobody
-opens before the peer has proved that it knows the secret; protocol machines never look into it. `unpack` checks
-number and type of all fields, so machines may trust what they get.
+Fields are plain numbers, strings and tuples. Only user data (`body`) holds a pickle, which nobody opens before the peer
+has proved that it knows the secret; protocol machines never look into it.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
-
-import msgpack
 
 from rpcbench.wire import fields
 from rpcbench.wire.body import Body
-from rpcbench.wire.packing import TEXT, packed
-from rpcbench.words.errors import ProtocolError
 from rpcbench.words.ids import Id
 
 
@@ -375,41 +369,9 @@ KINDS: tuple[type[Any], ...] = (
 UNHURRIED: frozenset[type[Any]] = frozenset((ChildAccept, UserDelete, ReleaseContext, ForkAccept))
 """Kinds of messages that nobody may be waiting for, see `unhurried`."""
 EMPTY = Body(b"", b"", [])
-_CODES = {kind: code for code, kind in enumerate(KINDS)}
-
-
 fields.know(Id, Fork, Scope, Origin, Awaited, Settled, Device, Mapped, Devices, Member, Loss, Past, *KINDS)
-_HAS_BODY = frozenset(kind for kind in KINDS if "body" in kind._fields)
-
-
-_LOOKS = [(kind, kind in _HAS_BODY) for kind in KINDS]
-_new = tuple.__new__
-_unpackb = partial(msgpack.unpackb, use_list=False, strict_map_key=True, unicode_errors=TEXT)
 
 
 def unhurried(message: Message) -> bool:
     """Whether nobody waits for it: it goes with the next message to the same peer, or a moment later."""
     return type(message) in UNHURRIED and (type(message) is not ForkAccept or message.first)
-
-
-def pack(seq: int, message: Any) -> tuple[bytes, Body]:
-    """A message as control bytes and body (empty where the kind has none)."""
-    kind = type(message)
-    values, body = (message[:-1], message[-1]) if kind in _HAS_BODY else (message, EMPTY)
-    return packed((_CODES[kind], seq, *values)), body
-
-
-def unpack(control: bytes | memoryview, body: Body) -> tuple[int, Any]:
-    """Number and message. ProtocolError for anything that `pack` cannot have made."""
-    try:
-        found: Any = _unpackb(control)
-        code, seq = found[:2]
-        if code < 0 or type(seq) is not int or seq < 0:
-            raise ProtocolError(f"message number {seq!r} is not a count")
-        kind, has_body = _LOOKS[code]
-        values = fields.rebuild(kind, found[2:])
-    except ProtocolError:
-        raise
-    except Exception as error:
-        raise ProtocolError(f"nonsense instead of a message: {error}") from error
-    return seq, _new(kind, (*values, body) if has_body else values)

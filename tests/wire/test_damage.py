@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from rpcbench.wire import messages as m
 from rpcbench.wire import tensors
 from rpcbench.wire.body import Body
+from rpcbench.wire.control import pack, unpack
 from rpcbench.wire.pickling import Codec
 from rpcbench.wire.storages import INLINE
 from rpcbench.words.errors import ProtocolError, SerializationError
@@ -137,11 +138,11 @@ def test_only_the_payload_is_ever_unpickled(tmp_path: Path) -> None:
     for data in hidden:
         opened(Body(pickle.dumps(None), data, [canary]))
         with contextlib.suppress(ProtocolError):
-            m.unpack(data, Body(canary, canary, [canary]))
+            unpack(data, Body(canary, canary, [canary]))
         for kind in m.KINDS:
             with contextlib.suppress(ProtocolError):
-                m.unpack(msgpack.packb([m.KINDS.index(kind), 0, *[data] * len(kind._fields)]), Body(canary, b"", []))
-    seq, call = m.unpack(m.pack(1, m.Call(1, "f", None, (), None, m.EMPTY))[0], Body(canary, canary, [canary]))
+                unpack(msgpack.packb([m.KINDS.index(kind), 0, *[data] * len(kind._fields)]), Body(canary, b"", []))
+    seq, call = unpack(pack(1, m.Call(1, "f", None, (), None, m.EMPTY))[0], Body(canary, canary, [canary]))
     assert seq == 1 and call.body.payload == canary and not path.exists()
     Codec().decode(Body(canary, b"", []))
     assert path.exists(), "the canary itself is dead"
