@@ -38,15 +38,17 @@ class Arrivals:
         self.run: Callable[[int, Any], object] = partial(serve.serve, agent)
         self._agent = agent
         self._pool = pool
-        self._brief: dict[type[Any], Callable[[int, int, Any], bool]]
-        self._brief = {m.Call: self._take_call, m.Fetch: self._take, m.Result: self._settle}
 
     def deliver(self, source: int, seq: int, message: m.Message) -> None:
         """A message has come."""
-        briefly = self._brief.get(type(message))
-        if briefly is not None and briefly(source, seq, message):
-            return
-        if type(message) is m.Report:  # whoever knows why may have to wait for the exit status
+        kind = type(message)
+        if kind is m.Result:
+            if self._settle(source, seq, message):
+                return
+        elif kind is m.Fetch or (kind is m.Call and not message.forks):
+            if self._take(source, seq, message):
+                return
+        elif kind is m.Report:  # whoever knows why may have to wait for the exit status
             self._pool.spawn(lambda: self._handle(source, seq, self._agent.roster.explained(message)))
             return
         self._handle(source, seq, message)
@@ -72,9 +74,6 @@ class Arrivals:
         return self._agent.values.unpack(source, answer.body, answer.forks, answer.scope, True)
 
     # -- the short way; False where nothing has been done, as where Ctrl-C could come between two steps
-    def _take_call(self, source: int, seq: int, message: m.Call) -> bool:
-        return not message.forks and self._take(source, seq, message)
-
     def _take(self, source: int, seq: int, message: m.Call | m.Fetch) -> bool:
         if not self._agent.complete.is_set():  # the caller knew the world sooner than we do
             return False

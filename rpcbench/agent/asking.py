@@ -106,7 +106,7 @@ class Asking:
 
     def whole(self, to: int) -> AbstractContextManager[None]:
         """Around a call that Ctrl-C may not cut in two; so on the main thread all waiting comes before."""
-        if on_main_thread() and (connection := self._find(to)) is not None:
+        if on_main_thread() and (connection := self._find(to)) is not None and connection.full:
             connection.await_room()
         return uninterrupted
 

@@ -37,7 +37,7 @@ from rpcbench.agent.pool import Job, Pool
 from rpcbench.agent.roster import MemberHandler, Roster, WorkerInfo
 from rpcbench.agent.sources import Sources
 from rpcbench.agent.turns import Turn
-from rpcbench.agent.values import CALL, MakeHandle, Values
+from rpcbench.agent.values import MakeHandle, Values
 from rpcbench.agent.waiting import Waiting, label_of, seconds_of
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
@@ -45,7 +45,6 @@ from rpcbench.transport.base import Link, Transmit
 from rpcbench.transport.host import host_id
 from rpcbench.transport.memory import MemoryConnection
 from rpcbench.wire import messages as m
-from rpcbench.wire.body import Body
 from rpcbench.wire.control import pack
 from rpcbench.words.changes import Flag
 from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig
@@ -55,6 +54,7 @@ from rpcbench.words.futures import Future, blocked
 from rpcbench.words.ids import COUNTER_BITS, Id
 
 P = TypeVar("P")
+_new = tuple.__new__  # a step less than the class itself takes
 
 
 class Agent:
@@ -197,10 +197,11 @@ class Agent:
         target, label, seconds = self._aim(to, function, timeout, label)
         with self.asking.whole(target):
             keeps = [*holding]
-            body, forks, scope = self._pack(target, label, function, args, kwargs, keeps)
+            self._sources.use(target, function)
+            body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
             number = self.waiting.number(own)
             future = self.waiting.promise(number, partial(self.asking.help_along, target), keeps)
-            self.asking.begin(target, m.Call(number, label, seconds, forks, scope, body), seconds)
+            self.asking.begin(target, _new(m.Call, (number, label, seconds, forks, scope, body)), seconds)
         return future
 
     def ask(
@@ -219,8 +220,9 @@ class Agent:
         try:
             with self.asking.whole(target):
                 keeps = [*holding]
-                body, forks, scope = self._pack(target, label, function, args, kwargs, keeps)
-                call = m.Call(self.waiting.number(), label, seconds, forks, scope, body)
+                self._sources.use(target, function)
+                body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
+                call = _new(m.Call, (self.waiting.number(), label, seconds, forks, scope, body))
                 asked = self.asking.ask(target, call, seconds, keeps)
             return asked.wait()
         except KeyboardInterrupt:
@@ -241,7 +243,8 @@ class Agent:
         target, label, seconds = self._aim(to, function, timeout, label)
         with self.asking.whole(target):
             keeps: list[Handle] = []
-            body, forks, scope = self._pack(target, label, function, args, kwargs, keeps)
+            self._sources.use(target, function)
+            body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
             future = self.waiting.promise(number := self.waiting.number(), keeps=keeps)
             handle, cell = self.values.first(target, label), self.values.cell()
             handle._creation = future
@@ -291,15 +294,6 @@ class Agent:
                 "started again since: make the value anew"
             )
         return owner.id
-
-    def _pack(
-        self, to: int, label: str, function: Callable[..., Any], args: Any, kwargs: Any, keeps: list[Handle]
-    ) -> tuple[Body, tuple[m.Fork, ...], m.Scope | None]:
-        self._sources.use(to, function)
-        values, context, recorder = self.values, None, self.values.recorder
-        if recorder is not None:
-            function, context = recorder.outgoing(function), recorder.current()
-        return values.pack(to, (function, tuple(args), kwargs or {}), label, context, CALL, keeps)
 
     def wanted(self, source: int, call: int) -> bool:
         """Whether the caller of a call that runs here still waits for it."""

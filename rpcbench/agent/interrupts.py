@@ -8,11 +8,12 @@ the message sent, or in the middle of a write. In the block it is kept, and rais
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` adds enums to it, and takes ten times as long
 import os
 import signal
 import threading
 import time
+from _signal import getsignal as _getsignal  # type: ignore[import-not-found]  # `signal`'s take ten times as long,
+from _signal import signal as _signal_  # as they make enums
 from _thread import get_ident
 from collections.abc import Callable
 from types import FrameType
@@ -29,27 +30,26 @@ class _Uninterrupted:
         self.main: int | None = None  # the thread that Ctrl-C can interrupt, but for blocks
         self.depth = 0  # of blocks that it is in
         self._before: Any = None
+        self._keeps = self._keep  # bound once
         self._kept: tuple[int, FrameType | None] | None = None
         self._since = 0.0
 
     def __enter__(self) -> None:
-        if get_ident() == self.main and (self.depth or self._begins()):
-            self.depth += 1
-
-    def _begins(self) -> bool:
-        """Whether anything would raise."""
-        before = _signal.getsignal(_SIGINT)
-        if before is None or before == _SIG_IGN:
-            return False  # no handler of Python's
-        self._before, self._kept = before, None  # first: from then on a Ctrl-C may be kept
-        _signal.signal(_SIGINT, self._keep)
-        return True
+        if get_ident() != self.main:
+            return
+        if not self.depth:
+            before = _getsignal(_SIGINT)
+            if before is None or before == _SIG_IGN:
+                return  # no handler of Python's, so nothing would raise
+            self._before, self._kept = before, None  # first: from then on a Ctrl-C may be kept
+            _signal_(_SIGINT, self._keeps)
+        self.depth += 1
 
     def __exit__(self, *_: object) -> None:
         if self.depth and get_ident() == self.main:
             self.depth -= 1
             if not self.depth:
-                _signal.signal(_SIGINT, self._before)
+                _signal_(_SIGINT, self._before)
                 if self._kept is not None:
                     _handle(self._before, *self._kept)
 

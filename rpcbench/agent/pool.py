@@ -173,13 +173,12 @@ class Pool:
         """Where this thread just reads a message that asks for a user's function, and there is room for that: what it
         reads. The function is to be given to it as `Begun`."""
         reading: Reading | None = getattr(threading.current_thread(), "reads", None)
-        if reading is None:
-            return None
-        with self._lock:
-            if self.busy >= self.limit:
-                return None
-            self.busy += 1
-            return reading
+        if reading is not None:
+            with self._lock:
+                if self.busy >= self.limit:
+                    return None
+                self.busy += 1
+        return reading
 
     def begin(self, job: Job) -> bool:
         """Whether there is room for a user's function now; else it is run later."""

@@ -104,6 +104,7 @@ class Reading:
     ) -> None:
         self._pool = pool
         self._source, self._receive, self._over = source, receive, over
+        self._watch, self._beside = source.watch, source.beside
         self._missed = False  # a thread that waits for an answer did not find the token
         self._guarded = False  # a thread stands by for the token, which is on the table or with one that waits
         self._armed = False  # it is woken by what comes
@@ -152,7 +153,7 @@ class Reading:
     def _next(self) -> Sequence[Frame] | Ending:
         """What comes next; looked for eagerly, or beside who calls, if at all, where no other thread of ours may be at
         work meanwhile."""
-        watch, beside = self._source.watch, self._source.beside
+        watch, beside = self._watch, self._beside
         if watch is None or not self._begun:  # what came with the opening of a stream, the system may tell of no more
             self._begun = True
             return self._source.read()
@@ -207,8 +208,8 @@ class Reading:
 
     def hand_over(self) -> None:
         """Let another thread read on if the token lies on the table: nobody has come for it."""
-        if self._guarded and self._source.beside is not None:
-            self._source.beside.in_vain()
+        if self._guarded and self._beside is not None:
+            self._beside.in_vain()
         if self._take():
             self._pass_on()
 
@@ -224,7 +225,7 @@ class Reading:
     def _stand_by(self) -> Ending | None:
         """Let threads that wait for an answer read, until something comes that none of them takes: how the connection
         has ended, if one of them has met its end."""
-        watch = self._source.watch
+        watch = self._watch
         assert watch is not None, "whoever has missed the token knew one"
         self._missed, self._guarded = False, True
         self._return()
@@ -239,15 +240,15 @@ class Reading:
     def _taken(self) -> None:
         """The token, by whoever has it now; whoever expected to have it next may be another one."""
         self._pool.monitor.taken(self)
-        if self._source.beside is not None:
-            self._source.beside.expected()
+        if self._beside is not None:
+            self._beside.expected()
 
     def _return(self) -> None:
         """Put the token beside the one who stands by. In this order: who is woken must find it.
 
         An end wakes it as soon as it can take the token, so the connection may be gone before the watch is armed.
         """
-        watch = self._source.watch
+        watch = self._watch
         assert watch is not None
         self._armed = True
         self._token.release()
@@ -283,8 +284,8 @@ class Reading:
             return False
         try:
             self._disarm()
-            if self._source.beside is not None:
-                self._source.beside.expect()
+            if self._beside is not None:
+                self._beside.expect()
         except BaseException:
             self._rest()
             raise
@@ -305,8 +306,8 @@ class Reading:
     def _disarm(self) -> None:
         """Who stands by for the token that this thread has now is not to be woken."""
         if self._armed and self._ending is None:
-            assert self._source.watch is not None, "whoever stands by knew one"
-            self._source.watch.disarm()
+            assert self._watch is not None, "whoever stands by knew one"
+            self._watch.disarm()
             self._armed = False
 
     def lead(self, waiting: Waits, quiet: float = LONG) -> None:
@@ -325,27 +326,29 @@ class Reading:
                 raise
             self._pool.spawn(partial(_raise, error))  # no fault of the call that waits here
         finally:
-            if self._source.beside is not None:
-                self._source.beside.expected()
+            if self._beside is not None:
+                self._beside.expected()
             self._leave(ending)
 
     def _follow(self, waiting: Waits, quiet: float) -> Ending | None:
         """How the connection has ended, if it has."""
-        watch, frames, until = self._source.watch, self._frames, time.monotonic() + PATIENCE
+        watch, until = self._watch, 0.0
         assert watch is not None
         while waiting() and self._comes(watch, quiet):
             got = self._source.read()
             if isinstance(got, Ending):
                 return got
-            frames.extend(got)
-            while frames:
-                self._receive(frames.popleft())
-            if time.monotonic() > until:
-                break
+            for frame in got:
+                self._receive(frame)
+            if waiting():  # what has come is something else
+                now = time.monotonic()
+                until = until or now + PATIENCE
+                if now > until:
+                    break
         return None
 
     def _comes(self, watch: Watch, quiet: float) -> bool:
-        beside = self._source.beside
+        beside = self._beside
         if beside is None or not beside.stay():
             return watch.readable(quiet, not self._pool.busy)
         try:

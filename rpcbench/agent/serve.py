@@ -22,6 +22,9 @@ ASYNC_MARK = "_wrapped_async_rpc_function"
 """torch's name for the attribute that `async_execution` sets: the function returns a Future of its result."""
 
 
+_new = tuple.__new__  # a step less than the class itself takes
+
+
 class Server(Protocol):
     """What serving needs of an agent."""
 
@@ -91,7 +94,7 @@ def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
     if isinstance(message, Fetch):
         _fetch(agent, source, message)
         return
-    token = _running.set(_Running(agent, source, message.call))
+    token = _running.set(_new(_Running, (agent, source, message.call)))
     try:
         result = _run(agent, source, message)
     except BaseException as error:  # noqa: BLE001  (the caller gets it, whatever it is)
@@ -107,11 +110,12 @@ def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
 
 
 def _run(agent: Server, source: int, message: Call | Create) -> Any:
-    function, args, kwargs = agent.values.unpack(source, message.body, message.forks, message.scope, False)
-    if message.scope is None and agent.values.around is None:
+    scope, values = message.scope, agent.values
+    function, args, kwargs = values.unpack(source, message.body, message.forks, scope, False)
+    if scope is None and values.around is None:
         result = function(*args, **kwargs)
     else:
-        with agent.values.inside(message.scope.context if message.scope else None):
+        with values.inside(scope.context if scope else None):
             result = function(*args, **kwargs)
     if type(result) is Later or getattr(function, ASYNC_MARK, None) is None:
         return result
@@ -138,13 +142,13 @@ def _answer(agent: Server, source: int, message: Call | Create, value: Any) -> N
 
 def _send_value(agent: Server, source: int, message: Call | Fetch, value: Any) -> None:
     label = "to_here" if isinstance(message, Fetch) else message.label
-    context = message.scope.context if message.scope else None
+    call, scope = message.call, message.scope
     try:
-        body, forks, scope = agent.values.pack(source, value, label, context)
+        body, forks, scope = agent.values.pack(source, value, label, scope.context if scope else None)
     except Exception as error:  # noqa: BLE001  (a result that cannot travel is the caller's error)
-        agent.reply(source, message.call, failure(agent, message.call, error))
+        agent.reply(source, call, failure(agent, call, error))
         return
-    agent.reply(source, message.call, Result(message.call, forks, scope, body))
+    agent.reply(source, call, _new(Result, (call, forks, scope, body)))
 
 
 def _fail(agent: Server, source: int, message: Call | Create, error: BaseException) -> None:

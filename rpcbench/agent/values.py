@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 MakeHandle = Callable[[Any, Id, int, "Id | None", "Future[Any] | None", str], Handle]
 
+Parts = tuple[Body, tuple[Fork, ...], "Scope | None"]
 CALL = ("function", "args", "kwargs")
 """The path to each part of what a call takes along, for errors."""
 
@@ -70,35 +71,42 @@ class Values:
         self._known: weakref.WeakValueDictionary[Id, Future[Any]] = weakref.WeakValueDictionary()
 
     # -- messages
-    def pack(
-        self,
-        to: int,
-        value: Any,
-        call: str,
-        context: int | None,
-        path: str | tuple[str, ...] = "result",
-        keeps: list[Handle] | None = None,
-    ) -> tuple[Body, tuple[Fork, ...], Scope | None]:
-        """A value as the parts of a message of the call `call`, or of its answer: its RRefs forked, its tensors
-        recorded, and on their way to the devices where they belong.
-
-        RRefs of values that are there already need not travel, as long as the caller keeps what is added to `keeps`
-        until the call is answered; without it (of an answer) they do. SerializationError with the path to the part that
-        cannot travel, which begins with `path`.
-        """
-        route = self.routes.to(to, keeps is None)
+    # Both give the parts of a message of the call `label`: what goes along, its RRefs forked, its tensors recorded, and
+    # on their way to the devices where they belong. SerializationError with the path to the part that cannot travel.
+    def pack_call(
+        self, to: int, function: Any, args: tuple[Any, ...], kwargs: Any, label: str, keeps: list[Handle]
+    ) -> Parts:
+        """A call. RRefs of values that are there already need not travel, as long as the caller keeps what is added to
+        `keeps` until there is an answer."""
+        recorder, context = self.recorder, None
+        if recorder is not None:
+            function, context = recorder.outgoing(function), recorder.current()
+        route, name_of = self.routes.to(to, False), partial(self._name_of, to, keeps)
         handles: list[Handle] = []
-        name_of = None if keeps is None else partial(self._name_of, to, keeps)
-        encoded = None if route.targets else self.codec.plainly(value, name_of)
+        encoded = None if kwargs or route.targets else self.codec.plain_call(function, args, name_of)
         if encoded is None:
-            encoded = self.codec.fully(value, Outgoing(self._home, handles, name_of), path, route)
+            value, outgoing = (function, args, kwargs or {}), Outgoing(self._home, handles, name_of)
+            encoded = self.codec.fully(value, outgoing, CALL, route)
         body, tensors = encoded
         scope = None
-        if self.recorder is not None:
+        if recorder is not None and (context is not None or tensors):
             if context is not None:
-                scope = self.recorder.sending(context, tensors, to, call)
-            elif tensors and path != "result":
-                self.recorder.unrecorded(tensors, call)
+                scope = recorder.sending(context, tensors, to, label)
+            else:
+                recorder.unrecorded(tensors, label)
+        return body, self._share(handles, to) if handles else (), scope
+
+    def pack(self, to: int, value: Any, label: str, context: int | None) -> Parts:
+        """An answer, in that autograd context."""
+        route = self.routes.to(to, True)
+        handles: list[Handle] = []
+        encoded = None if route.targets else self.codec.plainly(value)
+        if encoded is None:
+            encoded = self.codec.fully(value, Outgoing(self._home, handles, None), "result", route)
+        body, tensors = encoded
+        scope = None
+        if context is not None and self.recorder is not None:
+            scope = self.recorder.sending(context, tensors, to, label)
         return body, self._share(handles, to) if handles else (), scope
 
     def _name_of(self, to: int, keeps: list[Handle], value: object) -> tuple[int | str, ...] | None:

@@ -116,9 +116,12 @@ class Pair:
         """A tick has passed: what goes out again, and what is given up."""
         again, lost = [], []
         for count, message in self.kept.items():
+            data = once(message)
+            if data and not lossy and count >= self.before:
+                continue  # it cannot be lost
             ticks = self.late[count] = self.late.get(count, 0) + 1
-            if once(message):
-                lost += [count] if ticks >= _LOST and (lossy or count < self.before) else []
+            if data:
+                lost += [count] if ticks >= _LOST else []
             elif ticks in _AGAIN or ticks % _SELDOM == 0:
                 again.append(count)
         return self.again(again) + self.forget(lost)

@@ -5,7 +5,8 @@
 
 Each leaves a node as the general way would (`Node.call`, `handle` and `begin`, `send`, `handle`), where that had no
 effect but the one that follows here by itself. Where it might have another, nothing is done, and the general way is to
-be taken. Messages that bring RRefs always go there, and so does all while nothing ticks: then a number asks for a `Wake`.
+be taken. Messages that bring RRefs always go there, and so does all while nothing ticks: then a number asks for a
+`Wake`.
 """
 
 from __future__ import annotations

@@ -84,13 +84,13 @@ def rpc_sync(
     >>> rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 3))
     tensor([4., 4.])
     """
-    call = _prepare(func, args or (), kwargs or {})
+    function, args, kwargs = _prepare(func, args or (), kwargs or {})
     agent = current.current()
     event = profiled(agent, RPCExecMode.SYNC, func, to)
     if event is None:
-        return agent.ask(to, *call, timeout)
+        return agent.ask(to, function, args, kwargs, timeout)
     with event as until:
-        future = until(_call(agent, to, call, timeout))
+        future = until(_call(agent, to, (function, args, kwargs), timeout))
     return future.wait_or_cancel()
 
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import threading
 import time
 import zlib
+from _thread import get_ident
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -84,11 +84,11 @@ class Beside:
         if self._pause:
             self._pause -= 1
         elif self._caller is None and 0 <= (core := self._thread.core()) < _CORES:
-            self._here, self._caller = self._kernel | core + 1, threading.get_ident()
+            self._here, self._caller = self._kernel | core + 1, get_ident()
 
     def stay(self) -> bool:
         """Before this thread sleeps: whether it is to do so for no longer than a moment, and to call `rise` then."""
-        return self._caller == threading.get_ident() and self._bound(self._thread.core())
+        return self._caller == get_ident() and self._bound(self._thread.core())
 
     def expected(self) -> None:
         """It does not wait any more."""
@@ -103,7 +103,7 @@ class Beside:
         """What a message is to say that this thread, which may be any, sends; `held`: with the next one."""
         if held:
             return self._said
-        if self._caller is not None and self._caller == threading.get_ident():
+        if self._caller == get_ident():
             self._said = self._here
         elif self._said:
             self._said, self._pause = 0, _PAUSE

@@ -12,6 +12,9 @@ import socket
 
 from rpcbench.transport.eager import Eager, asked_for
 
+_DISARMED = getattr(select, "EPOLLONESHOT", 0)
+_ARMED = getattr(select, "EPOLLIN", 0) | _DISARMED
+
 
 class Watch:
     def __init__(self, sock: socket.socket) -> None:
@@ -21,7 +24,7 @@ class Watch:
         self._poll.register(self._fd, select.POLLIN)
         self.eager = Eager(functools.partial(self._poll.poll, 0)) if asked_for() else None
         self._armed = select.epoll()
-        self._armed.register(self._fd, select.EPOLLONESHOT)
+        self._armed.register(self._fd, _DISARMED)
 
     def readable(self, seconds: float, eager: bool = False) -> bool:
         """Whether a read would not wait, now or in that time. `eager`: looked for eagerly, if the user wants that."""
@@ -39,10 +42,10 @@ class Watch:
 
     def arm(self) -> None:
         """Wake who stands by as soon as there is something to read, or the end."""
-        self._armed.modify(self._fd, select.EPOLLIN | select.EPOLLONESHOT)
+        self._armed.modify(self._fd, _ARMED)
 
     def disarm(self) -> None:
-        self._armed.modify(self._fd, select.EPOLLONESHOT)  # an end still wakes, once
+        self._armed.modify(self._fd, _DISARMED)  # an end still wakes, once
 
     def wait(self) -> None:
         """Stand by. It may have been for nothing."""

@@ -26,6 +26,7 @@ from rpcbench.words.errors import ProtocolError
 
 _CALL, _SCOPED_CALL, _RESULT, _SCOPED_RESULT = range(4)
 _BEGIN_CALL, _BEGIN_RESULT = struct.Struct("<BQQd"), struct.Struct("<BQQ")
+_CALL_SIZE, _RESULT_SIZE = _BEGIN_CALL.size, _BEGIN_RESULT.size
 _SCOPE = struct.Struct("<QQB")
 _UNTOLD = 255
 _NAN = float("nan")
@@ -89,18 +90,20 @@ def unpack(control: bytes, body: Body) -> tuple[int, Any]:
 
 
 def _unpacked(form: int, control: bytes, body: Body) -> tuple[int, Any]:
-    if form == _RESULT:
-        _, seq, call = _BEGIN_RESULT.unpack(control)
-        return seq, _new(Result, (call, (), None, body))
-    if form == _SCOPED_RESULT:
+    scope = None
+    if form >= _RESULT:
         _, seq, call = _BEGIN_RESULT.unpack_from(control)
-        scope, end = _scoped(control, _BEGIN_RESULT.size)
+        end = _RESULT_SIZE
+        if form == _SCOPED_RESULT:
+            scope, end = _scoped(control, end)
         if end != len(control):
             raise ProtocolError("an answer is longer than it says")
         return seq, _new(Result, (call, (), scope, body))
     _, seq, call, budget = _BEGIN_CALL.unpack_from(control)
-    scope, end = (None, _BEGIN_CALL.size) if form == _CALL else _scoped(control, _BEGIN_CALL.size)
-    label = str(control[end:], "utf-8", TEXT)
+    end = _CALL_SIZE
+    if form == _SCOPED_CALL:
+        scope, end = _scoped(control, end)
+    label = control[end:].decode("utf-8", TEXT)
     return seq, _new(Call, (call, label, None if budget != budget else budget, (), scope, body))
 
 

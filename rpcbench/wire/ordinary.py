@@ -25,6 +25,7 @@ Buffer = memoryview | bytearray | bytes
 _MOST = 64
 """Beyond so many tensors (or dimensions) the general way is no slower."""
 _WANTED = {"requires_grad": True}
+_INTS = frozenset({int})
 
 
 def encode(tensors: Sequence[torch.Tensor]) -> tuple[bytes, list[memoryview]] | None:
@@ -66,19 +67,23 @@ def decode(storages: Any, entries: Any, buffers: Sequence[Buffer]) -> tuple[list
     left = iter(buffers)
     used = 0
     for data, entry in zip(storages, entries, strict=True):
-        if type(entry) is not list or not (len(entry) == 3 or (len(entry) == 4 and entry[3] == _WANTED)):
+        if type(entry) is not list:
             return None
-        dtype, shape = DTYPES.get(entry[0]), entry[1]
-        memory: Buffer | None = bytearray(data) if type(data) is bytes else _next(left, data)
-        if not memory or dtype is None or type(shape) is not list or entry[2] != len(found):
-            return None
-        used += type(data) is int
-        if len(shape) == 1 and type(shape[0]) is int and shape[0] * dtype.itemsize == len(memory):
-            tensor = torch.frombuffer(memory, dtype=dtype)
-        elif _fills(shape, dtype.itemsize, len(memory)):
-            tensor = torch.frombuffer(memory, dtype=dtype).resize_(shape)
+        if len(entry) == 3:
+            name, shape, number = entry
+        elif len(entry) == 4 and entry[3] == _WANTED:
+            name, shape, number, _ = entry
         else:
             return None
+        dtype, inline = DTYPES.get(name), type(data) is bytes
+        memory: Buffer | None = bytearray(data) if inline else _next(left, data)
+        if not memory or dtype is None or number != len(found) or not _fills(shape, dtype.itemsize, len(memory)):
+            return None
+        if not inline:
+            used += 1
+        tensor = torch.frombuffer(memory, dtype=dtype)
+        if len(shape) != 1:
+            tensor.resize_(shape)
         found.append(tensor if len(entry) == 3 else tensor.requires_grad_())
     return found, used
 
@@ -92,11 +97,8 @@ def _next(buffers: Iterator[Buffer], length: Any) -> memoryview | bytearray | No
     return None if view.readonly or view.itemsize != 1 or view.nbytes != length else view
 
 
-def _fills(shape: list[Any], itemsize: int, size: int) -> bool:
+def _fills(shape: Any, itemsize: int, size: int) -> bool:
     """Whether this is a shape, and takes so many bytes."""
-    if len(shape) > _MOST:
+    if type(shape) is not list or len(shape) > _MOST or not _INTS.issuperset(map(type, shape)):
         return False
-    for length in shape:
-        if type(length) is not int or length < 1:
-            return False
-    return bool(math.prod(shape) * itemsize == size)
+    return math.prod(shape) * itemsize == size and (not shape or min(shape) > 0)

@@ -101,11 +101,15 @@ class Codec:
         """
         return (not route.targets and self.plainly(value)) or self.fully(value, externals, label, route)
 
-    def plainly(self, value: object, name_of: plain.Name | None = None) -> Encoded | None:
-        """The quick way of `encode`, where tensors stay on their devices; None where the value needs the other.
+    # -- the quick way of `encode`, where tensors stay on their devices; None where the value needs the other
+    def plainly(self, value: object) -> Encoded | None:
+        return plain.encode(value) or _alone(value)
+
+    def plain_call(self, function: Any, args: tuple[Any, ...], name_of: plain.Name | None) -> Encoded | None:
+        """Of what stands for a call with these arguments and no others.
 
         `name_of`: as `Externals.give`, for those that the message does not have to bring."""
-        return plain.encode(value, _REDUCERS, name_of) or _alone(value)
+        return plain.encode_call(function, args, _REDUCERS, name_of)
 
     def fully(self, value: object, externals: Externals | None, label: str | tuple[str, ...], route: Route) -> Encoded:
         """The general way of `encode`."""

@@ -37,13 +37,15 @@ Find = Callable[[str, str], Any]
 """(module, name): what is there, imported if it has to be; an error that says what to do if it is not."""
 
 
-def encode(value: Any, reducers: Container[type], name_of: Name | None = None) -> Encoded | None:
-    """A value, or a call as `(function, args, kwargs)`."""
-    if type(value) in _DATA:
-        return _new(Body, (pickle.dumps(value, _PROTOCOL), b"", [])), []
-    if type(value) is not tuple or len(value) != 3 or type(value[1]) is not tuple or value[2]:
-        return None
-    function, args, _ = value
+def encode(value: Any) -> Encoded | None:
+    """A plain value."""
+    return (_new(Body, (pickle.dumps(value, _PROTOCOL), b"", [])), []) if type(value) in _DATA else None
+
+
+def encode_call(
+    function: Any, args: tuple[Any, ...], reducers: Container[type], name_of: Name | None = None
+) -> Encoded | None:
+    """A call without keyword arguments."""
     name = _name(function, reducers)
     if name is None:
         return None

@@ -17,6 +17,7 @@ import torch
 from rpcbench.wire import pickling, plain
 from rpcbench.wire.body import Body
 from rpcbench.wire.code import MissingCodeError
+from rpcbench.wire.devices import CPU_ONLY
 from rpcbench.wire.pickling import Codec
 from rpcbench.words.errors import ProtocolError
 
@@ -64,9 +65,18 @@ GENERAL: dict[str, Any] = {
 }
 
 
+def sent(value: Any) -> Body:
+    """A value, which is a call if it looks like one, as `Values` sends it."""
+    codec = Codec()
+    if type(value) is tuple and callable(value[0]):
+        quick = None if value[2] else codec.plain_call(value[0], value[1], None)
+        return (quick or codec.fully(value, None, "value", CPU_ONLY))[0]
+    return codec.encode(value)[0]
+
+
 def through(value: Any) -> tuple[bool, Any]:
     """Whether it goes the quick way, and what arrives."""
-    body, _ = Codec().encode(value)
+    body = sent(value)
     received = Body(body.payload, body.tensors, [bytearray(buffer) for buffer in body.buffers])
     return plain.begins(body.payload), Codec().decode(received)
 
@@ -118,7 +128,7 @@ def test_a_module_that_is_not_loaded_yet_is(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(tmp_path)
     import plain_here  # type: ignore[import-not-found]
 
-    body, _ = Codec().encode((plain_here.f, (1,), {}))
+    body = sent((plain_here.f, (1,), {}))
     monkeypatch.delitem(sys.modules, "plain_here")
     function, args, kwargs = Codec().decode(body)
     assert plain.begins(body.payload) and function(*args, **kwargs) == 1
@@ -138,13 +148,13 @@ def test_a_function_missing_here_is_an_error_that_says_so(module: str, name: str
     ],
 )
 def test_what_the_quick_way_does_not_say_is_refused(said: Any) -> None:
-    table = Codec().encode((torch.add, (T, 1), {}))[0].tensors
+    table = sent((torch.add, (T, 1), {})).tensors
     with pytest.raises(ProtocolError):
         Codec().decode(Body(pickle.dumps(said, 3), table, []))
 
 
 @pytest.mark.parametrize("length", [2, 3, 9, -1])
 def test_cut_payloads_are_refused(length: int) -> None:
-    body, _ = Codec().encode((operator.add, (1, 2), {}))
+    body = sent((operator.add, (1, 2), {}))
     with pytest.raises(ProtocolError):
         Codec().decode(Body(body.payload[:length], b"", []))
