@@ -16,7 +16,6 @@ from rpcbench.protocol.node import Node
 from rpcbench.protocol.records import Tally, union
 from rpcbench.protocol.rrefs import RRefs
 from rpcbench.protocol.walks import Walks
-from rpcbench.protocol.window import Window
 from rpcbench.wire import messages as m
 
 
@@ -153,7 +152,7 @@ def data_that_is_late_counts_as_lost(patch: pytest.MonkeyPatch) -> None:
 
 def numbers_that_are_given_up_are_not_burnt(patch: pytest.MonkeyPatch) -> None:
     def fate(self: Pair, message: m.Forget) -> m.Fate:
-        had = {count for count in message.counts if count < self.window.floor or count in self.window._early}
+        had = {count for count in message.counts if count < self.window.floor or count in self.window.ahead}
         return m.Fate(tuple(set(message.counts) - had), tuple(had))
 
     patch.setattr(Pair, "fate", fate)
@@ -183,6 +182,11 @@ def what_was_shared_with_a_predecessor_is_sent(patch: pytest.MonkeyPatch) -> Non
 
 
 # -- the short way
+def _is_next(pair: Pair, seq: int) -> bool:
+    """Whether it is the next one to come, whoever has sent it."""
+    return delivery.count_of(seq) == pair.window.floor and not pair.window.ahead
+
+
 def messages_taken_briefly_may_come_again(patch: pytest.MonkeyPatch) -> None:
     def came(self: Delivery, pair: Pair, seq: int, message: m.Message) -> None:
         pair.owed += 1
@@ -191,13 +195,17 @@ def messages_taken_briefly_may_come_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def messages_taken_briefly_may_come_early(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Window, "awaits", lambda self, number: number >= self.floor)
+    def next_from(self: Delivery, peer: int, seq: int) -> Pair | None:
+        pair = self.pairs.get(peer) if self.ticking else None
+        return pair if pair is not None and seq >= pair.first + pair.window.floor else None
+
+    patch.setattr(Delivery, "next_from", next_from)
 
 
 def messages_taken_briefly_may_be_for_a_predecessor(patch: pytest.MonkeyPatch) -> None:
     def next_from(self: Delivery, peer: int, seq: int) -> Pair | None:
         pair = self.pairs.get(peer) if self.ticking else None
-        return pair if pair is not None and pair.window.awaits(delivery.count_of(seq)) else None
+        return pair if pair is not None and _is_next(pair, seq) else None
 
     patch.setattr(Delivery, "next_from", next_from)
 
@@ -207,7 +215,7 @@ def messages_taken_briefly_are_not_acknowledged(patch: pytest.MonkeyPatch) -> No
         pair = self.pairs.get(peer)  # nobody ticks
         if pair is None or seq >> delivery.COUNT_BITS != pair.stamp:
             return None
-        return pair if pair.window.awaits(delivery.count_of(seq)) else None
+        return pair if _is_next(pair, seq) else None
 
     patch.setattr(Delivery, "next_from", next_from)
 

@@ -75,7 +75,8 @@ def on_main_thread() -> bool:
 
 def interruptible() -> bool:
     """Whether Ctrl-C may be raised on this thread now."""
-    return get_ident() == uninterrupted.main and not uninterrupted.depth
+    held = uninterrupted
+    return not held.depth and get_ident() == held.main
 
 
 def _look() -> None:

@@ -10,7 +10,7 @@ from rpcbench.agent.interrupts import interruptible, uninterrupted
 from rpcbench.protocol import short
 from rpcbench.protocol.effects import Effect, Effects, Send
 from rpcbench.protocol.node import Node
-from rpcbench.wire.messages import Call, Fetch, Result
+from rpcbench.wire.messages import Call, Create, Fetch, Result
 from rpcbench.words.changes import Flag
 
 P = ParamSpec("P")
@@ -46,7 +46,7 @@ class Machine:
             return question(self._node, *args, **kwargs)
 
     # -- the short way, see `protocol.short`
-    def call(self, to: int, message: Call | Fetch, now: float, timeout: float | None) -> Send | None:
+    def call(self, to: int, message: Call | Create | Fetch, now: float, timeout: float | None) -> Send | None:
         with self._lock:
             return short.call(self._node, to, message, now, timeout)
 

@@ -157,12 +157,13 @@ class Reading:
         if watch is None or not self._begun:  # what came with the opening of a stream, the system may tell of no more
             self._begun = True
             return self._source.read()
-        eager, alone = watch.eager, not (self._pool.busy or self._pool.due())
-        if alone and beside is not None:
+        if self._pool.busy or self._pool.due():  # not alone
+            self._sleep(watch)
+        elif beside is not None:
             if not _came_beside(beside, watch):
                 self._sleep(watch)
                 beside.came()
-        elif not alone or eager is None:
+        elif (eager := watch.eager) is None:
             self._sleep(watch)
         elif not eager.soon():
             self._sleep(watch)

@@ -54,12 +54,15 @@ class Waiting:
         """The answer has come, or there will be none and `answer` raises why. Not `lazy`: it is to be opened even if
         nobody asks for it."""
         self.deadlines.clear(number)
-        future = self._futures.pop(number, None)
-        if not self._futures:
+        futures = self._futures
+        future = futures.pop(number, None)
+        if not futures:
             self._idle.tell()
         if future is None:
             return
-        keeps, future.keeps = future.keeps, ()
+        keeps = future.keeps
+        if keeps:
+            future.keeps = ()
         future.deliver(answer, self._later, lazy)
         for kept in keeps:
             kept.let_go()

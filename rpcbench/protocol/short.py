@@ -13,16 +13,19 @@ from __future__ import annotations
 
 from rpcbench.protocol.effects import Send
 from rpcbench.protocol.node import Node
-from rpcbench.wire.messages import Call, Fetch, Result
+from rpcbench.wire.messages import Call, Create, Fetch, Result
 
 
-def call(node: Node, to: int, message: Call | Fetch, now: float, timeout: float | None) -> Send | None:
+def call(node: Node, to: int, message: Call | Create | Fetch, now: float, timeout: float | None) -> Send | None:
     """A call begins: what is to be sent; None where nothing has been done."""
     delivery = node.delivery
     pair = delivery.pairs.get(to)
     if pair is None or not delivery.ticking:
         return None
-    node.calls.start(message.call, to, message.label if type(message) is Call else "to_here", now, timeout)
+    if isinstance(message, Create) and message.fork not in node.rrefs.users:  # its maker has gone, and may be there again
+        return None
+    label = "to_here" if isinstance(message, Fetch) else message.label
+    node.calls.start(message.call, to, label, now, timeout)
     return delivery.number(pair, message)
 
 

@@ -142,7 +142,7 @@ class StreamConnection:
             else:
                 parts = first
                 if self._held:
-                    parts += self._held
+                    parts = [b"".join(parts + self._held)] if len(parts) == 1 else parts + self._held
                     self._held = []
             if chunks is not None:
                 self._large.append(chunks)

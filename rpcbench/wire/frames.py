@@ -217,26 +217,32 @@ class Decoder:
 
     def _whole(self, count: int, frames: list[Frame]) -> int:
         """The quick way for messages that are here as a whole; how many bytes they took."""
-        scratch, limits, begin = self._scratch, self._limits, 0
-        while begin + HEAD.size <= count:
+        scratch, begin = self._scratch, 0
+        while begin + _BEGIN <= count:
             kind, _, buffers, hint, control, payload, tensors = HEAD.unpack_from(scratch, begin)
-            first = begin + HEAD.size
-            lengths: tuple[int, ...] = ()
-            places: tuple[int, ...] = ()
+            first = begin + _BEGIN
+            if kind == _RETURNED and not control % _NUMBER.size and control <= self._sure and first + control <= count:
+                self._give_back(scratch, first, control)
+                begin = first + control
+                continue
+            found: Sequence[memoryview] = ()
             if kind == _LENT and 0 < buffers <= _FEW and first + 16 * buffers <= count:
                 numbers = struct.unpack_from(f"<{2 * buffers}Q", scratch, first)
-                lengths, places, first = numbers[:buffers], numbers[buffers:], first + 16 * buffers
+                first += 16 * buffers
             elif kind != _MESSAGE or buffers:
                 break
             second = first + control
             third = second + payload
             end = third + tensors
-            size = end - second + sum(lengths)
-            if end > count or control > limits.control or size > limits.body or buffers > limits.buffers:
+            if end > count or end - begin > self._sure:
                 break
-            lent = [*map(self._memory.borrow, places, lengths)] if places else []
-            body = Body(bytes(scratch[second:third]), bytes(scratch[third:end]) if tensors else b"", lent)
-            frames.append(Frame(bytes(scratch[first:second]), body))
+            if buffers:
+                if end - second + sum(numbers[:buffers]) > self._limits.body or buffers > self._limits.buffers:
+                    break
+                found = [*map(self._memory.borrow, numbers[buffers:], numbers[:buffers])]
+            table = bytes(scratch[third:end]) if tensors else b""
+            body = _new(Body, (bytes(scratch[second:third]), table, found or []))
+            frames.append(_new(Frame, (bytes(scratch[first:second]), body)))
             self.hint = hint
             begin = end
         return begin
@@ -275,11 +281,15 @@ class Decoder:
         end = HEAD.size + length
         if len(self._pending) < end:
             return False
-        places = struct.unpack_from(f"<{length // _NUMBER.size}Q", self._pending, HEAD.size)
+        with memoryview(self._pending) as view:
+            self._give_back(view, HEAD.size, length)
         del self._pending[:end]
-        for place in places:
-            self._memory.returned(place)
         return True
+
+    def _give_back(self, data: memoryview, begin: int, length: int) -> None:
+        """The peer gives back the places that it names there."""
+        for place in struct.unpack_from(f"<{length // _NUMBER.size}Q", data, begin):
+            self._memory.returned(place)
 
     def _begin_chunk(self, stream: int, length: int) -> None:
         incoming = self._streams.get(stream)

@@ -152,17 +152,18 @@ class Codec:
         Raises ProtocolError for a body that no codec has made, MissingCodeError where the value needs code that this
         process cannot import, and whatever the value's own classes raise.
         """
-        received, used = tensors.decode(body.tensors, body.buffers) if body.tensors else ([], 0)
+        payload, table, buffers = body
+        received, used = tensors.decode(table, buffers) if table else ([], 0)
         if adopt is not None:
             received = adopt(received)
-        if received and body.payload in (_ALONE, _LISTED):
-            return received[0] if body.payload == _ALONE else received[:1]
+        if received and payload in (_ALONE, _LISTED):
+            return received[0] if payload == _ALONE else received[:1]
         try:
-            if plain.begins(body.payload):
+            if plain.begins(payload):
                 external = None if externals is None else externals.take
-                return plain.opened(pickle.loads(body.payload), received, _find, external)
-            buffers = body.buffers[used:]
-            unpickler = _Unpickler(io.BytesIO(body.payload), buffers=_owned(buffers) if buffers else None)
+                return plain.opened(pickle.loads(payload), received, _find, external)
+            buffers = buffers[used:]
+            unpickler = _Unpickler(io.BytesIO(payload), buffers=_owned(buffers) if buffers else None)
             unpickler.tables = None
             unpickler.parts = self._code, received, externals
             return unpickler.load()

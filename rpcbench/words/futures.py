@@ -108,6 +108,18 @@ class Future(_Base[T]):
     `help_along` is for a thread that is about to wait: what it does may bring the answer.
     """
 
+    # What a future has until something else is known. Few of them ever have it otherwise, and one is made for each call.
+    keeps: Sequence[Kept] = ()
+    _answer: Answer | None = None
+    _taken = False
+    _followed = False  # something happens as soon as it is done
+    _left = False  # the answer is left to the first one who asks
+    _lazy = False  # so is torch's side of this future, which is
+    _whole = False  # complete
+    _outcome: tuple[Any, BaseException | None] | None = None
+    _devices: list[Any] | None = None
+    _sources: Sequence[weakref.ref[Future[Any]]] = ()
+
     def __init__(
         self,
         *,
@@ -118,21 +130,15 @@ class Future(_Base[T]):
         help_along: HelpAlong | None = None,
     ) -> None:
         torch._C.Future.__init__(self, [torch.device(device) for device in devices] if devices else [])
-        self.keeps: Sequence[Kept] = ()
         self._help_along = help_along
         self._lock = threading.Lock()
         self._waiters: list[_Waiter] = []
-        self._answer: Answer | None = None
-        self._taken = False
-        self._followed = False  # something happens as soon as it is done
-        self._left = False  # the answer is left to the first one who asks
-        self._lazy = False  # so is torch's side of this future, which is
-        self._whole = False  # complete
-        self._outcome: tuple[Any, BaseException | None] | None = None
         self._on_cancel = on_cancel
-        self._devices = devices
-        self._sources = [weakref.ref(source) for source in sources if isinstance(source, Future)] if sources else []
         self._on_long = on_long
+        if devices:
+            self._devices = devices
+        if sources:
+            self._sources = [weakref.ref(source) for source in sources if isinstance(source, Future)]
 
     # -- resolving
     def deliver(self, answer: Answer, later: Later, lazy: bool = False) -> bool:

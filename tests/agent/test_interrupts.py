@@ -111,20 +111,15 @@ print("not reached")
 
 
 def test_one_that_comes_as_the_block_begins_is_not_lost(monkeypatch: pytest.MonkeyPatch, handler: list[int]) -> None:
-    signals = interrupts._signal
+    set_signal = interrupts._signal_
 
-    class Quick:
+    def quick(number: int, handle: Any) -> None:
         """Interrupts as soon as anything would hear of it."""
+        set_signal(number, handle)
+        if handle == uninterrupted._keep:
+            interrupt()
 
-        getsignal = staticmethod(signals.getsignal)
-
-        @staticmethod
-        def signal(number: int, handle: Any) -> None:
-            signals.signal(number, handle)
-            if handle == uninterrupted._keep:
-                interrupt()
-
-    monkeypatch.setattr(interrupts, "_signal", Quick)
+    monkeypatch.setattr(interrupts, "_signal_", quick)
     with pytest.raises(KeyboardInterrupt), uninterrupted:
         done = True
     assert done and handler == [signal.SIGINT]

@@ -137,8 +137,7 @@ class Sharer(Member):
 
     def _begin(self, to: int, message: Request, then: Callable[[], None] | None = None) -> None:
         def beginning() -> fx.Effects:
-            plain = not isinstance(message, m.Create) and self._briefly(message)
-            send = short.call(self.node, to, message, self.world.now, None) if plain else None  # type: ignore[arg-type]
+            send = short.call(self.node, to, message, self.world.now, None) if self._briefly(message) else None
             return [send] if send is not None else self.node.call(to, message, self.world.now, None)
 
         self.feed(beginning, then)

@@ -76,6 +76,16 @@ def test_every_step_leaves_what_the_general_way_leaves() -> None:
     assert ways[0] == ways[1]
 
 
+def test_a_call_that_makes_a_value_begins_as_in_the_general_way() -> None:
+    ways = []
+    for briefly in (True, False):
+        caller, _ = two()
+        made = m.Create(1, *caller.rrefs.create_user(1, "f"), "f", None, (), None, None, m.EMPTY)
+        send = short.call(caller, 1, made, 3.0, 60.0) if briefly else caller.call(1, made, 3.0, 60.0)[0]
+        ways.append(repr((send, _state(caller))))
+    assert ways[0] == ways[1]
+
+
 def test_nothing_is_done_where_there_would_be_more_to_do() -> None:
     caller, callee = two()
     send = short.call(caller, 1, call(1), 0.0, None)
@@ -86,6 +96,8 @@ def test_nothing_is_done_where_there_would_be_more_to_do() -> None:
     assert not short.take(callee, 0, send.seq ^ 1 << 41, call(2), 0.0), "it is another process's"
     assert not short.take(callee, 5, send.seq, call(2), 0.0), "nobody knows who that is"
     assert short.call(caller, 5, call(2), 0.0, None) is None
+    gone = m.Create(2, Id(0, 7), Id(0, 8), "f", None, (), None, None, m.EMPTY)
+    assert short.call(caller, 1, gone, 0.0, None) is None, "whoever was to make it has gone since, with its fork"
     assert short.answer(callee, 0, result(1)) is None, "nobody has asked for it"
     assert not short.resolve(caller, 1, callee.delivery.pairs[0]._base | callee.delivery.pairs[0].sent, result(9))
     for node in (caller, callee):
