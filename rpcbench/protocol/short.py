@@ -22,8 +22,8 @@ def call(node: Node, to: int, message: Call | Create | Fetch, now: float, timeou
     pair = delivery.pairs.get(to)
     if pair is None or not delivery.ticking:
         return None
-    if isinstance(message, Create) and message.fork not in node.rrefs.users:  # its maker has gone, and may be there again
-        return None
+    if isinstance(message, Create) and message.fork not in node.rrefs.users:
+        return None  # its maker has gone since; another may be in its place
     label = "to_here" if isinstance(message, Fetch) else message.label
     node.calls.start(message.call, to, label, now, timeout)
     return delivery.number(pair, message)

@@ -108,7 +108,7 @@ class Future(_Base[T]):
     `help_along` is for a thread that is about to wait: what it does may bring the answer.
     """
 
-    # What a future has until something else is known. Few of them ever have it otherwise, and one is made for each call.
+    # What a future has until something else is known: one is made for each call, and few of them ever need another.
     keeps: Sequence[Kept] = ()
     _answer: Answer | None = None
     _taken = False
