@@ -25,7 +25,7 @@ class Pairs:
         self._host = host
 
     def arrived(self, peer: Identity, frame: Frame) -> None:
-        seq, message = unpack(frame.control, frame.body)
+        seq, message = unpack(*frame)
         self._links.incoming(peer.id, seq, message)
 
     def ended(self, peer: Identity, reason: str) -> None:

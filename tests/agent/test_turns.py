@@ -117,9 +117,10 @@ def test_ctrl_c_while_the_answer_comes_is_not_lost(agents: list[Agent], made: li
 
 
 def test_what_takes_time_to_copy_lets_others_read_meanwhile(agents: list[Agent], made: list[int]) -> None:
-    until(_without(made, lambda: rpc_sync("worker1", abs, (-2,))))
-    large = torch.ones(1 << 16)
-    assert not any(_without(made, lambda: rpc_sync("worker1", torch.sum, (large,)))() for _ in range(5))
+    large = torch.ones(1 << 18)  # of a megabyte
+    until(_without(made, lambda: rpc_sync("worker1", len, (large,))))
+    larger = torch.ones(1 << 20)
+    assert not any(_without(made, lambda: rpc_sync("worker1", len, (larger,)))() for _ in range(5))
 
 
 def test_an_agent_that_stops_as_a_call_begins_ends_it(
