@@ -7,7 +7,7 @@ beside the others.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -37,11 +37,13 @@ def know(*kinds: type[Any]) -> None:
         _FIELDS[kind] = _Fields(types, tuple([(place, make) for place, (_, make) in enumerate(found) if make]))
 
 
-def rebuild(kind: type[Any], values: Any) -> list[Any]:
+def rebuild(kind: type[Any], values: Any) -> Sequence[Any]:
     """The fields of a kind that is known. ProtocolError where they are not."""
     types, made = _FIELDS[kind]
     if type(values) is not tuple or tuple(map(type, values)) not in types:
         raise ProtocolError(f"no {kind.__name__} is made of {_shape(values)}")
+    if not made:
+        return values
     found = [*values]
     for place, make in made:
         if (value := found[place]) is not None:
