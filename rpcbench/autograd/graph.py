@@ -10,16 +10,25 @@ Guarantees
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from itertools import chain, filterfalse
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from rpcbench.words.errors import RpcError
 
 Below = tuple[tuple[Node | None, int], ...]
+edge_of: Callable[[tuple[Any, int, Any]], GradientEdge] = partial(tuple.__new__, GradientEdge)  # as `_make`, in C
+_BELOW, _NODE = attrgetter("next_functions"), itemgetter(0)
+
+with torch.inference_mode(False):
+    _ANCHOR = torch.empty(0, requires_grad=True)  # why torch records a message that comes in
+    _ANCHORED = get_gradient_edge(_ANCHOR).node
 
 
 class RecvRpc(torch.autograd.Function):
@@ -82,7 +91,7 @@ def receive(tensors: Sequence[Tensor], key: Hashable) -> list[Tensor]:
             received[place] = _no_view(tensor).requires_grad_(False)
             outputs.append(received[place])
     if outputs:
-        _recorded(RecvRpc, torch.empty(0, requires_grad=True), key, wanted, *outputs)
+        _recorded(RecvRpc, _ANCHOR, key, wanted, *outputs)
     return received
 
 
@@ -109,12 +118,12 @@ def edges(tensors: Sequence[Tensor]) -> list[GradientEdge | None]:
         return [None] * len(tensors)
     message = _recorded(SendRpc, *recorded)
     below = iter(message.grad_fn.next_functions)
-    return [GradientEdge._make((*next(below), message)) if tensor.requires_grad else None for tensor in tensors]
+    return [edge_of((*next(below), message)) if tensor.requires_grad else None for tensor in tensors]
 
 
 def root_edges(roots: Sequence[Tensor]) -> list[GradientEdge | None]:
     """As `edges`, for what a backward pass begins at: nothing stands for them but themselves."""
-    return [GradientEdge(root.grad_fn, root.output_nr, root) for root in roots]  # type: ignore[arg-type]
+    return [edge_of((root.grad_fn, root.output_nr, root)) for root in roots]
 
 
 def send_node(edges: Iterable[GradientEdge | None]) -> Any:
@@ -209,21 +218,17 @@ def ends(edges: Iterable[GradientEdge | None]) -> Ends:
 
 def glance(edges: Iterable[GradientEdge | None], most: int) -> Ends | None:
     """As `ends`, unless looking takes long: None where there are more than `most` nodes."""
+    level = dict.fromkeys([edge.node for edge in edges if edge is not None])
+    seen: dict[Any, None] = {None: None, _ANCHORED: None}
+    most += len(seen)
+    while level:  # by what is equally far away: Python has few steps to take for each
+        seen |= level
+        if len(seen) > most:
+            return None
+        below = map(_NODE, chain.from_iterable(map(_BELOW, level)))
+        level = dict.fromkeys(filterfalse(seen.__contains__, below))
+    del seen[_ANCHORED]
     found = Ends()
-    stack: list[Any] = [*reversed({edge.node: None for edge in edges if edge is not None})]
-    seen = {None, *stack}
-    while stack:
-        node = stack.pop()
-        kind = type(node)
-        if kind is _LEAF:
-            found.leaves.append(node)
-        elif kind is _RECV:
-            found.recvs[node.key] = node
-        else:
-            for child, _ in node.next_functions:
-                if child not in seen:
-                    seen.add(child)
-                    stack.append(child)
-            if len(seen) > most:
-                return None
+    found.leaves += filter(_LEAF.__instancecheck__, seen)
+    found.recvs.update([(node.key, node) for node in filter(_RECV.__instancecheck__, seen)])
     return found
