@@ -6,11 +6,10 @@ on the thread that called `backward`, the rest on pool threads. Several passes m
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -30,15 +29,20 @@ from rpcbench.words.ids import Counter, Id, worker_of
 Job = Callable[[], object]
 
 
-@dataclass(slots=True, eq=False)
 class _Begun:
-    """A pass that began here: its roots, the jobs for the thread that waits for it, and how it ended."""
+    """A pass that began here: its roots, the jobs for the thread that waits for it, and how it ended.
 
-    roots: SentTensors
-    seeds: Grads
-    jobs: queue.SimpleQueue[Job | None] = field(default_factory=queue.SimpleQueue)
-    peer: int | None = None  # that all words of others are to come from, if there is only one
-    failure: WalkFailed | None = None
+    `peer`: whom all words of others are to come from, if there is only one.
+    """
+
+    __slots__ = ("failure", "jobs", "peer", "roots", "seeds")
+
+    def __init__(self, roots: SentTensors, seeds: Grads, peer: int | None) -> None:
+        self.roots = roots
+        self.seeds = seeds
+        self.peer = peer
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.failure: WalkFailed | None = None
 
 
 class Passes:
@@ -61,12 +65,12 @@ class Passes:
         self._recorded(context)
         edges = graph.root_edges(roots)
         found = graph.ends(edges)
+        recvs = [*found.recvs]
+        peers = {*map(worker_of, recvs)}
+        peer = peers.pop() if len(peers) == 1 else None
         walk = Id(self._agent.id, self._walks.next(), self._agent.incarnation)
-        begun = self._begun[walk] = _Begun(SentTensors(edges, found), [torch.ones_like(root) for root in roots])
+        begun = self._begun[walk] = _Begun(SentTensors(edges, found), [torch.ones_like(root) for root in roots], peer)
         try:
-            recvs = list(found.recvs)
-            peers = {worker_of(recv) for recv in recvs}
-            begun.peer = peers.pop() if len(peers) == 1 else None
             self._expect(begun)
             self._machine.feed(lambda node: node.outcome(node.contexts.walks.begin(context, walk, recvs, retain, fast)))
             self._work(begun)
@@ -132,15 +136,15 @@ class Passes:
         """Run backward from the roots."""
         begun = self._begun.get(walk)
         if begun is not None:
-            begun.jobs.put(lambda: self._arrive(context, walk, ROOT, begun.seeds))
+            begun.jobs.put(partial(self._arrive, context, walk, ROOT, begun.seeds))
 
     def accumulate(self, message: Gradients) -> None:
         """Gradients have come for a send."""
-        begun = self._begun.get(message.walk)
+        begun, job = self._begun.get(message.walk), partial(self._accumulate, message)
         if begun is not None:
-            begun.jobs.put(lambda: self._accumulate(message))
+            begun.jobs.put(job)
         else:
-            self._agent.submit_here(lambda: self._accumulate(message))
+            self._agent.submit_here(job)
 
     def _accumulate(self, message: Gradients) -> None:
         try:
@@ -152,8 +156,10 @@ class Passes:
 
     def forget(self, context: int, walk: Id) -> None:
         """A pass is over here."""
-        with contextlib.suppress(RuntimeError):  # the context may have gone before
+        try:
             self._recorded(context).passes.pop(walk, None)
+        except RuntimeError:
+            pass  # the context has gone before
         self._told.changed("PassEnded", context)
 
     # -- running
@@ -161,31 +167,34 @@ class Passes:
         """Gradients for one root of this worker's part; run now, or by the thread that runs the pass already."""
         held = self._recorded(context)
         with self._lock:
-            state = held.passes.setdefault(walk, Pass())
-            state.waiting.append((message, grads))
+            state = held.passes.get(walk)
+            if state is None:
+                state = held.passes[walk] = Pass()
             if state.busy:
+                state.waiting.append((message, grads))
                 return
             state.busy = True
         while True:
-            with self._lock:
-                if not state.waiting:
-                    state.busy = False
-                    return
-                message, grads = state.waiting.popleft()
             try:
                 self._step(context, walk, state, message, grads)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001  (whatever a user's hook raises ends the pass, everywhere)
                 self._fail(context, walk, error)
+            with self._lock:
+                if not state.waiting:
+                    state.busy = False
+                    return
+                message, grads = state.waiting.popleft()
 
     def _step(self, context: int, walk: Id, state: Pass, message: int, grads: Grads) -> None:
-        if state.local is None:
-            state.local = self._local(context, walk)
+        local = state.local
+        if local is None:
+            local = state.local = self._local(context, walk)
             self._told.changed("PassPlanned", context)
-        fired = state.local.arrive(message, grads)
-        if state.local.complete:
-            self._finish(context, state.local.leaves())
+        fired = local.arrive(message, grads)
+        if local.complete:
+            self._finish(context, local.leaves())
         self._told.changed("RegionsRan", context)
         bodies = {one.key: self._body(context, one) for one in fired}
         if (begun := self._begun.get(walk)) is not None:
@@ -201,8 +210,8 @@ class Passes:
         needed, retain = self._machine.ask(lambda node: node.contexts.walks.part(context, walk))
         sends = self._recorded(context).sends
         parts = {number: sends[number] for number in needed}
-        if walk in self._begun:
-            parts[ROOT] = self._begun[walk].roots
+        if (begun := self._begun.get(walk)) is not None:
+            parts[ROOT] = begun.roots
         found = [part.found for part in parts.values() if part.found is not None]
         edges = {number: part.edges for number, part in parts.items()}
         return LocalPass(edges, retain, found if len(found) == len(parts) else ())
