@@ -8,9 +8,9 @@ with autograd.context() as context_id:
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ContextDecorator
+from typing import Any, Literal
 
 import torch
 
@@ -49,21 +49,34 @@ __all__ = [
 ]
 
 
-@contextlib.contextmanager
-def context() -> Iterator[int]:
+def context() -> AbstractContextManager[int]:
     """A new autograd context for this thread; its id. Released on all workers at the end of the block.
 
     RuntimeError where this thread is in a context already.
     """
-    here = recorder()
-    if here.current() is not None:
-        raise RuntimeError("Already have an autograd context id for this thread.")
-    context_id = here.new_context()
-    try:
-        with here.inside(context_id):
-            yield context_id
-    finally:
-        here.release(context_id)
+    return _Block()
+
+
+class _Block(ContextDecorator):
+    """No generator, which would take longer than all that is done here."""
+
+    def __enter__(self) -> int:
+        here = self._here = recorder()
+        if here.current() is not None:
+            raise RuntimeError("Already have an autograd context id for this thread.")
+        self._id = here.new_context()
+        self._inside = here.inside(self._id)
+        self._inside.__enter__()
+        return self._id
+
+    def __exit__(self, *raised: Any) -> None:
+        try:
+            self._inside.__exit__(*raised)
+        finally:
+            self._here.release(self._id)
+
+    def _recreate_cm(self) -> _Block:
+        return _Block()
 
 
 def backward(

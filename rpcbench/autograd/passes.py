@@ -16,12 +16,13 @@ import torch
 from rpcbench.agent.core import Agent
 from rpcbench.autograd import graph, replicas
 from rpcbench.autograd.blame import failure_of, raised
-from rpcbench.autograd.gradients import Leaves
+from rpcbench.autograd.gradients import LeafGradients, Leaves
 from rpcbench.autograd.recorded import Grads, Pass, Recorded, SentTensors
 from rpcbench.autograd.regions import Fired, LocalPass
 from rpcbench.autograd.told import Told
 from rpcbench.protocol.records import ROOT
 from rpcbench.wire.body import Body
+from rpcbench.wire.devices import Route
 from rpcbench.wire.messages import Gradients, WalkFailed
 from rpcbench.words.futures import blocked
 from rpcbench.words.ids import Counter, Id, worker_of
@@ -176,7 +177,7 @@ class Passes:
             state.busy = True
         while True:
             try:
-                self._step(context, walk, state, message, grads)
+                self._step(context, walk, held, state, message, grads)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001  (whatever a user's hook raises ends the pass, everywhere)
@@ -187,51 +188,58 @@ class Passes:
                     return
                 message, grads = state.waiting.popleft()
 
-    def _step(self, context: int, walk: Id, state: Pass, message: int, grads: Grads) -> None:
+    def _step(self, context: int, walk: Id, held: Recorded, state: Pass, message: int, grads: Grads) -> None:
         local = state.local
         if local is None:
-            local = state.local = self._local(context, walk)
+            local = state.local = self._local(context, walk, held)
             self._told.changed("PassPlanned", context)
         fired = local.arrive(message, grads)
         if local.complete:
-            self._finish(context, local.leaves())
+            self._finish(context, held, local.leaves())
         self._told.changed("RegionsRan", context)
-        bodies = {one.key: self._body(context, one) for one in fired}
+        bodies = {one.key: self._body(held.backs[one.key], one) for one in fired}
         if (begun := self._begun.get(walk)) is not None:
             self._expect(begun)
         self._machine.feed(lambda node: node.outcome(node.contexts.walks.propagated(context, walk, message, bodies)))
 
-    def _body(self, context: int, fired: Fired) -> Body:
+    def _body(self, back: Route, fired: Fired) -> Body:
         gradients = [gradient if gradient is None else gradient.detach() for gradient in fired.grads]
-        return self._codec.encode(gradients, label="gradients", route=self._recorded(context).backs[fired.key])[0]
+        return self._codec.encode(gradients, label="gradients", route=back)[0]
 
-    def _local(self, context: int, walk: Id) -> LocalPass:
+    def _local(self, context: int, walk: Id, held: Recorded) -> LocalPass:
         """This worker's part: all sends that take part, and the roots of the pass where it began here."""
         needed, retain = self._machine.ask(lambda node: node.contexts.walks.part(context, walk))
-        sends = self._recorded(context).sends
-        parts = {number: sends[number] for number in needed}
+        parts = {number: held.sends[number] for number in needed}
         if (begun := self._begun.get(walk)) is not None:
             parts[ROOT] = begun.roots
         found = [part.found for part in parts.values() if part.found is not None]
         edges = {number: part.edges for number, part in parts.items()}
         return LocalPass(edges, retain, found if len(found) == len(parts) else ())
 
-    def _finish(self, context: int, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _finish(self, context: int, held: Recorded, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """All has run here: keep the gradients, the replicas' too where a leaf has any."""
         own, common = replicas.apart(leaves)
         if common:
-            gradients = self._recorded(context).gradients
-            gradients.replace(replicas.reduced(common, gradients.copy()))
-        self.keep(context, own)
+            held.gradients.replace(replicas.reduced(common, held.gradients.copy()))
+        self._keep(context, held.gradients, own, held.gradients.add)
 
-    def keep(self, context: int, leaves: Leaves, instead: bool = False) -> None:
-        """Add gradients of leaves to the context's own; or take them in place of those (`instead`)."""
+    def add(self, context: int, leaves: Leaves) -> None:
+        """Add gradients of leaves to the context's own."""
         gradients = self._recorded(context).gradients
+        self._keep(context, gradients, leaves, gradients.add)
+
+    def replace(self, context: int, leaves: Leaves) -> None:
+        """Let the context have these gradients of leaves, in place of those that it has of them."""
+        gradients = self._recorded(context).gradients
+        self._keep(context, gradients, leaves, gradients.replace)
+
+    def _keep(self, context: int, gradients: LeafGradients, leaves: Leaves, take: Callable[[Leaves], None]) -> None:
         before = len(gradients)
-        (gradients.replace if instead else gradients.add)(leaves)
-        if len(gradients) > before:
+        take(leaves)
+        held = len(gradients)
+        if held > before:
             self._told.changed("LeavesReached", context)
-        self._machine.ask(lambda node: node.contexts.gradients_held(context, len(gradients)))
+        self._machine.ask(lambda node: node.contexts.gradients_held(context, held))
 
     def _fail(self, context: int, walk: Id, error: BaseException) -> None:
         failure = failure_of(error, context, walk, self._agent.id, self._codec)

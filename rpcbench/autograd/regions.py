@@ -72,8 +72,9 @@ class LocalPass:
 
     def leaves(self) -> list[tuple[Tensor, Tensor]]:
         """The leaf tensors reached so far for the last time, with their final gradients; all of them when complete."""
-        reached = [(node.variable, grad) for node, grad in self._leaves if grad is not None]
-        return [(leaf, grad) for leaf, grad in reached if leaf.requires_grad]
+        return [
+            (leaf, grad) for node, grad in self._leaves if grad is not None and (leaf := node.variable).requires_grad
+        ]
 
     def arrive(self, key: Hashable, grads: Sequence[Tensor | None]) -> list[Fired]:
         """Take the gradients of one root and run all that has become complete; returns what can be sent on.
