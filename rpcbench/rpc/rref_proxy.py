@@ -29,7 +29,7 @@ class Reference(Protocol):
 
     def local_value(self) -> Any: ...
 
-    def _call(self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Future[Any]: ...
+    def _call(self, to: int, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Future[Any]: ...
 
 
 class RRefProxy:
@@ -61,7 +61,8 @@ class RRefProxy:
         return self._send(run, method, args, kwargs)
 
     def _send(self, function: Callable[..., Any], *args: Any) -> Any:
-        return self.rpc_api(self.rref._owner, function, args=(self.rref, *args), timeout=self.rpc_timeout)
+        rref = self.rref
+        return self.rpc_api(rref._owner, function, args=(rref, *args), timeout=self.rpc_timeout)
 
 
 class CheckedProxy(RRefProxy):
@@ -70,7 +71,7 @@ class CheckedProxy(RRefProxy):
     def _send(self, function: Callable[..., Any], *args: Any) -> Any:
         name: str = args[0]
         if name not in self.rref._has:
-            self.rref._call(_check, (self.rref, name), self.rpc_timeout).wait()
+            self.rref._call(self.rref._owner, _check, (self.rref, name), self.rpc_timeout).wait()
             self.rref._has.add(name)
         return super()._send(function, *args)
 
