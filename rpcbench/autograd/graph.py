@@ -161,9 +161,9 @@ class Ends:
 
     __slots__ = ("leaves", "recvs")
 
-    def __init__(self) -> None:
-        self.recvs: dict[Any, Any] = {}
-        self.leaves: list[Any] = []
+    def __init__(self, recvs: dict[Any, Any], leaves: list[Any]) -> None:
+        self.recvs = recvs
+        self.leaves = leaves
 
     @property
     def terminals(self) -> list[Any]:
@@ -177,7 +177,7 @@ class Reach(Ends):
     __slots__ = ("below",)
 
     def __init__(self, edges: Iterable[GradientEdge | None]) -> None:
-        super().__init__()
+        super().__init__({}, [])
         self.below: dict[Node, Below] = {}
         for edge in edges:
             if edge is not None:
@@ -228,7 +228,5 @@ def glance(edges: Iterable[GradientEdge | None], most: int) -> Ends | None:
         below = map(_NODE, chain.from_iterable(map(_BELOW, level)))
         level = dict.fromkeys(filterfalse(seen.__contains__, below))
     del seen[_ANCHORED]
-    found = Ends()
-    found.leaves += filter(_LEAF.__instancecheck__, seen)
-    found.recvs.update([(node.key, node) for node in filter(_RECV.__instancecheck__, seen)])
-    return found
+    recvs = {node.key: node for node in filter(_RECV.__instancecheck__, seen)}
+    return Ends(recvs, [*filter(_LEAF.__instancecheck__, seen)])

@@ -72,7 +72,6 @@ class Passes:
         walk = Id(self._agent.id, self._walks.next(), self._agent.incarnation)
         begun = self._begun[walk] = _Begun(SentTensors(edges, found), [torch.ones_like(root) for root in roots], peer)
         try:
-            self._expect(begun)
             self._machine.feed(lambda node: node.outcome(node.contexts.walks.begin(context, walk, recvs, retain, fast)))
             self._work(begun)
         except BaseException as error:
@@ -83,11 +82,6 @@ class Passes:
         if (failure := begun.failure) is not None:
             worker = self._machine.ask(lambda node: node.name(failure.worker))
             raise raised(failure, worker, self._codec)
-
-    def _expect(self, begun: _Begun) -> None:
-        """This thread is about to send words for a pass, and to wait for others."""
-        if begun.peer is not None:
-            self._agent.asking.expect(begun.peer)
 
     def _work(self, begun: _Begun) -> None:
         """Until the pass is over."""
@@ -198,8 +192,8 @@ class Passes:
             self._finish(context, held, local.leaves())
         self._told.changed("RegionsRan", context)
         bodies = {one.key: self._body(held.backs[one.key], one) for one in fired}
-        if (begun := self._begun.get(walk)) is not None:
-            self._expect(begun)
+        if fired and (begun := self._begun.get(walk)) is not None and begun.peer is not None:
+            self._agent.asking.expect(begun.peer)  # this thread is to wait for what comes of that
         self._machine.feed(lambda node: node.outcome(node.contexts.walks.propagated(context, walk, message, bodies)))
 
     def _body(self, back: Route, fired: Fired) -> Body:
