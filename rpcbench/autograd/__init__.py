@@ -58,7 +58,7 @@ def context() -> AbstractContextManager[int]:
 
 
 class _Block(ContextDecorator):
-    """No generator, which would take longer than all that is done here."""
+    """See `context`. A generator would take longer than all that is done here."""
 
     def __enter__(self) -> int:
         here = self._here = recorder()

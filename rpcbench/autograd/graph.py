@@ -27,7 +27,7 @@ edge_of: Callable[[tuple[Any, int, Any]], GradientEdge] = partial(tuple.__new__,
 _BELOW, _NODE = attrgetter("next_functions"), itemgetter(0)
 
 with torch.inference_mode(False):
-    _ANCHOR = torch.empty(0, requires_grad=True)  # why torch records a message that comes in
+    _ANCHOR = torch.empty(0, device="cpu", requires_grad=True)  # why torch records a message that comes in
     _ANCHORED = get_gradient_edge(_ANCHOR).node
 
 

@@ -39,10 +39,10 @@ class Part:
 
     __slots__ = ("entries", "leaves", "recvs", "roots", "shared", "sums", "taps")
 
-    def __init__(self, roots: int, ends: Ends | None = None) -> None:
+    def __init__(self, roots: int, leaves: list[Any], recvs: list[Any]) -> None:
         self.roots = roots
-        self.leaves: list[Any] = [*ends.leaves] if ends else []
-        self.recvs: list[Any] = [*ends.recvs.values()] if ends else []
+        self.leaves = leaves
+        self.recvs = recvs
         self.shared: dict[GradientEdge, None] = {}
         self.taps: dict[Any, list[tuple[int, GradientEdge]]] = {}
         self.entries: dict[GradientEdge, Tensor] = {}
@@ -89,12 +89,14 @@ class Plan:
         """Two for each set of roots: what leads to ends, then the rest, which only leads to other parts."""
         part = self._parts.get((roots, rest))
         if part is None:
-            part = self._parts[roots, rest] = Part(roots)
+            part = self._parts[roots, rest] = Part(roots, [], [])
         return part
 
     def _whole(self, number: int, root: RootEdges, found: Ends) -> Part:
-        part = Part(1 << number, found)
-        self.part_of.update([(edge.node, part) for edge in root if edge is not None])
+        part = Part(1 << number, found.leaves, [*found.recvs.values()])
+        for edge in root:
+            if edge is not None:
+                self.part_of[edge.node] = part
         return part
 
     def _divide(self, bits: dict[Any, int], found: Reach) -> None:
@@ -140,10 +142,12 @@ class Plan:
 
 def _apart(found: Sequence[Ends]) -> bool:
     """Whether no two lead to the same leaf or received message."""
-    if len(found) == 1:
-        return True
-    terminals = [node for one in found for node in one.terminals]
-    return len(set(terminals)) == len(terminals)
+    seen: set[Any] = set()
+    for one in found:
+        if not seen.isdisjoint(terminals := one.terminals):
+            return False
+        seen.update(terminals)
+    return True
 
 
 def _bits(roots: Sequence[RootEdges], found: Reach) -> dict[Any, int]:

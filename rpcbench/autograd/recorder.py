@@ -223,7 +223,7 @@ class AutogradRecorder:
 
 
 class _Inside:
-    """What a context is this thread's own for. A generator would take four times as long."""
+    """Makes a context this thread's own for a block. A generator would take four times as long."""
 
     __slots__ = ("_context", "_current", "_token")
 

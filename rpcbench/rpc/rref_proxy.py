@@ -61,8 +61,7 @@ class RRefProxy:
         return self._send(run, method, args, kwargs)
 
     def _send(self, function: Callable[..., Any], *args: Any) -> Any:
-        rref = self.rref
-        return self.rpc_api(rref._owner, function, args=(rref, *args), timeout=self.rpc_timeout)
+        return self.rpc_api(self.rref._owner, function, args=(self.rref, *args), timeout=self.rpc_timeout)
 
 
 class CheckedProxy(RRefProxy):
