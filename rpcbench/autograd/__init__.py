@@ -8,9 +8,9 @@ with autograd.context() as context_id:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, ContextDecorator
-from typing import Any, Literal
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 import torch
 
@@ -49,34 +49,24 @@ __all__ = [
 ]
 
 
-def context() -> AbstractContextManager[int]:
+@contextlib.contextmanager
+def context() -> Iterator[int]:
     """A new autograd context for this thread; its id. Released on all workers at the end of the block.
 
     RuntimeError where this thread is in a context already.
     """
-    return _Block()
-
-
-class _Block(ContextDecorator):
-    """See `context`. A generator would take longer than all that is done here."""
-
-    def __enter__(self) -> int:
-        here = self._here = recorder()
-        if here.current() is not None:
-            raise RuntimeError("Already have an autograd context id for this thread.")
-        self._id = here.new_context()
-        self._inside = here.inside(self._id)
-        self._inside.__enter__()
-        return self._id
-
-    def __exit__(self, *raised: Any) -> None:
+    here = recorder()
+    if here.current() is not None:
+        raise RuntimeError("Already have an autograd context id for this thread.")
+    context_id = here.new_context()
+    try:
+        token = here._current.set(context_id)
         try:
-            self._inside.__exit__(*raised)
+            yield context_id
         finally:
-            self._here.release(self._id)
-
-    def _recreate_cm(self) -> _Block:
-        return _Block()
+            here._current.reset(token)
+    finally:
+        here.release(context_id)
 
 
 def backward(
