@@ -12,23 +12,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from itertools import chain, filterfalse
-from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 
 from rpcbench.words.errors import RpcError
 
 Below = tuple[tuple[Node | None, int], ...]
 edge_of: Callable[[tuple[Any, int, Any]], GradientEdge] = partial(tuple.__new__, GradientEdge)  # as `_make`, in C
-_BELOW, _NODE = attrgetter("next_functions"), itemgetter(0)
-
-with torch.inference_mode(False):
-    _ANCHOR = torch.empty(0, device="cpu", requires_grad=True)  # why torch records a message that comes in
-    _ANCHORED = get_gradient_edge(_ANCHOR).node
 
 
 class RecvRpc(torch.autograd.Function):
@@ -91,7 +84,7 @@ def receive(tensors: Sequence[Tensor], key: Hashable) -> list[Tensor]:
             received[place] = _no_view(tensor).requires_grad_(False)
             outputs.append(received[place])
     if outputs:
-        _recorded(RecvRpc, _ANCHOR, key, wanted, *outputs)
+        _recorded(RecvRpc, torch.empty(0, requires_grad=True), key, wanted, *outputs)
     return received
 
 
@@ -218,15 +211,21 @@ def ends(edges: Iterable[GradientEdge | None]) -> Ends:
 
 def glance(edges: Iterable[GradientEdge | None], most: int) -> Ends | None:
     """As `ends`, unless looking takes long: None where there are more than `most` nodes."""
-    level = dict.fromkeys([edge.node for edge in edges if edge is not None])
-    seen: dict[Any, None] = {None: None, _ANCHORED: None}
-    most += len(seen)
-    while level:  # by what is equally far away: Python has few steps to take for each
-        seen |= level
-        if len(seen) > most:
-            return None
-        below = map(_NODE, chain.from_iterable(map(_BELOW, level)))
-        level = dict.fromkeys(filterfalse(seen.__contains__, below))
-    del seen[_ANCHORED]
-    recvs = {node.key: node for node in filter(_RECV.__instancecheck__, seen)}
-    return Ends(recvs, [*filter(_LEAF.__instancecheck__, seen)])
+    nodes: list[Any] = [*dict.fromkeys([edge.node for edge in edges if edge is not None])]
+    seen = {None, *nodes}
+    recvs: dict[Any, Any] = {}
+    leaves: list[Any] = []
+    for node in nodes:  # which become more meanwhile
+        kind = type(node)
+        if kind is _LEAF:
+            leaves.append(node)
+        elif kind is _RECV:
+            recvs[node.key] = node
+        else:
+            for child, _ in node.next_functions:
+                if child not in seen:
+                    seen.add(child)
+                    nodes.append(child)
+            if len(nodes) > most:
+                return None
+    return Ends(recvs, leaves)
