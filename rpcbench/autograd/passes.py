@@ -230,10 +230,9 @@ class Passes:
     def _keep(self, context: int, gradients: LeafGradients, leaves: Leaves, take: Callable[[Leaves], None]) -> None:
         before = len(gradients)
         take(leaves)
-        held = len(gradients)
-        if held > before:
+        if len(gradients) > before:
             self._told.changed("LeavesReached", context)
-        self._machine.ask(lambda node: node.contexts.gradients_held(context, held))
+        self._machine.ask(lambda node: node.contexts.gradients_held(context, len(gradients)))
 
     def _fail(self, context: int, walk: Id, error: BaseException) -> None:
         failure = failure_of(error, context, walk, self._agent.id, self._codec)
