@@ -175,9 +175,7 @@ class Values:
 
     def inside(self, context: int | None) -> AbstractContextManager[None]:
         """Around a function that a message asked for, perhaps one of an autograd context."""
-        inner: AbstractContextManager[None] = contextlib.nullcontext()
-        if context is not None and self.recorder is not None:
-            inner = self.recorder.inside(context)
+        inner = contextlib.nullcontext() if context is None or self.recorder is None else self.recorder.inside(context)
         return inner if self.around is None else _nested(inner, self.around())
 
     # -- handles

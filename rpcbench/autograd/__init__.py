@@ -60,8 +60,11 @@ def context() -> Iterator[int]:
         raise RuntimeError("Already have an autograd context id for this thread.")
     context_id = here.new_context()
     try:
-        with here.inside(context_id):
+        token = here._current.set(context_id)
+        try:
             yield context_id
+        finally:
+            here._current.reset(token)
     finally:
         here.release(context_id)
 

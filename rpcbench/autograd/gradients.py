@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 Leaves = Sequence[tuple[Tensor, Tensor]]
+_NAMELESS: frozenset[type] = frozenset((Tensor, Parameter))
 
 
 class LeafGradients:
@@ -39,24 +40,26 @@ class LeafGradients:
 
     def under_names(self) -> dict[Tensor, Tensor]:
         """All as they are now, each with names for its dimensions where its leaf has some."""
-        return {leaf: _named(leaf, gradient) for leaf, gradient in self.copy().items()}
+        held = self.copy()
+        if _NAMELESS.issuperset(map(type, held)):
+            return held
+        return {leaf: _named(leaf, gradient) for leaf, gradient in held.items()}
 
     def add(self, leaves: Leaves) -> None:
         """Add gradients of leaves to those that are here."""
-        own = _own(leaves)
+        own, held = _own(leaves), self._held
         with self._adding:
-            for (leaf, _), gradient in zip(leaves, own, strict=True):
-                before = self._held.get(leaf)
-                if before is not None:
+            for leaf, gradient in own:
+                if leaf in held:
                     with torch.no_grad():
-                        gradient = total(before, gradient)
-                self._held[leaf] = gradient
+                        gradient = total(held[leaf], gradient)
+                held[leaf] = gradient
 
     def replace(self, leaves: Leaves) -> None:
         """Take these gradients in place of those that are here."""
         own = _own(leaves)
         with self._adding:
-            self._held.update((leaf, gradient) for (leaf, _), gradient in zip(leaves, own, strict=True))
+            self._held.update(own)
 
     def scale(self, leaves: Iterable[Tensor], factor: float) -> None:
         """Multiply the gradients of these leaves, as far as they are here."""
@@ -65,7 +68,7 @@ class LeafGradients:
 
 
 def _named(leaf: Tensor, gradient: Tensor) -> Tensor:
-    if type(leaf) is Tensor or type(leaf) is Parameter:
+    if type(leaf) in _NAMELESS:
         return gradient
     from rpcbench.named.gradients import like  # loaded already where a leaf has names; nobody else waits for it
 
@@ -77,15 +80,14 @@ def total(first: Tensor, second: Tensor) -> Tensor:
     return first + second if first.layout is torch.strided else second + first
 
 
-def _own(leaves: Leaves) -> list[Tensor]:
+def _own(leaves: Leaves) -> Leaves:
     """The gradients, each in memory that no other of them uses and without gaps; copied only where it must be."""
-    memories = [_memory(grad) for _, grad in leaves]
-    if len(set(memories)) == len(memories):
-        return [grad if _compact(grad, leaf) else _copied(grad) for leaf, grad in leaves]
-    uses = Counter(memories)
+    memories = [g.untyped_storage()._cdata for _, g in leaves if g.layout is torch.strided and g.is_contiguous()]
+    if len(set(memories)) == len(leaves):  # as a rule
+        return leaves
+    uses = Counter([_memory(grad) for _, grad in leaves])
     return [
-        grad if uses[memory] == 1 and _compact(grad, leaf) else _copied(grad)
-        for (leaf, grad), memory in zip(leaves, memories, strict=True)
+        (leaf, grad if uses[_memory(grad)] == 1 and _compact(grad, leaf) else _copied(grad)) for leaf, grad in leaves
     ]
 
 

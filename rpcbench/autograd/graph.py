@@ -10,7 +10,8 @@ Guarantees
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.autograd.graph import GradientEdge, Node
 from rpcbench.words.errors import RpcError
 
 Below = tuple[tuple[Node | None, int], ...]
+edge_of: Callable[[tuple[Any, int, Any]], GradientEdge] = partial(tuple.__new__, GradientEdge)  # as `_make`, in C
 
 
 class RecvRpc(torch.autograd.Function):
@@ -109,12 +111,12 @@ def edges(tensors: Sequence[Tensor]) -> list[GradientEdge | None]:
         return [None] * len(tensors)
     message = _recorded(SendRpc, *recorded)
     below = iter(message.grad_fn.next_functions)
-    return [GradientEdge._make((*next(below), message)) if tensor.requires_grad else None for tensor in tensors]
+    return [edge_of((*next(below), message)) if tensor.requires_grad else None for tensor in tensors]
 
 
 def root_edges(roots: Sequence[Tensor]) -> list[GradientEdge | None]:
     """As `edges`, for what a backward pass begins at: nothing stands for them but themselves."""
-    return [GradientEdge(root.grad_fn, root.output_nr, root) for root in roots]  # type: ignore[arg-type]
+    return [edge_of((root.grad_fn, root.output_nr, root)) for root in roots]
 
 
 def send_node(edges: Iterable[GradientEdge | None]) -> Any:
@@ -152,9 +154,9 @@ class Ends:
 
     __slots__ = ("leaves", "recvs")
 
-    def __init__(self) -> None:
-        self.recvs: dict[Any, Any] = {}
-        self.leaves: list[Any] = []
+    def __init__(self, recvs: dict[Any, Any], leaves: list[Any]) -> None:
+        self.recvs = recvs
+        self.leaves = leaves
 
     @property
     def terminals(self) -> list[Any]:
@@ -168,7 +170,7 @@ class Reach(Ends):
     __slots__ = ("below",)
 
     def __init__(self, edges: Iterable[GradientEdge | None]) -> None:
-        super().__init__()
+        super().__init__({}, [])
         self.below: dict[Node, Below] = {}
         for edge in edges:
             if edge is not None:
@@ -209,21 +211,21 @@ def ends(edges: Iterable[GradientEdge | None]) -> Ends:
 
 def glance(edges: Iterable[GradientEdge | None], most: int) -> Ends | None:
     """As `ends`, unless looking takes long: None where there are more than `most` nodes."""
-    found = Ends()
-    stack: list[Any] = [*reversed({edge.node: None for edge in edges if edge is not None})]
-    seen = {None, *stack}
-    while stack:
-        node = stack.pop()
+    nodes: list[Any] = [*dict.fromkeys([edge.node for edge in edges if edge is not None])]
+    seen = {None, *nodes}
+    recvs: dict[Any, Any] = {}
+    leaves: list[Any] = []
+    for node in nodes:  # which become more meanwhile
         kind = type(node)
         if kind is _LEAF:
-            found.leaves.append(node)
+            leaves.append(node)
         elif kind is _RECV:
-            found.recvs[node.key] = node
+            recvs[node.key] = node
         else:
             for child, _ in node.next_functions:
                 if child not in seen:
                     seen.add(child)
-                    stack.append(child)
-            if len(seen) > most:
+                    nodes.append(child)
+            if len(nodes) > most:
                 return None
-    return found
+    return Ends(recvs, leaves)

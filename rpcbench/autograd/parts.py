@@ -15,9 +15,8 @@ Rules
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -25,34 +24,35 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from rpcbench.autograd.gradients import total
-from rpcbench.autograd.graph import Below, Ends, Reach, ends, is_leaf, is_recv, leaf_of
+from rpcbench.autograd.graph import Below, Ends, Reach, edge_of, ends, is_leaf, is_recv, leaf_of
 
 RootEdges = Sequence["GradientEdge | None"]
 
 
-@dataclass(slots=True, eq=False)
 class Part:
     """Nodes that run together.
 
-    `roots` is a bit set. `taps` names the tapped edges of each node by place and target. `entries` are the
-    gradients that came from outside so far; those in `sums` were made here, and nobody else has them.
+    `roots` is a bit set. Gradients end at `leaves` and `recvs`, and a portion at each of `shared`, the bare leaves of
+    others. `taps` names the tapped edges of each node by place and target. `entries` are the gradients that came from
+    outside so far; those in `sums` were made here, and nobody else has them.
     """
 
-    roots: int
-    ends: dict[GradientEdge, None] = field(default_factory=dict)
-    recvs: list[Any] = field(default_factory=list)
-    taps: dict[Any, list[tuple[int, GradientEdge]]] = field(default_factory=dict)
-    entries: dict[GradientEdge, Tensor] = field(default_factory=dict)
-    sums: set[GradientEdge] = field(default_factory=set)
+    __slots__ = ("entries", "leaves", "recvs", "roots", "shared", "sums", "taps")
 
-    def end_at(self, node: Any) -> None:
-        """Make all of a leaf or recv node an end."""
-        if is_leaf(node):
-            self.ends[GradientEdge(node, 0)] = None
-            return
-        self.recvs.append(node)
-        for number in range(sum(node.wanted)):
-            self.ends[GradientEdge(node, number)] = None
+    def __init__(self, roots: int, leaves: list[Any], recvs: list[Any]) -> None:
+        self.roots = roots
+        self.leaves = leaves
+        self.recvs = recvs
+        self.shared: dict[GradientEdge, None] = {}
+        self.taps: dict[Any, list[tuple[int, GradientEdge]]] = {}
+        self.entries: dict[GradientEdge, Tensor] = {}
+        self.sums: set[GradientEdge] = set()
+
+    def ends(self) -> list[GradientEdge]:
+        """Where gradients end: at leaves, at each tensor of recvs, at what is shared."""
+        leaves = map(edge_of, zip(self.leaves, repeat(0), repeat(None)))
+        recvs = [GradientEdge(recv, number) for recv in self.recvs for number in range(sum(recv.wanted))]
+        return [*leaves, *recvs, *self.shared]
 
     def add(self, edge: GradientEdge, grad: Tensor) -> None:
         """Take a gradient that enters by this edge."""
@@ -74,15 +74,14 @@ class Plan:
 
     def __init__(self, roots: Sequence[RootEdges], found: Sequence[Ends] = ()) -> None:
         self.part_of: dict[Any, Part] = {}
-        self._parts: dict[tuple[int, bool], Part] = {}
         if len(roots) == 1 and not found:
             found = [ends(roots[0])]
         if found and _apart(found):
-            for number, (root, own) in enumerate(zip(roots, found, strict=True)):
-                self._whole(1 << number, root, own)
-        else:
-            together = Reach(itertools.chain.from_iterable(roots))
-            self._divide(_bits(roots, together), together)
+            self.parts = [self._whole(*one) for one in zip(range(len(roots)), roots, found, strict=True)]
+            return
+        self._parts: dict[tuple[int, bool], Part] = {}
+        together = Reach(chain.from_iterable(roots))
+        self._divide(_bits(roots, together), together)
         order = sorted(self._parts, key=lambda key: (key[0].bit_count(), *key))
         self.parts = [self._parts[key] for key in order]
 
@@ -90,15 +89,15 @@ class Plan:
         """Two for each set of roots: what leads to ends, then the rest, which only leads to other parts."""
         part = self._parts.get((roots, rest))
         if part is None:
-            part = self._parts[roots, rest] = Part(roots)
+            part = self._parts[roots, rest] = Part(roots, [], [])
         return part
 
-    def _whole(self, bit: int, root: RootEdges, found: Ends) -> None:
-        part = self._part(bit, False)
-        for node in found.terminals:
-            part.end_at(node)
-            self.part_of[node] = part
-        self.part_of.update((edge.node, part) for edge in root if edge is not None)
+    def _whole(self, number: int, root: RootEdges, found: Ends) -> Part:
+        part = Part(1 << number, found.leaves, [*found.recvs.values()])
+        for edge in root:
+            if edge is not None:
+                self.part_of[edge.node] = part
+        return part
 
     def _divide(self, bits: dict[Any, int], found: Reach) -> None:
         leading_on = {
@@ -111,7 +110,7 @@ class Plan:
             roots = bits[node]
             if _is_terminal(node):
                 part = self.part_of[node] = self._part(roots, False)
-                part.end_at(node)
+                (part.leaves if is_leaf(node) else part.recvs).append(node)
             else:
                 self._place(node, below, roots, share=roots not in leading_on)
 
@@ -123,7 +122,7 @@ class Plan:
             home = self.part_of.get(child)
             if share and home is not front and child is not None and _is_bare_leaf(child):
                 home = front
-                front.ends[GradientEdge(child, number)] = None
+                front.shared[GradientEdge(child, number)] = None
             homes.append(home)
         if front in homes:
             mine = front
@@ -143,8 +142,12 @@ class Plan:
 
 def _apart(found: Sequence[Ends]) -> bool:
     """Whether no two lead to the same leaf or received message."""
-    terminals = [node for one in found for node in one.terminals]
-    return len(found) == 1 or len(set(terminals)) == len(terminals)
+    seen: set[Any] = set()
+    for one in found:
+        if not seen.isdisjoint(terminals := one.terminals):
+            return False
+        seen.update(terminals)
+    return True
 
 
 def _bits(roots: Sequence[RootEdges], found: Reach) -> dict[Any, int]:

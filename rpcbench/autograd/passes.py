@@ -6,23 +6,23 @@ on the thread that called `backward`, the rest on pool threads. Several passes m
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from rpcbench.agent.core import Agent
 from rpcbench.autograd import graph, replicas
 from rpcbench.autograd.blame import failure_of, raised
-from rpcbench.autograd.gradients import Leaves
+from rpcbench.autograd.gradients import LeafGradients, Leaves
 from rpcbench.autograd.recorded import Grads, Pass, Recorded, SentTensors
 from rpcbench.autograd.regions import Fired, LocalPass
 from rpcbench.autograd.told import Told
 from rpcbench.protocol.records import ROOT
 from rpcbench.wire.body import Body
+from rpcbench.wire.devices import Route
 from rpcbench.wire.messages import Gradients, WalkFailed
 from rpcbench.words.futures import blocked
 from rpcbench.words.ids import Counter, Id, worker_of
@@ -30,15 +30,20 @@ from rpcbench.words.ids import Counter, Id, worker_of
 Job = Callable[[], object]
 
 
-@dataclass(slots=True, eq=False)
 class _Begun:
-    """A pass that began here: its roots, the jobs for the thread that waits for it, and how it ended."""
+    """A pass that began here: its roots, the jobs for the thread that waits for it, and how it ended.
 
-    roots: SentTensors
-    seeds: Grads
-    jobs: queue.SimpleQueue[Job | None] = field(default_factory=queue.SimpleQueue)
-    peer: int | None = None  # that all words of others are to come from, if there is only one
-    failure: WalkFailed | None = None
+    `peer`: whom all words of others are to come from, if there is only one.
+    """
+
+    __slots__ = ("failure", "jobs", "peer", "roots", "seeds")
+
+    def __init__(self, roots: SentTensors, seeds: Grads, peer: int | None) -> None:
+        self.roots = roots
+        self.seeds = seeds
+        self.peer = peer
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.failure: WalkFailed | None = None
 
 
 class Passes:
@@ -61,13 +66,12 @@ class Passes:
         self._recorded(context)
         edges = graph.root_edges(roots)
         found = graph.ends(edges)
+        recvs = [*found.recvs]
+        peers = {*map(worker_of, recvs)}
+        peer = peers.pop() if len(peers) == 1 else None
         walk = Id(self._agent.id, self._walks.next(), self._agent.incarnation)
-        begun = self._begun[walk] = _Begun(SentTensors(edges, found), [torch.ones_like(root) for root in roots])
+        begun = self._begun[walk] = _Begun(SentTensors(edges, found), [torch.ones_like(root) for root in roots], peer)
         try:
-            recvs = list(found.recvs)
-            peers = {worker_of(recv) for recv in recvs}
-            begun.peer = peers.pop() if len(peers) == 1 else None
-            self._expect(begun)
             self._machine.feed(lambda node: node.outcome(node.contexts.walks.begin(context, walk, recvs, retain, fast)))
             self._work(begun)
         except BaseException as error:
@@ -78,11 +82,6 @@ class Passes:
         if (failure := begun.failure) is not None:
             worker = self._machine.ask(lambda node: node.name(failure.worker))
             raise raised(failure, worker, self._codec)
-
-    def _expect(self, begun: _Begun) -> None:
-        """This thread is about to send words for a pass, and to wait for others."""
-        if begun.peer is not None:
-            self._agent.asking.expect(begun.peer)
 
     def _work(self, begun: _Begun) -> None:
         """Until the pass is over."""
@@ -132,15 +131,15 @@ class Passes:
         """Run backward from the roots."""
         begun = self._begun.get(walk)
         if begun is not None:
-            begun.jobs.put(lambda: self._arrive(context, walk, ROOT, begun.seeds))
+            begun.jobs.put(partial(self._arrive, context, walk, ROOT, begun.seeds))
 
     def accumulate(self, message: Gradients) -> None:
         """Gradients have come for a send."""
-        begun = self._begun.get(message.walk)
+        begun, job = self._begun.get(message.walk), partial(self._accumulate, message)
         if begun is not None:
-            begun.jobs.put(lambda: self._accumulate(message))
+            begun.jobs.put(job)
         else:
-            self._agent.submit_here(lambda: self._accumulate(message))
+            self._agent.submit_here(job)
 
     def _accumulate(self, message: Gradients) -> None:
         try:
@@ -152,8 +151,10 @@ class Passes:
 
     def forget(self, context: int, walk: Id) -> None:
         """A pass is over here."""
-        with contextlib.suppress(RuntimeError):  # the context may have gone before
+        try:
             self._recorded(context).passes.pop(walk, None)
+        except RuntimeError:
+            pass  # the context has gone before
         self._told.changed("PassEnded", context)
 
     # -- running
@@ -161,65 +162,74 @@ class Passes:
         """Gradients for one root of this worker's part; run now, or by the thread that runs the pass already."""
         held = self._recorded(context)
         with self._lock:
-            state = held.passes.setdefault(walk, Pass())
-            state.waiting.append((message, grads))
+            state = held.passes.get(walk)
+            if state is None:
+                state = held.passes[walk] = Pass()
             if state.busy:
+                state.waiting.append((message, grads))
                 return
             state.busy = True
         while True:
+            try:
+                self._step(context, walk, held, state, message, grads)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001  (whatever a user's hook raises ends the pass, everywhere)
+                self._fail(context, walk, error)
             with self._lock:
                 if not state.waiting:
                     state.busy = False
                     return
                 message, grads = state.waiting.popleft()
-            try:
-                self._step(context, walk, state, message, grads)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # noqa: BLE001  (whatever a user's hook raises ends the pass, everywhere)
-                self._fail(context, walk, error)
 
-    def _step(self, context: int, walk: Id, state: Pass, message: int, grads: Grads) -> None:
-        if state.local is None:
-            state.local = self._local(context, walk)
+    def _step(self, context: int, walk: Id, held: Recorded, state: Pass, message: int, grads: Grads) -> None:
+        local = state.local
+        if local is None:
+            local = state.local = self._local(context, walk, held)
             self._told.changed("PassPlanned", context)
-        fired = state.local.arrive(message, grads)
-        if state.local.complete:
-            self._finish(context, state.local.leaves())
+        fired = local.arrive(message, grads)
+        if local.complete:
+            self._finish(context, held, local.leaves())
         self._told.changed("RegionsRan", context)
-        bodies = {one.key: self._body(context, one) for one in fired}
-        if (begun := self._begun.get(walk)) is not None:
-            self._expect(begun)
+        bodies = {one.key: self._body(held.backs[one.key], one) for one in fired}
+        if fired and (begun := self._begun.get(walk)) is not None and begun.peer is not None:
+            self._agent.asking.expect(begun.peer)  # this thread is to wait for what comes of that
         self._machine.feed(lambda node: node.outcome(node.contexts.walks.propagated(context, walk, message, bodies)))
 
-    def _body(self, context: int, fired: Fired) -> Body:
+    def _body(self, back: Route, fired: Fired) -> Body:
         gradients = [gradient if gradient is None else gradient.detach() for gradient in fired.grads]
-        return self._codec.encode(gradients, label="gradients", route=self._recorded(context).backs[fired.key])[0]
+        return self._codec.encode(gradients, label="gradients", route=back)[0]
 
-    def _local(self, context: int, walk: Id) -> LocalPass:
+    def _local(self, context: int, walk: Id, held: Recorded) -> LocalPass:
         """This worker's part: all sends that take part, and the roots of the pass where it began here."""
         needed, retain = self._machine.ask(lambda node: node.contexts.walks.part(context, walk))
-        sends = self._recorded(context).sends
-        parts = {number: sends[number] for number in needed}
-        if walk in self._begun:
-            parts[ROOT] = self._begun[walk].roots
+        parts = {number: held.sends[number] for number in needed}
+        if (begun := self._begun.get(walk)) is not None:
+            parts[ROOT] = begun.roots
         found = [part.found for part in parts.values() if part.found is not None]
         edges = {number: part.edges for number, part in parts.items()}
         return LocalPass(edges, retain, found if len(found) == len(parts) else ())
 
-    def _finish(self, context: int, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _finish(self, context: int, held: Recorded, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """All has run here: keep the gradients, the replicas' too where a leaf has any."""
         own, common = replicas.apart(leaves)
         if common:
-            gradients = self._recorded(context).gradients
-            gradients.replace(replicas.reduced(common, gradients.copy()))
-        self.keep(context, own)
+            held.gradients.replace(replicas.reduced(common, held.gradients.copy()))
+        self._keep(context, held.gradients, own, held.gradients.add)
 
-    def keep(self, context: int, leaves: Leaves, instead: bool = False) -> None:
-        """Add gradients of leaves to the context's own; or take them in place of those (`instead`)."""
+    def add(self, context: int, leaves: Leaves) -> None:
+        """Add gradients of leaves to the context's own."""
         gradients = self._recorded(context).gradients
+        self._keep(context, gradients, leaves, gradients.add)
+
+    def replace(self, context: int, leaves: Leaves) -> None:
+        """Let the context have these gradients of leaves, in place of those that it has of them."""
+        gradients = self._recorded(context).gradients
+        self._keep(context, gradients, leaves, gradients.replace)
+
+    def _keep(self, context: int, gradients: LeafGradients, leaves: Leaves, take: Callable[[Leaves], None]) -> None:
         before = len(gradients)
-        (gradients.replace if instead else gradients.add)(leaves)
+        take(leaves)
         if len(gradients) > before:
             self._told.changed("LeavesReached", context)
         self._machine.ask(lambda node: node.contexts.gradients_held(context, len(gradients)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -25,23 +24,29 @@ class SentTensors(NamedTuple):
     found: Ends | None
 
 
-@dataclass(slots=True, eq=False)
 class Pass:
     """One backward pass, as far as it runs on this worker: what has come and waits, and whether a thread is at it."""
 
-    local: LocalPass | None = None
-    waiting: collections.deque[tuple[int, Grads]] = field(default_factory=collections.deque)
-    busy: bool = False
+    __slots__ = ("busy", "local", "waiting")
+
+    def __init__(self) -> None:
+        self.local: LocalPass | None = None
+        self.waiting: collections.deque[tuple[int, Grads]] = collections.deque()
+        self.busy = False
 
 
-@dataclass(slots=True, eq=False)
 class Recorded:
-    """One context. Messages have the numbers that they have in the tables."""
+    """One context. Messages have the numbers that they have in the tables.
 
-    sends: dict[int, SentTensors] = field(default_factory=dict)
-    recvs: dict[int, Any] = field(default_factory=dict)
-    backs: dict[int, Route] = field(default_factory=dict)  # the ways of the gradients of recvs
-    gradients: LeafGradients = field(default_factory=LeafGradients)
-    passes: dict[Id, Pass] = field(default_factory=dict)
-    summed: set[Id] = field(default_factory=set)
-    """What was asked to be added here, and has been."""
+    `backs`: the ways of the gradients of recvs. `summed`: what was asked to be added here, and has been.
+    """
+
+    __slots__ = ("backs", "gradients", "passes", "recvs", "sends", "summed")
+
+    def __init__(self) -> None:
+        self.sends: dict[int, SentTensors] = {}
+        self.recvs: dict[int, Any] = {}
+        self.backs: dict[int, Route] = {}
+        self.gradients = LeafGradients()
+        self.passes: dict[Id, Pass] = {}
+        self.summed: set[Id] = set()

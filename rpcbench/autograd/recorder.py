@@ -10,12 +10,13 @@ Guarantees
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from rpcbench.words.ids import Counter, Id, first_serial, global_id
 
 _GLANCE = 256
 """So many nodes behind a message are looked at when it is sent; where there are more, the backward pass looks."""
+_RECORDED = attrgetter("requires_grad")
 _CUT = (
     "the call of {} takes along a tensor that requires grad, outside of any autograd context: no gradient will come "
     "back for it. Make the call inside `with rpcbench.autograd.context()`, or send tensor.detach()"
@@ -70,13 +72,12 @@ class AutogradRecorder:
     def new_context(self) -> int:
         """A context that begins on this worker."""
         context = global_id(self.agent.id, self._ids.next())
-
-        def begin(node: Node) -> None:
-            node.contexts.open(context)
-            self._contexts[context] = Recorded()
-
-        self._machine.ask(begin)
+        self._machine.ask(self._begin, context)
         return context
+
+    def _begin(self, node: Node, context: int) -> None:
+        node.contexts.open(context)
+        self._contexts[context] = Recorded()
 
     def current(self) -> int | None:
         return self._current.get()
@@ -85,13 +86,8 @@ class AutogradRecorder:
         """Make a context (None: no context) this thread's own from here on."""
         self._current.set(context)
 
-    @contextlib.contextmanager
-    def inside(self, context: int) -> Iterator[None]:
-        token = self._current.set(context)
-        try:
-            yield
-        finally:
-            self._current.reset(token)
+    def inside(self, context: int) -> AbstractContextManager[None]:
+        return _Inside(self._current, context)
 
     def release(self, context: int, told: Iterable[int] = ()) -> None:
         """The context is over, on all workers. `told`: those who hear of it otherwise."""
@@ -123,11 +119,11 @@ class AutogradRecorder:
 
     def accumulate_leaves(self, context: int, leaves: Leaves) -> None:
         """Add gradients of leaves to the context's own."""
-        self.passes.keep(context, leaves)
+        self.passes.add(context, leaves)
 
     def replace_leaves(self, context: int, leaves: Leaves) -> None:
         """Let the context have these gradients of leaves, in place of those that it has of them."""
-        self.passes.keep(context, leaves, instead=True)
+        self.passes.replace(context, leaves)
 
     def scale(self, context: int, leaves: Sequence[torch.Tensor], factor: float) -> None:
         """Multiply gradients of a context."""
@@ -146,60 +142,54 @@ class AutogradRecorder:
         return same_modes(function) if self.agent.config.same_modes else function
 
     def sending(self, context: int, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
-        edges = graph.edges(tensors)
-        recorded = any(edge is not None for edge in edges)
-        found = graph.glance(edges, _GLANCE) if recorded else None
-        recvs = list(found.recvs) if found else None
+        edges = graph.edges(tensors) if tensors else []
+        if not any(edges):
+            return self._machine.ask(self._record_send, context, Sent(to, label), (), False, None)
+        found = graph.glance(edges, _GLANCE)
+        recvs = None if found is None else [*found.recvs]
+        return self._machine.ask(self._record_send, context, Sent(to, label), recvs, True, SentTensors(edges, found))
+
+    def _record_send(
+        self, node: Node, context: int, sent: Sent, recvs: Iterable[int] | None, tensors: bool, kept: SentTensors | None
+    ) -> Scope | None:
+        """`kept`: what a backward pass goes back through."""
         message = global_id(self.agent.id, self._messages.next())
+        scope = node.contexts.record_send(context, message, sent, recvs, tensors)
+        if scope is not None:
+            recorded = self._kept(context)
+            if kept is not None:
+                recorded.sends[message] = kept
+        return scope
 
-        def record(node: Node) -> Scope | None:
-            scope = node.contexts.record_send(context, message, Sent(to, label), recvs, recorded)
-            if scope is not None:
-                kept = self._contexts.setdefault(context, Recorded())
-                if recorded:
-                    kept.sends[message] = SentTensors(edges, found)
-            return scope
-
-        return self._machine.ask(record)
+    def _kept(self, context: int) -> Recorded:
+        """What is kept for a context that is open; made if it is new here."""
+        found = self._contexts.get(context)
+        if found is None:
+            found = self._contexts[context] = Recorded()
+        return found
 
     def received(self, scope: Scope, tensors: list[torch.Tensor], source: int, back: Route) -> list[torch.Tensor]:
-        recorded = any(tensor.requires_grad for tensor in tensors)
-
-        def record(node: Node) -> Recorded | None:
-            known = node.contexts.record_recv(scope, source, recorded)
-            return self._contexts.setdefault(scope.context, Recorded()) if known else None
-
-        kept = self._machine.ask(record)
+        recorded = any(map(_RECORDED, tensors))
+        kept = self._machine.ask(self._record_recv, scope, source, recorded)
         if kept is None or not recorded:
             return tensors
         kept.backs[scope.message] = back
         received = graph.receive(tensors, scope.message)
-        kept.recvs[scope.message] = next(tensor.grad_fn for tensor in received if tensor.requires_grad)
+        kept.recvs[scope.message] = next(filter(_RECORDED, received)).grad_fn
         return received
+
+    def _record_recv(self, node: Node, scope: Scope, source: int, tensors: bool) -> Recorded | None:
+        """None where the context is over."""
+        return self._kept(scope.context) if node.contexts.record_recv(scope, source, tensors) else None
 
     def cut(self, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
         context = self._current.get()
         if context is None:
             return None
-        message = global_id(self.agent.id, self._messages.next())
-        recorded = any(tensor.requires_grad for tensor in tensors)
-
-        def record(node: Node) -> Scope | None:
-            scope = node.contexts.record_send(context, message, Sent(to, label), (), recorded)
-            if scope is not None:
-                self._contexts.setdefault(context, Recorded())
-            return scope
-
-        return self._machine.ask(record)
+        return self._machine.ask(self._record_send, context, Sent(to, label), (), any(map(_RECORDED, tensors)), None)
 
     def cut_off(self, scope: Scope, tensors: Sequence[torch.Tensor], source: int) -> None:
-        recorded = any(tensor.requires_grad for tensor in tensors)
-
-        def record(node: Node) -> None:
-            if node.contexts.record_recv(scope, source, recorded):
-                self._contexts.setdefault(scope.context, Recorded())
-
-        self._machine.ask(record)
+        self._machine.ask(self._record_recv, scope, source, any(map(_RECORDED, tensors)))
 
     def unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:
         """A call outside any context goes out with these tensors: warn, once for each function, of a graph that is cut.
@@ -230,6 +220,22 @@ class AutogradRecorder:
         kept = self._contexts.get(scope.context)
         if kept is not None:
             kept.sends.pop(scope.message, None)
+
+
+class _Inside:
+    """Makes a context this thread's own for a block. A generator would take four times as long."""
+
+    __slots__ = ("_context", "_current", "_token")
+
+    def __init__(self, current: ContextVar[int | None], context: int) -> None:
+        self._current = current
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._token = self._current.set(self._context)
+
+    def __exit__(self, *_: object) -> None:
+        self._current.reset(self._token)
 
 
 class _Stays:

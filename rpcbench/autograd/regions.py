@@ -18,8 +18,8 @@ Rules
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +27,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from rpcbench.autograd import taps
-from rpcbench.autograd.graph import Ends, is_leaf, leaf_of
+from rpcbench.autograd.graph import Ends, edge_of
 from rpcbench.autograd.parts import Part, Plan
+from rpcbench.autograd.taps import Grads, Portions
 from rpcbench.words.errors import ProtocolError
 
 
@@ -55,11 +56,11 @@ class LocalPass:
         retain_graph: bool = False,
         found: Sequence[Ends] = (),
     ) -> None:
-        self._roots = dict(roots)  # also what keeps the graph alive
+        self._roots = roots  # also what keeps the graph alive
         self._retain_graph = retain_graph
         self._bits = {key: 1 << number for number, key in enumerate(roots)}
         self._missing = (1 << len(roots)) - 1
-        self._leaves: list[tuple[Tensor, Tensor]] = []
+        self._leaves: list[tuple[Any, Tensor | None]] = []
         plan = Plan(list(roots.values()), found)
         self._part_of, self._waiting = plan.part_of, plan.parts
         self.regions, self.ran = len(plan.parts), 0
@@ -71,7 +72,9 @@ class LocalPass:
 
     def leaves(self) -> list[tuple[Tensor, Tensor]]:
         """The leaf tensors reached so far for the last time, with their final gradients; all of them when complete."""
-        return [(leaf, grad) for leaf, grad in self._leaves if leaf.requires_grad]
+        return [
+            (leaf, grad) for node, grad in self._leaves if grad is not None and (leaf := node.variable).requires_grad
+        ]
 
     def arrive(self, key: Hashable, grads: Sequence[Tensor | None]) -> list[Fired]:
         """Take the gradients of one root and run all that has become complete; returns what can be sent on.
@@ -91,7 +94,7 @@ class LocalPass:
         try:
             for edge, grad in zip(edges, grads, strict=True):
                 if edge is not None and grad is not None:
-                    self._bring(GradientEdge(edge.node, edge.output_nr), grad)
+                    self._bring(edge_of((edge.node, edge.output_nr, None)), grad)
             fired = [one for part in self._ready() for one in self._run(part)]
             self.ran = self.regions - len(self._waiting)
             return fired
@@ -104,26 +107,23 @@ class LocalPass:
             part.add(edge, grad)
 
     def _ready(self) -> list[Part]:
-        ready = [part for part in self._waiting if not part.roots & self._missing]
-        self._waiting = [part for part in self._waiting if part.roots & self._missing]
+        ready: list[Part] = []
+        waiting: list[Part] = []
+        for part in self._waiting:
+            (waiting if part.roots & self._missing else ready).append(part)
+        self._waiting = waiting
         return ready
 
     def _run(self, part: Part) -> list[Fired]:
-        final: dict[GradientEdge, Tensor] = {}
-        portions = taps.run(part.entries, list(part.ends), part.taps, self._retain_graph) if part.entries else []
-        for edge, grad in portions:
-            if grad is None:
-                continue
-            if self._part_of[edge.node] is not part:
+        ends = part.ends()
+        grads: Grads = [None] * len(ends)
+        tapped: Portions = []
+        if part.entries:
+            grads, tapped = taps.run(part.entries, ends, part.taps, self._retain_graph)
+        left = iter(grads)  # in the order of `ends`
+        self._leaves += zip(part.leaves, left, strict=False)
+        fired = [Fired(recv.key, [next(left) if wanted else None for wanted in recv.wanted]) for recv in part.recvs]
+        for edge, grad in chain(zip(part.shared, left, strict=True), tapped):
+            if grad is not None:
                 self._bring(edge, grad)
-            elif is_leaf(edge.node):
-                self._leaves.append((leaf_of(edge.node), grad))
-            else:
-                final[edge] = grad
-        return [_fired(recv, final) for recv in part.recvs]
-
-
-def _fired(recv: Any, final: Mapping[GradientEdge, Tensor]) -> Fired:
-    outputs = itertools.count()
-    grads = [final.get(GradientEdge(recv, next(outputs))) if wanted else None for wanted in recv.wanted]
-    return Fired(recv.key, grads)
+        return fired

@@ -35,28 +35,28 @@ _RUN = "rpcbench.autograd.taps.run"
 
 def run(
     starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], taps: Taps, retain_graph: bool
-) -> Portions:
+) -> tuple[Grads, Portions]:
     """Run backward from `starts` to `ends`, and up to the edges that `taps` names: their places and targets by node.
 
-    Returns the gradients that came to the ends, then those on the tapped edges. The tensor hooks of an end are run.
+    Returns the gradients that came to the ends, and those on the tapped edges. The tensor hooks of an end are run.
     Without ends, the nodes of `taps` are what is run for.
     """
     if not taps:
-        return _grad(starts, ends, retain_graph)
+        return _grad(starts, ends, retain_graph), []
     taken: dict[int, Portions] = {}
     handles = [node.register_hook(partial(_take, node, edges, taken)) for node, edges in taps.items()]
     try:
         with _stashed(taken):
+            grads: Grads = ()
             if ends:
-                portions = _grad(starts, ends, retain_graph)
+                grads = _grad(starts, ends, retain_graph)
             else:
                 inputs = [GradientEdge(node, 0) for node in taps]
                 torch.autograd.backward(list(starts), list(starts.values()), retain_graph, inputs=inputs)
-                portions = []
     finally:
         for handle in handles:
             handle.remove()
-    return portions + (taken[min(taken)] if taken else [])
+    return grads, (taken[min(taken)] if taken else [])
 
 
 @contextlib.contextmanager
@@ -70,9 +70,9 @@ def _stashed(taken: object) -> Iterator[None]:
         torch._C._stash_obj_in_tls(_RUN, outer)
 
 
-def _grad(starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], retain_graph: bool) -> Portions:
+def _grad(starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], retain_graph: bool) -> Grads:
     """`torch.autograd.grad`, without its checks of what was checked before: they cost a third of a small backward."""
-    grads = _engine_run_backward(
+    return _engine_run_backward(
         tuple(starts),
         tuple(starts.values()),
         retain_graph,
@@ -81,7 +81,6 @@ def _grad(starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], r
         allow_unreachable=True,
         accumulate_grad=False,
     )
-    return list(zip(ends, grads, strict=True))
 
 
 def _take(

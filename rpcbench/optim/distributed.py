@@ -17,7 +17,7 @@ from rpcbench.optim import checkpoint
 from rpcbench.optim.local import LocalOptimizer, State, merged
 from rpcbench.optim.shares import Params, Share, check_class, shares
 from rpcbench.rpc import RRef, remote, rpc_async
-from rpcbench.words.futures import wait_all
+from rpcbench.words.futures import Future, wait_all
 
 
 class DistributedOptimizer:
@@ -52,9 +52,13 @@ class DistributedOptimizer:
     def step(self, context_id: int) -> None:
         """Step on all owners at once, with the gradients of the context. RuntimeError for an unknown context."""
         recorder().recorded(context_id)
-        here = [rref for rref in self.remote_optimizers if rref.is_owner()]
-        others = [rref for rref in self.remote_optimizers if not rref.is_owner()]
-        stepped = [rref.rpc_async().step(context_id) for rref in others]
+        here: list[RRef[Any]] = []
+        stepped: list[Future[Any]] = []
+        for rref in self.remote_optimizers:
+            if rref.is_owner():
+                here.append(rref)
+            else:
+                stepped.append(rref.rpc_async().step(context_id))
         try:
             for rref in here:  # on this thread, while the others are at it
                 rref.local_value().step(context_id)

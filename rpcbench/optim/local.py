@@ -52,11 +52,15 @@ class LocalOptimizer:
 
         RuntimeError for an unknown context.
         """
-        self.step_with(recorder().gradients(context_id))
+        agent = current.current()
+        self._step(agent, recorder(agent).gradients(context_id))
 
     def step_with(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> None:
         """One step with these gradients; parameters without one are left alone."""
-        with current.current().part(_StepLock).lock:
+        self._step(current.current(), gradients)
+
+    def _step(self, agent: Agent, gradients: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        with agent.part(_StepLock).lock:
             try:
                 for param in self.params:
                     param.grad = gradients.get(param)

@@ -53,7 +53,7 @@ class Contexts:
 
         `recvs`: those behind its tensors; None where they are not known yet.
         """
-        known = self._open_with(context, sent.to)
+        known = self.contexts.get(context) or self._open_with(context, sent.to)
         if known is None:
             return None
         known.known.add(sent.to)
@@ -66,7 +66,7 @@ class Contexts:
 
     def record_recv(self, scope: Scope, source: int, tensors: bool) -> bool:
         """A message has come in. False where the context is over."""
-        known = self._open_with(scope.context, source)
+        known = self.contexts.get(scope.context) or self._open_with(scope.context, source)
         if known is None:
             return False
         known.known.add(source)
@@ -156,8 +156,8 @@ class Contexts:
 
     # -- inside
     def _open_with(self, context: int, other: int) -> Context | None:
-        """The context, unless it is only known from a worker that is gone: nobody would tell of its end."""
-        if other in self.gone and context not in self.contexts:
+        """One that is new, unless it is only known from a worker that is gone: nobody would tell of its end."""
+        if other in self.gone:
             self._bury(context)
         return self.open(context)
 

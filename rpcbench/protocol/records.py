@@ -6,7 +6,7 @@ A message says which sends lie behind it as long as these are few, so that a pas
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rpcbench.wire.messages import Awaited, Settled
@@ -40,18 +40,21 @@ class Question:
     open: set[int]
 
 
-@dataclass(slots=True)
 class Tally:
     """What the root has heard. `open`: gradients that were sent and have not run, or the other way round."""
 
-    open: set[int]
-    settled: set[int] = field(default_factory=set)
-    awaited: dict[int, Awaited] = field(default_factory=dict)
+    __slots__ = ("awaited", "open", "settled")
+
+    def __init__(self, open_: set[int]) -> None:
+        self.open = open_
+        self.settled: set[int] = set()
+        self.awaited: dict[int, Awaited] = {}
 
     def add(self, report: Settled) -> None:
         self.open ^= {report.message, *report.fired}
         self.settled.add(report.message)
-        self.awaited.update((one.message, one) for one in report.awaited)
+        for one in report.awaited:
+            self.awaited[one.message] = one
 
     def owes(self, worker: int) -> bool:
         """Whether gradients that were sent to this worker are not known to have run."""
@@ -62,38 +65,48 @@ class Tally:
         return [one for number, one in sorted(self.awaited.items()) if number not in self.settled]
 
 
-@dataclass(slots=True)
 class Walk:
     """This worker's part of one backward pass; `plan` are all sends that take part, where the messages told."""
 
-    retain: bool = False
-    fast: bool = False
-    plan: tuple[int, ...] = ()
-    needed: set[int] = field(default_factory=set)
-    asked: dict[int, int] = field(default_factory=dict)  # recv -> the send (or ROOT) from which it was reached first
-    questions: dict[int, Question] = field(default_factory=dict)
-    arrived: set[int] = field(default_factory=set)
-    ran: int = 0
-    running: bool = False
-    tally: Tally | None = None  # on the root
+    __slots__ = ("arrived", "asked", "fast", "needed", "plan", "questions", "ran", "retain", "running", "tally")
+
+    def __init__(
+        self,
+        retain: bool = False,
+        fast: bool = False,
+        plan: tuple[int, ...] = (),
+        needed: set[int] | None = None,
+        tally: Tally | None = None,
+    ) -> None:
+        self.retain = retain
+        self.fast = fast
+        self.plan = plan
+        self.needed = set() if needed is None else needed
+        self.asked: dict[int, int] = {}  # recv -> the send (or ROOT) from which it was reached first
+        self.questions: dict[int, Question] = {}
+        self.arrived: set[int] = set()
+        self.ran = 0
+        self.running = False
+        self.tally = tally  # on the root
 
 
-@dataclass(slots=True)
 class Context:
     """What one worker knows of one context."""
 
-    known: set[int] = field(default_factory=set)
-    sends: dict[int, Sent] = field(default_factory=dict)
-    recvs: dict[int, Received] = field(default_factory=dict)
-    walks: dict[Id, Walk] = field(default_factory=dict)
-    ran: dict[Id, set[int]] = field(default_factory=dict)  # walks whose part here is over, with its neighbours
-    failed: set[Id] = field(default_factory=set)  # walks that must not begin again here
-    gradients: int = 0
+    __slots__ = ("failed", "gradients", "known", "ran", "recvs", "sends", "walks")
+
+    def __init__(self) -> None:
+        self.known: set[int] = set()
+        self.sends: dict[int, Sent] = {}
+        self.recvs: dict[int, Received] = {}
+        self.walks: dict[Id, Walk] = {}
+        self.ran: dict[Id, set[int]] = {}  # walks whose part here is over, with its neighbours
+        self.failed: set[Id] = set()  # walks that must not begin again here
+        self.gradients = 0
 
     def behind(self, recvs: Iterable[int], *more: int) -> tuple[int, ...] | None:
         """The sends behind all of these, where that is known and they are few; None also for recvs of elsewhere."""
-        found = [self.recvs.get(recv) for recv in recvs]
-        return union((one.behind if one else None for one in found), *more)
+        return union([one.behind if (one := self.recvs.get(recv)) else None for recv in recvs], *more)
 
 
 def union(parts: Iterable[tuple[int, ...] | None], *more: int) -> tuple[int, ...] | None:
@@ -102,5 +115,5 @@ def union(parts: Iterable[tuple[int, ...] | None], *more: int) -> tuple[int, ...
     for part in parts:
         if part is None or len(found) > MOST_BEHIND:
             return None
-        found.update(dict.fromkeys(part))
+        found |= dict.fromkeys(part)
     return tuple(found) if len(found) <= MOST_BEHIND else None

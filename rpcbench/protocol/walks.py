@@ -16,7 +16,6 @@ A failure goes to the root, and from each worker to its neighbours in the walk, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from rpcbench.protocol.effects import Accumulate, Effects, Explore, ForgetWalk, Propagate, WalkEnded
 from rpcbench.protocol.records import ROOT, Context, Question, Tally, Walk
@@ -54,7 +53,7 @@ class Walks:
         if plan is None and not fast:
             state.questions[ROOT] = Question(self.me, set())
             return self._ask(context, walk, ROOT, recvs)
-        state.needed = set(known.sends) if fast else self._own(known, state.plan)
+        state.needed = set(known.sends) if fast else known.sends.keys() & state.plan
         state.running = True
         self._tell("WalkBegan", context)
         return [Propagate(context, walk)], []
@@ -133,23 +132,25 @@ class Walks:
 
     def _joining(self, known: Context, message: Gradients) -> Walk:
         """What a walk that does not ask is here, when it comes by for the first time."""
-        needed = set(known.sends) if message.fast else self._own(known, message.plan)
+        needed = set(known.sends) if message.fast else known.sends.keys() & message.plan
         return Walk(message.retain, message.fast, message.plan, needed)
 
     def propagated(self, context: int, walk: Id, message: int, fired: Mapping[int, Body]) -> Outcome:
         """Gradients for a send (or the roots) have run; those of the recvs in `fired` go out now."""
-        state = self.find(context, walk)
-        if state is None:
+        known = self._contexts.get(context)
+        state = None if known is None else known.walks.get(walk)
+        if known is None or state is None:
             return [], []
-        known = self._contexts[context]
         if not known.recvs.keys() >= fired.keys():
             return self._foreign(context, walk)
-        awaited = [Awaited(number, *known.sends[number]) for number in state.needed] if state.fast else []
-        report: Any = Settled(context, walk, message, tuple(fired), () if state.ran else tuple(awaited))
+        awaited: tuple[Awaited, ...] = ()
+        if state.fast and not state.ran:
+            awaited = tuple([Awaited(number, *known.sends[number]) for number in state.needed])
+        report: Settled | None = Settled(context, walk, message, tuple(fired), awaited)
         state.ran += 1
-        state.asked.update(dict.fromkeys(fired, message))
         outbox: Outbox = []
         for recv, body in fired.items():
+            state.asked[recv] = message
             to = known.recvs[recv].source
             rides = report if to == walk.worker != self.me else None
             outbox.append((to, Gradients(context, walk, recv, state.retain, state.fast, state.plan, rides, body)))
@@ -158,34 +159,34 @@ class Walks:
             self._tell("GradientsSent", context)
         if state.tally is None:
             outbox += [(walk.worker, report)] if report else []
-            return self._finish(context, walk, state), outbox
+            return self._finish(context, walk, known, state), outbox
+        assert report is not None  # it rides to another, the root
         effects, more = self.on_settled(report)
         return effects, outbox + more
 
     def on_settled(self, report: Settled) -> Outcome:
         """The root hears that gradients have run."""
         state = self.find(report.context, report.walk)
-        if state is None or state.tally is None:
+        if state is None or (tally := state.tally) is None:
             return [], []
-        state.tally.add(report)
+        tally.add(report)
         for worker, why in self.gone.items():
-            if state.tally.owes(worker):
+            if tally.owes(worker):
                 return self._without(report.context, report.walk, f"{why}, while gradients were on their way")
-        if state.tally.open:
+        if tally.open:
             self._tell("GradientsRan", report.context)
             return [], []
-        if unused := state.tally.unused():
+        if unused := tally.unused():
             return self.failed(report.context, report.walk, self._in_vain(report, unused))
         del self._contexts[report.context].walks[report.walk]
         self._tell("WalkFinished", report.context)
         return [WalkEnded(report.context, report.walk, None), ForgetWalk(report.context, report.walk)], []
 
-    def _finish(self, context: int, walk: Id, state: Walk) -> Effects:
+    def _finish(self, context: int, walk: Id, known: Context, state: Walk) -> Effects:
         """Where all sends that take part have run, this worker's part is over."""
         if state.ran < len(state.needed):
             self._tell("GradientsRan", context)
             return []
-        known = self._contexts[context]
         del known.walks[walk]
         known.ran[walk] = self._neighbours(known, state)
         self._tell("WalkFinished", context)
@@ -260,6 +261,3 @@ class Walks:
     def find(self, context: int, walk: Id) -> Walk | None:
         known = self._contexts.get(context)
         return None if known is None else known.walks.get(walk)
-
-    def _own(self, known: Context, sends: Iterable[int]) -> set[int]:
-        return {send for send in sends if worker_of(send) == self.me and send in known.sends}

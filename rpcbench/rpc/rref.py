@@ -112,19 +112,11 @@ class RRef(Handle, Generic[T]):
 
         `rref.rpc_sync()(*args)` calls the value itself; `rref.rpc_sync().attr("name")` reads an attribute.
         """
-
-        def wait(to: int, function: Callable[..., Any], args: Any, timeout: float) -> Any:
-            return self._ask(function, args, timeout)
-
-        return RRefProxy(self, wait, timeout)
+        return RRefProxy(self, self._ask, timeout)
 
     def rpc_async(self, timeout: float = UNSET_TIMEOUT) -> Any:
         """As `rpc_sync`, returning a Future."""
-
-        def promise(to: int, function: Callable[..., Any], args: Any, timeout: float) -> Future[Any]:
-            return self._call(function, args, timeout)
-
-        return RRefProxy(self, promise, timeout)
+        return RRefProxy(self, self._call, timeout)
 
     def remote(self, timeout: float = UNSET_TIMEOUT) -> Any:
         """As `rpc_sync`, returning an RRef of the result, which stays on the owner.
@@ -146,7 +138,7 @@ class RRef(Handle, Generic[T]):
         if not self.is_owner():
             if dist_autograd_ctx_id == -1:
                 raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
-            self._ask(_backward, (self, dist_autograd_ctx_id, retain_graph), UNSET_TIMEOUT)
+            self._ask(self._owner, _backward, (self, dist_autograd_ctx_id, retain_graph), UNSET_TIMEOUT)
             return
         value: Any = self.local_value()
         if not isinstance(value, torch.Tensor):
@@ -159,7 +151,7 @@ class RRef(Handle, Generic[T]):
     def _get_type(self, timeout: float = UNSET_TIMEOUT, blocking: bool = True) -> Any:
         """The class of the value, or a Future of it; waits until the value is made, and asks only once."""
         if self._asked is None or (self._asked.done() and _failed(self._asked)):
-            self._asked = self._call(_type_of, (self,), timeout)
+            self._asked = self._call(self._owner, _type_of, (self,), timeout)
         return self._asked.wait() if blocking else self._asked
 
     def _get_future(self) -> Future[Any]:
@@ -170,12 +162,12 @@ class RRef(Handle, Generic[T]):
         future.set_result(None)
         return future
 
-    # -- inside
-    def _call(self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Future[Any]:
+    # -- inside; `to` is the owner
+    def _call(self, to: int, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Future[Any]:
         future: Future[Any] = self._through(self._agent.call, function, args, timeout)
         return future
 
-    def _ask(self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Any:
+    def _ask(self, to: int, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Any:
         return self._through(self._agent.ask, function, args, timeout)
 
     def _through(
@@ -200,10 +192,11 @@ class RRef(Handle, Generic[T]):
         return f"UserRRef(rref_id={_global(self._rref)}, fork_id={_global(self._fork or self._rref)})"
 
     def _creation_error(self) -> Exception | None:
-        if self._creation is None or not self._creation.done():
+        creation = self._creation
+        if creation is None or ((known := creation.outcome()) and known[1] is None) or not creation.done():
             return None
         try:
-            self._creation.value()
+            creation.value()
         except Exception as error:  # noqa: BLE001  (it is looked at, and raised where the value is asked for)
             return error
         return None
@@ -216,6 +209,8 @@ class RRef(Handle, Generic[T]):
     def _check_alive(self, use: str) -> None:
         super()._check_alive(use)
         error = self._failure()
+        if error is None:
+            return
         if isinstance(error, RpcTimeoutError):
             raise RpcTimeoutError(
                 "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does "

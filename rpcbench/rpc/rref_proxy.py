@@ -29,7 +29,7 @@ class Reference(Protocol):
 
     def local_value(self) -> Any: ...
 
-    def _call(self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Future[Any]: ...
+    def _call(self, to: int, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Future[Any]: ...
 
 
 class RRefProxy:
@@ -70,7 +70,7 @@ class CheckedProxy(RRefProxy):
     def _send(self, function: Callable[..., Any], *args: Any) -> Any:
         name: str = args[0]
         if name not in self.rref._has:
-            self.rref._call(_check, (self.rref, name), self.rpc_timeout).wait()
+            self.rref._call(self.rref._owner, _check, (self.rref, name), self.rpc_timeout).wait()
             self.rref._has.add(name)
         return super()._send(function, *args)
 

@@ -51,7 +51,7 @@ def captured(starts, ends, taps_, retain_graph):
     """What happens if torch's engine hands out what leaves a part."""
     every = [*ends, *dict.fromkeys(target for edges_ in taps_.values() for _, target in edges_)]
     grads = torch.autograd.grad(list(starts), every, list(starts.values()), retain_graph, allow_unused=True)
-    return list(zip(every, grads, strict=True))
+    return grads[: len(ends)], list(zip(every[len(ends) :], grads[len(ends) :], strict=True))
 
 
 MUTANTS = {

@@ -53,7 +53,8 @@ def gradients_replace_each_other(patch: pytest.MonkeyPatch) -> None:
 def the_engine_hands_out_what_leaves_a_part(patch: pytest.MonkeyPatch) -> None:
     def captured(starts: Any, ends: Any, taps_: Any, retain: bool) -> Any:
         every = [*ends, *dict.fromkeys(target for edges in taps_.values() for _, target in edges)]
-        return taps._grad(starts, every, retain)
+        grads = taps._grad(starts, every, retain)
+        return grads[: len(ends)], list(zip(every[len(ends) :], grads[len(ends) :], strict=True))
 
     patch.setattr(taps, "run", captured)
 
