@@ -206,9 +206,8 @@ class Passes:
         parts = {number: held.sends[number] for number in needed}
         if (begun := self._begun.get(walk)) is not None:
             parts[ROOT] = begun.roots
-        found = [part.found for part in parts.values() if part.found is not None]
-        edges = {number: part.edges for number, part in parts.items()}
-        return LocalPass(edges, retain, found if len(found) == len(parts) else ())
+        edges, found = zip(*parts.values(), strict=True)
+        return LocalPass(dict(zip(parts, edges, strict=True)), retain, () if None in found else found)
 
     def _finish(self, context: int, held: Recorded, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """All has run here: keep the gradients, the replicas' too where a leaf has any."""
