@@ -19,18 +19,18 @@ from typing import NamedTuple
 
 from rpcbench.pipeline.ops import Kind, Op, Ops
 from rpcbench.pipeline.simulate import simulate
-from rpcbench.pipeline.slots import Slot
+from rpcbench.pipeline.slots import BACKWARD, FORWARD, Slot
 from rpcbench.pipeline.validate import gives
 
 LEAST = 8
-COUNTED = "FB"
+COUNTED = (FORWARD, BACKWARD)
 """The kinds of slots that there may be many of."""
 
 
 class Channel(NamedTuple):
     """What goes from one stage to another: `kind` of slot, the stage that takes and the one that gives."""
 
-    kind: str
+    kind: int
     stage: int
     source: int
 

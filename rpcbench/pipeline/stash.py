@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rpcbench.optim import LocalOptimizer
+from rpcbench.pipeline.exchange import Gradients
 from rpcbench.pipeline.ops import Kind, Op
 
 Leaves = list[tuple[Tensor, Tensor]]
@@ -54,16 +55,19 @@ class Stash:
         version = self._used.get((op.stage, op.microbatch))
         return own if version is None else list(version.values())
 
-    def keep(self, op: Op, leaves: Leaves) -> Leaves:
-        """Keep the gradients of a micro-batch for its update; those of a stage that has no updates are returned."""
+    def keep(self, op: Op, gradients: Gradients) -> bool:
+        """Keep the gradients of a micro-batch for its update; False for a stage that has no updates."""
         version = self._used.pop((op.stage, op.microbatch), None)
         if version is None:
-            return leaves
+            return False
         params = _trained(self._modules[op.stage])
-        owner = {copy: params[name] for name, copy in version.items()}
         scale = self._weights[op.microbatch]
-        self._gradients[op.stage, op.microbatch] = [(owner[leaf], gradient / scale) for leaf, gradient in leaves]
-        return []
+        self._gradients[op.stage, op.microbatch] = [
+            (params[name], gradient / scale)
+            for name, gradient in zip(version, gradients, strict=True)
+            if gradient is not None
+        ]
+        return True
 
     def update(self, op: Op) -> None:
         """One step of the stage's optimizer with the gradients of this micro-batch."""
