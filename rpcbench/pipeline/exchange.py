@@ -21,6 +21,7 @@ from rpcbench.pipeline.ops import Op
 from rpcbench.pipeline.ports import OUTSIDE, Ports, Way
 from rpcbench.pipeline.slots import BACKWARD, FORWARD, Slot
 
+_new = tuple.__new__  # a step less than the class itself takes
 Messages = list[tuple[Slot, tuple[Any, ...]]]
 Gradients = Sequence[Tensor | None]
 
@@ -43,22 +44,20 @@ class Exchange:
     def taken(self, op: Op) -> tuple[Any, ...]:
         """What the stage's module is to be called with, waited for."""
         ports = self._ports[op.stage]
-        values: list[Any] = [None] * ports.arity
-        for source, places in ports.takes:
+        came: list[Any] = []
+        for source, _ in ports.takes:
             if source == OUTSIDE:
-                message = self._inputs(op)
+                came += self._inputs(op)
             else:
-                message = self._take(Slot(self._step, FORWARD, op.stage, op.microbatch, source))
-            for place, value in zip(places, message, strict=True):
-                values[place] = value
-        return tuple(values)
+                came += self._take(_new(Slot, (self._step, FORWARD, op.stage, op.microbatch, source)))
+        return tuple([came[number] for number in ports.order])
 
     def given(self, op: Op, values: Sequence[Any]) -> Messages:
         """The messages for what the stage gives; gradients will be waited for where one is required."""
         messages = []
         for way in self._ports[op.stage].gives:
             message = tuple([values[place] for place in way.places])
-            messages.append((Slot(self._step, FORWARD, way.stage, op.microbatch, op.stage), message))
+            messages.append((_new(Slot, (self._step, FORWARD, way.stage, op.microbatch, op.stage)), message))
             if any(map(requires_grad, message)):
                 self._awaited.setdefault((op.stage, op.microbatch), []).append(way)
         return messages
@@ -68,7 +67,7 @@ class Exchange:
         """For each of the `count` values that the stage gave, the sum of the gradients from those who took it."""
         total: list[Tensor | None] = [None] * count
         for source, places in self._awaited.pop((op.stage, op.microbatch), ()):
-            message = self._take(Slot(self._step, BACKWARD, op.stage, op.microbatch, source))
+            message = self._take(_new(Slot, (self._step, BACKWARD, op.stage, op.microbatch, source)))
             for place, gradient in zip(places, message, strict=True):
                 before = total[place]
                 total[place] = gradient if before is None else before if gradient is None else before + gradient
@@ -87,7 +86,7 @@ class Exchange:
             own = [values[place] for place in way.places]
             if any(map(requires_grad, own)):
                 message = tuple([grads.pop(id(value), None) for value in own])
-                messages.append((Slot(self._step, BACKWARD, way.stage, op.microbatch, op.stage), message))
+                messages.append((_new(Slot, (self._step, BACKWARD, way.stage, op.microbatch, op.stage)), message))
         return messages
 
 

@@ -19,7 +19,7 @@ from rpcbench.pipeline.chance import begin, go_on, seed
 from rpcbench.pipeline.exchange import Exchange, Gradients, Messages, nbytes, requires_grad
 from rpcbench.pipeline.halves import Halves
 from rpcbench.pipeline.oplog import DONE, FAILED
-from rpcbench.pipeline.ops import Kind, Op
+from rpcbench.pipeline.ops import Kind, Op, places_in
 from rpcbench.pipeline.record import PLACES, Doing, noted
 from rpcbench.pipeline.shared import Shared
 from rpcbench.pipeline.stage import StageWorker
@@ -37,13 +37,13 @@ class Execution:
 
     def __init__(self, worker: StageWorker, task: Task) -> None:
         self._worker, self._task = worker, task
-        self._step, self._ops = task.step, task.ops
+        self._step = task.step
         self._context = worker.recorder.current()
         self._tied = TiedGradients(task.step, worker.copies)
         self._sums = Sums(worker.params, {} if self._context is None else worker.recorder.gradients(self._context))
         self._bounds = microbatch.bounds(task.samples, task.microbatches, *worker.share)
         self._weights = microbatch.factors(task.samples, task.microbatches, task.reduction, task.whole)
-        self._stash = Stash(self._ops, worker.modules, worker.optimizers, self._weights)
+        self._stash = Stash(task.plan, worker.modules, worker.optimizers, self._weights)
         self._shared = Shared(task.step, worker.column, worker.computing.norms)
         self._exchange = Exchange(task.step, worker.ports, worker.mail.take, self._inputs)
         self._kept: dict[tuple[int, int], tuple[_Values, _Values, int]] = {}  # see `_keep`
@@ -59,7 +59,7 @@ class Execution:
             Kind.UPDATE: (lambda op: None, self._update),
             Kind.ALL_REDUCE: (lambda op: self._shared.ready(op.stage), self._all_reduce),
         }
-        self._later = {(op.stage, op.microbatch) for op in self._ops if op.kind is Kind.RECOMPUTE}
+        self._later = places_in(task.plan, Kind.RECOMPUTE)
         self._given = dict(zip(worker.inputs, task.inputs, strict=True))
         self._reduced = 0  # bytes of the latest all-reduce
         self._losses: dict[int, float] = {}
@@ -87,39 +87,42 @@ class Execution:
     def _run(self) -> None:
         train, worker = self._task.train, self._worker
         worker.train(train)
-        self._places = [noted(self._step, doing) for doing in (Doing.WAITS, Doing.RUNS, Doing.SENDS)]
         with torch.set_grad_enabled(train), worker.computing.step():
-            for index, op in enumerate(self._ops):
-                self._operate(index % PLACES, op)
+            self._operate()
         worker.record.note(self._step, Doing.READY)
         if self._context is not None and train:
             self._add_up_tied()
             worker.recorder.replace_leaves(self._context, self._sums.leaves())
 
-    def _operate(self, where: int, op: Op) -> None:
-        """Wait for what the operation needs, run it, send what it makes."""
-        worker, word, (waits, runs, sends) = self._worker, self._worker.record.word, self._places
-        needs, does = self._ways[op.kind]
-        word[0] = waits + where
-        needed = needs(op)
-        word[0] = runs + where
-        self._log.begin()
-        try:
-            made = does(op, needed)
-        except BaseException:
-            failed = not worker.slots.aborted(self._step)  # else another one has, and this lacks what went with it
-            self._log.end(0, self._held[op.stage], failed)
-            raise
-        sent, self._reduced = self._reduced, 0
-        for _, message in made:
-            sent += nbytes(message)
-        self._log.end(sent, self._held[op.stage])
-        if made:
-            word[0] = sends + where
-            for slot, message in made:
-                worker.mail.send(slot, message)
-        if self._made is not None:  # after what others wait for has been sent
-            self._add_up(op, self._made)
+    def _operate(self) -> None:
+        """For each operation: wait for what it needs, run it, send what it makes."""
+        log, send, word = self._log, self._worker.mail.send, self._worker.record.word
+        waits, runs, sends = [noted(self._step, doing) for doing in (Doing.WAITS, Doing.RUNS, Doing.SENDS)]
+        for index, op in enumerate(self._task.ops):
+            where, (needs, does) = index % PLACES, self._ways[op.kind]
+            word[0] = waits + where
+            needed = needs(op)
+            word[0] = runs + where
+            log.begin()
+            try:
+                made = does(op, needed)
+            except BaseException:
+                log.end(0, self._held[op.stage], self._failed())
+                raise
+            sent, self._reduced = self._reduced, 0
+            for _, message in made:
+                sent += nbytes(message)
+            log.end(sent, self._held[op.stage])
+            if made:
+                word[0] = sends + where
+                for slot, message in made:
+                    send(slot, message)
+            if self._made is not None:  # after what others wait for has been sent
+                self._add_up(op, self._made)
+
+    def _failed(self) -> bool:
+        """Whether an error is of this operation; else another one has failed, and this lacks what went with it."""
+        return not self._worker.slots.aborted(self._step)
 
     # -- forward
     def _inputs(self, op: Op) -> _Values:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rpcbench.pipeline.ops import Kind, Op
-from rpcbench.pipeline.slots import DONE, Slot
+from rpcbench.pipeline.slots import AMONG_REPLICAS, DONE, Slot
 from rpcbench.words.errors import PipelineError
 
 T = TypeVar("T")
@@ -36,11 +36,11 @@ class Homes:
         """Who fills a slot here; None where that is no worker."""
         if slot.kind == DONE:
             return None
-        return self.column[slot.source] if slot.among_replicas else self.stages[slot.source]
+        return self.column[slot.source] if slot.kind in AMONG_REPLICAS else self.stages[slot.source]
 
     def taker(self, slot: Slot) -> int:
         """Who empties it."""
-        return self.column[slot.microbatch] if slot.among_replicas else self.stages[slot.stage]
+        return self.column[slot.microbatch] if slot.kind in AMONG_REPLICAS else self.stages[slot.stage]
 
 
 @dataclass(frozen=True, slots=True)

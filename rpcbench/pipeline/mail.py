@@ -65,7 +65,8 @@ class Mail:
 
     def _await_credit(self, credits_: Credits, slot: Slot) -> None:
         of = channel(slot)
-        self.slots.wait_for(slot.step, lambda: credits_.may_give(of))  # which a thread of the pool hears
+        if not credits_.may_give(of):
+            self.slots.wait_for(slot.step, lambda: credits_.may_give(of))  # which a thread of the pool hears
         self.slots.check(slot.step)
         credits_.gave(of)
 

@@ -94,6 +94,12 @@ def ops_in(plan: str) -> tuple[Op, ...]:
     return tuple(Op(int(stage), Kind(kind), int(microbatch)) for stage, kind, microbatch in found)
 
 
+@lru_cache(maxsize=64)
+def places_in(plan: str, kind: Kind) -> frozenset[tuple[int, int]]:
+    """Stage and micro-batch of each of its ops of this kind."""
+    return frozenset((op.stage, op.microbatch) for op in ops_in(plan) if op.kind is kind)
+
+
 def run(stage: int, kind: Kind, microbatches: Iterable[int]) -> list[Op]:
     """One op of one stage for each of these micro-batches."""
     return [Op(stage, kind, microbatch) for microbatch in microbatches]

@@ -51,9 +51,10 @@ class Ports:
     inputs: tuple[int, ...] = ()
 
     @cached_property
-    def arity(self) -> int:
-        """How many values the stage's module is called with."""
-        return sum(len(way.places) for way in self.takes)
+    def order(self) -> list[int]:
+        """Of all that it takes, one way after the other, which comes first, second, … in the call of its module."""
+        places = [place for way in self.takes for place in way.places]
+        return sorted(range(len(places)), key=places.__getitem__)
 
     @cached_property
     def back(self) -> tuple[Way, ...]:

@@ -25,7 +25,7 @@ Opened = Callable[[], Any]
 """Gives what is in a slot: some values in a tuple, or one that is none."""
 FORWARD, BACKWARD, TIED, READY, GROUP, DONE = map(ord, "FBTAGD")
 """Kinds are numbers, so that a slot is as it is on the wire."""
-_AMONG_REPLICAS = READY, GROUP
+AMONG_REPLICAS = READY, GROUP
 
 
 class Slot(NamedTuple):
@@ -35,13 +35,9 @@ class Slot(NamedTuple):
     microbatch: int
     source: int
 
-    @property
-    def among_replicas(self) -> bool:
-        return self.kind in _AMONG_REPLICAS
-
     def __str__(self) -> str:
         """As in pictures: "F3 for stage 1"."""
-        if self.among_replicas:
+        if self.kind in AMONG_REPLICAS:
             return f"{self.kind:c} for replica {self.microbatch} of stage {self.stage}"
         return f"{self.kind:c}{self.microbatch} for stage {self.stage}"
 

@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.exchange import Gradients
-from rpcbench.pipeline.ops import Kind, Op
+from rpcbench.pipeline.ops import Kind, Op, places_in
 
 Leaves = list[tuple[Tensor, Tensor]]
 _Version = dict[str, Tensor]
@@ -29,12 +29,12 @@ class Stash:
 
     def __init__(
         self,
-        ops: Sequence[Op],
+        plan: str,
         modules: Mapping[int, nn.Module],
         optimizers: Mapping[int, LocalOptimizer | None],
         weights: Sequence[float],
     ) -> None:
-        self._stages = {op.stage for op in ops if op.kind is Kind.UPDATE}
+        self._stages = {stage for stage, _ in places_in(plan, Kind.UPDATE)}
         self._modules, self._optimizers, self._weights = modules, optimizers, weights
         self._newest: dict[int, _Version] = {}
         self._used: dict[tuple[int, int], _Version] = {}
