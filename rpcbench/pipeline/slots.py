@@ -60,7 +60,7 @@ class Slots:
 
     def put(self, slot: tuple[int, ...], values: Opened) -> None:
         with self._lock:  # else what is put while a step ends would stay
-            if not self.aborted(slot[0]):
+            if slot[0] > self._over and slot[0] not in self._aborted:
                 self._filled[slot] = values
         self._changes.tell()
 

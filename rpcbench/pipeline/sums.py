@@ -44,8 +44,12 @@ class Sums:
         before = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # `no_grad` is six calls in Python
         try:
-            if all(held.own) and _dense(gradients):  # one call for all, however many parameters a stage has
+            dense = _dense(gradients)  # then one call for all, however many parameters a stage has
+            if dense and all(held.own):
                 torch._foreach_add_(held.sums, gradients)  # type: ignore[arg-type]
+            elif dense and not any(held.own) and _dense(held.sums):
+                held.sums[:] = torch._foreach_add(held.sums, gradients)  # type: ignore[arg-type]
+                held.own[:] = [True] * len(gradients)
             else:
                 self._add(held, self._params[stage], gradients)
         finally:
@@ -56,7 +60,7 @@ class Sums:
             if gradient is None:
                 continue
             sofar = held.sums[place]
-            if sofar is None:
+            if sofar is None and self._before:
                 sofar = self._before.get(params[place])
             if sofar is None:
                 held.sums[place] = gradient
