@@ -223,7 +223,7 @@ class Execution:
         wanted = self._exchange.wanted(op, values)
         inputs = [*wanted, *self._stash.parameters(op, self._worker.params[op.stage])]
         found = _grad(roots, inputs, came) if roots and inputs else [None] * len(inputs)
-        self._take_in(op, found[len(wanted) :])
+        self._made = found[len(wanted) :]
         return self._exchange.returned(op, values, wanted, found[: len(wanted)])
 
     def _input_half(self, op: Op, gradients: Gradients) -> Messages:
@@ -243,18 +243,14 @@ class Execution:
         if halves is not None:
             params = self._stash.parameters(op, self._worker.params[op.stage])
             found = dict(halves.weights())
-            self._take_in(op, [found.get(param) for param in params])
+            self._made = [found.get(param) for param in params]
         return []
 
     # -- gradients of parameters
-    def _take_in(self, op: Op, gradients: Gradients) -> None:
-        """They have been made: for a step of the stage's own optimizer, or to be added up."""
-        self._made = None if self._stash.keep(op, gradients) else gradients
-
     def _add_up(self, op: Op, made: Gradients) -> None:
-        """Gradients of tied parameters are kept until the end."""
+        """Unless they are for a step of the stage's own optimizer; those of replicas and tied parameters at the end."""
         self._made, params = None, self._worker.params[op.stage]
-        if op.kind is Kind.ALL_REDUCE or not self._shared.add(op.stage, params, made):
+        if op.kind is Kind.ALL_REDUCE or not (self._stash.keep(op, made) or self._shared.add(op.stage, params, made)):
             self._sums.add(op.stage, self._tied.keep(op.stage, made))
 
     def _all_reduce(self, op: Op, agreed: int) -> Messages:
