@@ -22,6 +22,7 @@ KEPT_STEPS = 8
 RUNNING, DONE, FAILED = "running", "done", "failed"
 Ended = tuple[float, int, int, bool]
 """Of an operation: when it ended, bytes for other stages, bytes that its stage holds after it, whether it failed."""
+_RUNNING = (None, 0, None, False)
 
 
 class Stamps(NamedTuple):
@@ -30,25 +31,25 @@ class Stamps(NamedTuple):
     began: Sequence[float]
     ended: Sequence[Ended]
 
-    def row(self, step: int, worker: int, index: int, op: Op) -> Row:
-        """Of one that has begun."""
-        end, sent, held, failed = self.ended[index] if index < len(self.ended) else (None, 0, None, False)
-        return {
-            "step": step,
-            "worker": worker,
-            "stage": op.stage,
-            "op": op.kind.value,
-            "microbatch": op.microbatch,
-            "begin": self.began[index],
-            "end": end,
-            "bytes": sent,
-            "held": held,
-            "failed": failed,
-        }
-
     def rows(self, step: int, worker: int, ops: Sequence[Op]) -> list[Row]:
         """Of all that have begun."""
-        return [self.row(step, worker, index, ops[index]) for index in range(len(self.began))]
+        began = self.began[:]  # first: where one is under way, another thread may end it and begin the next now
+        ended = [*self.ended, *[_RUNNING] * len(began)]
+        return [
+            {
+                "step": step,
+                "worker": worker,
+                "stage": op.stage,
+                "op": op.kind.value,
+                "microbatch": op.microbatch,
+                "begin": begin,
+                "end": end,
+                "bytes": sent,
+                "held": held,
+                "failed": failed,
+            }
+            for op, begin, (end, sent, held, failed) in zip(ops, began, ended, strict=False)
+        ]
 
 
 class Logged:
@@ -95,10 +96,14 @@ class Logged:
 
     def rows(self) -> Table:
         """Of its operations."""
-        return {f"{self.key}.{index}": self._row_of(index) for index in range(len(self._began))}
+        rows = self.stamps.rows(self.row["step"], self.row["worker"], self._ops)
+        return {f"{self.key}.{index}": row for index, row in enumerate(rows)}
 
     def _row_of(self, index: int) -> Row:
-        return self.stamps.row(self.row["step"], self.row["worker"], index, self._ops[index])
+        own = slice(index, index + 1)
+        stamps = Stamps(self._began[own], self._ended[own])
+        (row,) = stamps.rows(self.row["step"], self.row["worker"], self._ops[own])
+        return row
 
 
 def _gone() -> None:

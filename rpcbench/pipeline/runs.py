@@ -9,14 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.chance import StepSeeds
 from rpcbench.pipeline.credits import window
 from rpcbench.pipeline.crew import Crew
-from rpcbench.pipeline.oplog import Stamps
-from rpcbench.pipeline.ops import Op
 from rpcbench.pipeline.orders import OrderBook, Orders
 from rpcbench.pipeline.ports import model_inputs
 from rpcbench.pipeline.tasks import Metric, Report, Task
@@ -27,17 +25,9 @@ from rpcbench.words.events import Row
 _STEPS = itertools.count(1)  # steps of all pipelines share one count: rows of two pipelines never mix
 
 
-class Part(NamedTuple):
-    """A worker's part of a step: its operations, and when they ran."""
-
-    worker: int
-    ops: Sequence[Op]
-    stamps: Stamps
-
-
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One training step. `loss`: of the whole batch.
+    """One training step. `loss`: of the whole batch. `rows`: every operation with its times, in seconds.
 
     `idle`: share of the workers' time, between the first operation and the last, in which none ran; `idle_ideal`:
     what the schedule cannot avoid if all stages take equally long.
@@ -45,14 +35,9 @@ class StepResult:
 
     step: int
     loss: float
-    parts: Sequence[Part]
+    rows: tuple[Row, ...]
     names: dict[int, str]
     samples: int
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        """Every operation with its times, in seconds."""
-        return tuple(row for part in self.parts for row in part.stamps.rows(self.step, part.worker, part.ops))
 
     @property
     def timeline(self) -> Timeline:
@@ -95,12 +80,15 @@ class Runs:
         if not self.has_loss:
             raise PipelineError("this pipeline has no loss_fn, so it cannot train; give Pipeline one")
         samples = self._samples(x, y)
-        step, parts, reports = self._run(x, y, samples, True, whole)
+        tasks, reports = self._run(x, y, samples, True, whole)
+        step = tasks[0].step
         losses = {number: loss for report in reports for number, loss in report.losses.items()}
         loss = sum([losses[number] for number in sorted(losses)])
         if self.reduction == "mean" and whole is not None:
             loss *= whole / samples
-        return StepResult(step, loss, parts, self._names, samples)
+        ran = zip(self._names, tasks, reports, strict=True)
+        rows = [row for id_, task, report in ran for row in report.stamps.rows(step, id_, task.ops)]
+        return StepResult(step, loss, tuple(rows), self._names, samples)
 
     def outputs(self, x: Any) -> Any:
         """Outputs of the last stage for a batch, in evaluation mode, in the order of the samples."""
@@ -121,7 +109,7 @@ class Runs:
 
     def _forwards(self, x: Any, y: Any, samples: int, metrics: Mapping[str, Metric] | None = None) -> list[Any]:
         """What each micro-batch gives, in order."""
-        _, _, reports = self._run(x, y, samples, False, metrics=metrics)
+        _, reports = self._run(x, y, samples, False, metrics=metrics)
         outputs = {number: output for report in reports for number, output in report.outputs.items()}
         return [outputs[number] for number in sorted(outputs)]
 
@@ -133,7 +121,7 @@ class Runs:
         train: bool,
         whole: int | None = None,
         metrics: Mapping[str, Metric] | None = None,
-    ) -> tuple[int, list[Part], list[Report]]:
+    ) -> tuple[list[Task], list[Report]]:
         orders = self._book.fitting(samples)
         microbatch.sizes(samples, orders.microbatches)  # an error here, before anything is sent
         orders = orders if train else orders.forwards
@@ -157,9 +145,7 @@ class Runs:
                 targets=microbatch.share(y, *share) if last and y is not None else None,
                 inputs=tuple([microbatch.share(each, *share) for each in self.crew.inputs(id_, inputs)]),
             )
-        reports = self.crew.run(step, tasks)
-        parts = [Part(id_, task.ops, report.stamps) for (id_, task), report in zip(tasks.items(), reports, strict=True)]
-        return step, parts, reports
+        return list(tasks.values()), self.crew.run(step, tasks)
 
     def _window(self, orders: Orders, train: bool) -> int:
         """How many micro-batches a stage may be ahead of another; 0: of as many as it has."""
