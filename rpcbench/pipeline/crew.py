@@ -73,7 +73,7 @@ class Crew:
         self._applying: tuple[int, dict[int, Future[Any]]] = (0, {})  # to which step, and who; until all have answered
         self._told: StageLostError | None = None
         self._key = f"pipeline {agent.id}.{agent.incarnation}.{next(_NUMBERS)}"
-        self.modules = {stage.index: self._create(stage.index, built, stage.module) for stage in stages}
+        self.modules = {stage.index: self._create(stage.index, built, stage.module, stage.tied) for stage in stages}
         self.workers: dict[int, Any] = {}
         self._taken: dict[int, list[int]] = {}
         self.ties = ties(self.row)

@@ -23,11 +23,13 @@ Tie = dict[int, str]
 
 
 def ties(stages: Sequence[Stage]) -> list[Tie]:
-    """The parameters that several of these stages have."""
-    found: dict[int, Tie] = {}
+    """The parameters that several of these stages have, or will have where they are built."""
+    found: dict[tuple[str, int], Tie] = {}
     for stage in stages:
         for name, parameter in stage.module.named_parameters():
-            found.setdefault(id(parameter), {})[stage.index] = name
+            found.setdefault(("there", id(parameter)), {})[stage.index] = name
+        for tied in stage.tied:
+            found.setdefault(("lazy", tied.number), {})[stage.index] = tied.own[0]
     return [tie for tie in found.values() if len(tie) > 1]
 
 
