@@ -19,8 +19,10 @@ import torch
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.values import Values
 from rpcbench.protocol.effects import Came, Undelivered
-from rpcbench.wire.messages import Parcel
+from rpcbench.wire.body import Body
+from rpcbench.wire.messages import Parcel, Scope
 
+_new = tuple.__new__  # a step less than the class itself takes
 Place = tuple[int, ...]
 Opened = Callable[[], Any]
 """Gives the values, once."""
@@ -62,28 +64,28 @@ class Parcels:
         Where they do not arrive, who listens on that channel here is told, unless `to` is gone: of that the world is
         told. SerializationError for values that cannot travel so: RRefs only travel in calls.
         """
-        parcel = self._packed(to, channel, place, label, values)
+        kept = self._values
+        body, tensors = kept.codec.encode(values, None, label, kept.routes.to(to, False))
+        scope = None if kept.recorder is None else kept.recorder.cut(tensors, to, label)
+        parcel = _new(Parcel, (channel, place, label, scope, body))
         self._machine.feed(lambda node: node.send(to, parcel), may_wait=True)
-
-    def _packed(self, to: int, channel: str, place: Place, label: str, values: Any) -> Parcel:
-        body, tensors = self._values.codec.encode(values, None, label, self._values.routes.to(to, False))
-        recorder = self._values.recorder
-        scope = None if recorder is None else recorder.cut(tensors, to, label)
-        return Parcel(channel, place, label, scope, body)
 
     def came(self, effect: Came) -> None:
         parcel = effect.parcel
         listener = self._listeners.get(parcel.channel)
         if listener is not None:
-            listener.came(parcel.place, partial(self._open, effect.source, parcel))
+            listener.came(parcel.place, partial(self._open, effect.source, parcel.scope, parcel.body))
 
-    def _open(self, source: int, parcel: Parcel) -> Any:
+    def _open(self, source: int, scope: Scope | None, body: Body) -> Any:
+        recorder = self._values.recorder
+        if scope is None or recorder is None:
+            return self._values.codec.decode(body)
+
         def adopt(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-            if self._values.recorder is not None and parcel.scope is not None:
-                self._values.recorder.cut_off(parcel.scope, tensors, source)
+            recorder.cut_off(scope, tensors, source)
             return tensors
 
-        return self._values.codec.decode(parcel.body, None, adopt)
+        return self._values.codec.decode(body, None, adopt)
 
     def undelivered(self, effect: Undelivered) -> None:
         listener = self._listeners.get(effect.parcel.channel)

@@ -85,6 +85,9 @@ class Deferred:
                 layer.register_forward_pre_hook(self._see)
                 self._moments[layer] = _Moments()
 
+    def __bool__(self) -> bool:
+        return bool(self._moments)
+
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Around a step on this worker: at its end the statistics move, unless it fails."""

@@ -51,12 +51,22 @@ def _mixed(start: int, *numbers: int) -> int:
 @contextlib.contextmanager
 def seeded(number: int) -> Iterator[None]:
     """Random numbers begin anew from this seed inside, and go on as before afterwards."""
-    generator = torch.default_generator
-    with _alone:
-        before = generator.get_state()
-        generator.manual_seed(number)
+    before = begin(number)
     try:
         yield
     finally:
-        with _alone:
-            generator.set_state(before)
+        go_on(before)
+
+
+def begin(number: int) -> torch.Tensor:
+    """Random numbers begin anew from this seed; give what is returned to `go_on`."""
+    with _alone:
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(number)
+    return before
+
+
+def go_on(before: torch.Tensor) -> None:
+    """They go on as before."""
+    with _alone:
+        torch.default_generator.set_state(before)

@@ -82,7 +82,7 @@ def _taken(
     crossings: list[Crossing],
     stages: Sequence[Stage],
 ) -> list[Any]:
-    values: list[Any] = [None] * stage.ports.arity
+    values: list[Any] = [None] * len(stage.ports.order)
     for way in stage.ports.takes:
         if way.stage == OUTSIDE:
             message = tuple(inputs[number] for number in stage.ports.inputs)

@@ -21,13 +21,13 @@ from rpcbench.agent.core import Agent
 from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.agent.waiting import label_of
 from rpcbench.pipeline import requests
-from rpcbench.pipeline.exchange import Inputs
 from rpcbench.pipeline.layout import Layout
 from rpcbench.pipeline.lazy import built
 from rpcbench.pipeline.mail import end
 from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.ops import Kind
 from rpcbench.pipeline.phases import ANEW, Lost, Standing, lost_error
+from rpcbench.pipeline.ports import inputs_of
 from rpcbench.pipeline.split import Stage
 from rpcbench.pipeline.stage import StageWorker
 from rpcbench.pipeline.tasks import Apply, LossFn, Report, Task
@@ -73,17 +73,20 @@ class Crew:
         self._applying: tuple[int, dict[int, Future[Any]]] = (0, {})  # to which step, and who; until all have answered
         self._told: StageLostError | None = None
         self._key = f"pipeline {agent.id}.{agent.incarnation}.{next(_NUMBERS)}"
-        self.modules = {stage.index: self._create(stage.index, built, stage.module) for stage in stages}
+        self.modules = {stage.index: self._create(stage.index, built, stage.module, stage.tied) for stage in stages}
         self.workers: dict[int, Any] = {}
+        self._taken: dict[int, list[int]] = {}
         self.ties = ties(self.row)
-        self._watch = Watch(agent, list(dict.fromkeys(self.homes.values())))
+        ids = list(dict.fromkeys(self.homes.values()))
+        self._watch = Watch(agent, ids)
         with self._watch.opening() as records:
-            for id_ in dict.fromkeys(self.homes.values()):
+            for id_ in ids:
                 modules = self._own(id_, self.modules)
                 ports = {stage: self.row[stage].ports for stage in modules}
                 homes = self.layout.homes(id_, self.homes)
-                made = (self._key, modules, homes, loss_fn, ports, self.ties, records.get(id_, ""), numerics)
+                made = (self._key, modules, homes, loss_fn, ports, self.ties, records.get(id_, ""), numerics, ids)
                 self.workers[id_] = agent.create(id_, StageWorker, made, timeout=0)
+                self._taken[id_] = inputs_of(ports.values())
             self._await_made(self.workers.values())
         self.optimizers: dict[int, Any] = {}
         if optimizer is not None:
@@ -117,25 +120,21 @@ class Crew:
             if there:
                 raise PipelineError(f"a schedule that updates within a step {why}")
 
-    def inputs(self, id_: int, batches: Mapping[int, tuple[Any, ...]]) -> Inputs:
-        """Of the model's inputs, by micro-batch, those that this worker's stages take."""
-        takes = {stage: self.row[stage].ports.inputs for stage in self._own(id_, self.homes)}
-        return {
-            stage: {number: tuple(batch[place] for place in places) for number, batch in batches.items()}
-            for stage, places in takes.items()
-            if places
-        }
+    def inputs(self, id_: int, given: Sequence[Any]) -> tuple[Any, ...]:
+        """Of the model's inputs those that this worker's stages take."""
+        return tuple([given[number] for number in self._taken[id_]])
 
     # -- the first phase
     def run(self, step: int, tasks: dict[int, Task]) -> list[Report]:
         """One step: worker id → what it does. The error of a worker's operation as it was; StageLostError."""
         self.check()
         self._tasks = tasks
-        running: dict[int, Future[Report]] = {}
+        running: dict[int, Future[tuple[Any, ...]]] = {}
         try:
             for id_, task in tasks.items():
-                running[id_] = self._ask(id_, requests.run, task)
-            return wait_all(running.values())  # the first failure at once, whichever worker it comes from
+                running[id_] = self._ask(id_, requests.run, *task.told)
+            told = wait_all(running.values())  # the first failure at once, whichever worker it comes from
+            return [Report.heard(each) for each in told]
         except BaseException as error:
             waits = [id_ for id_ in tasks if id_ not in running or not _succeeded(running[id_])]
             for id_ in waits:  # for each other, perhaps; nobody waits for them, so the error is told at once
@@ -162,8 +161,8 @@ class Crew:
         try:
             with uninterrupted:  # whenever Ctrl-C comes, it is known who has been told
                 for id_ in self.workers:
-                    what = Apply(self._tasks[id_].step, context, keep, last, self._agent.id, list(self.workers))
-                    applying[id_] = self._ask(id_, requests.apply, what)
+                    what = Apply(self._tasks[id_].step, context, keep, last, self._agent.id)
+                    applying[id_] = self._ask(id_, requests.apply, *what)
             free = wait_all(applying.values())
         except BaseException as error:
             self._settle(_LAST_WORDS)

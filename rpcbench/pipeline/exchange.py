@@ -12,26 +12,31 @@ Guarantees
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from rpcbench.pipeline.ops import Op
 from rpcbench.pipeline.ports import OUTSIDE, Ports, Way
-from rpcbench.pipeline.slots import Slot
+from rpcbench.pipeline.slots import BACKWARD, FORWARD, Slot
 
-Inputs = dict[int, dict[int, tuple[Any, ...]]]
-"""Stage → micro-batch → those of the model's inputs that it takes."""
+_new = tuple.__new__  # a step less than the class itself takes
 Messages = list[tuple[Slot, tuple[Any, ...]]]
-Gradients = list[torch.Tensor | None]
+Gradients = Sequence[Tensor | None]
 
 
 class Exchange:
-    """One worker's side. `ports`: those of its stages; `take`: gives what is in a slot, waited for; `inputs`: the
-    model's, where one of its stages takes some."""
+    """One worker's side. `ports`: those of its stages; `take`: gives what is in a slot, waited for; `inputs`: gives
+    those of the model's inputs that a stage takes, of an op's micro-batch."""
 
-    def __init__(self, step: int, ports: dict[int, Ports], take: Callable[[Slot], Any], inputs: Inputs) -> None:
+    def __init__(
+        self,
+        step: int,
+        ports: dict[int, Ports],
+        take: Callable[[Slot], tuple[Any, ...]],
+        inputs: Callable[[Op], tuple[Any, ...]],
+    ) -> None:
         self._step, self._ports, self._take, self._inputs = step, ports, take, inputs
         self._awaited: dict[tuple[int, int], list[Way]] = {}
 
@@ -39,24 +44,20 @@ class Exchange:
     def taken(self, op: Op) -> tuple[Any, ...]:
         """What the stage's module is to be called with, waited for."""
         ports = self._ports[op.stage]
-        values: list[Any] = [None] * ports.arity
-        for way in ports.takes:
-            for place, value in zip(way.places, self._message(op, way), strict=True):
-                values[place] = value
-        return tuple(values)
-
-    def _message(self, op: Op, way: Way) -> tuple[Any, ...]:
-        if way.stage == OUTSIDE:
-            return self._inputs[op.stage][op.microbatch]
-        message: tuple[Any, ...] = self._take(Slot(self._step, "F", op.stage, op.microbatch, way.stage))
-        return message
+        came: list[Any] = []
+        for source, _ in ports.takes:
+            if source == OUTSIDE:
+                came += self._inputs(op)
+            else:
+                came += self._take(_new(Slot, (self._step, FORWARD, op.stage, op.microbatch, source)))
+        return tuple([came[number] for number in ports.order])
 
     def given(self, op: Op, values: Sequence[Any]) -> Messages:
         """The messages for what the stage gives; gradients will be waited for where one is required."""
         messages = []
         for way in self._ports[op.stage].gives:
-            message = tuple(values[place] for place in way.places)
-            messages.append((Slot(self._step, "F", way.stage, op.microbatch, op.stage), message))
+            message = tuple([values[place] for place in way.places])
+            messages.append((_new(Slot, (self._step, FORWARD, way.stage, op.microbatch, op.stage)), message))
             if any(map(requires_grad, message)):
                 self._awaited.setdefault((op.stage, op.microbatch), []).append(way)
         return messages
@@ -64,53 +65,48 @@ class Exchange:
     # -- backward
     def gradients(self, op: Op, count: int) -> Gradients:
         """For each of the `count` values that the stage gave, the sum of the gradients from those who took it."""
-        total: Gradients = [None] * count
-        for way in self._awaited.pop((op.stage, op.microbatch), ()):
-            message = self._take(Slot(self._step, "B", op.stage, op.microbatch, way.stage))
-            for place, gradient in zip(way.places, message, strict=True):
-                total[place] = _sum(total[place], gradient)
+        total: list[Tensor | None] = [None] * count
+        for source, places in self._awaited.pop((op.stage, op.microbatch), ()):
+            message = self._take(_new(Slot, (self._step, BACKWARD, op.stage, op.microbatch, source)))
+            for place, gradient in zip(places, message, strict=True):
+                before = total[place]
+                total[place] = gradient if before is None else before if gradient is None else before + gradient
         return total
 
-    def wanted(self, op: Op, values: Sequence[Any]) -> list[torch.Tensor]:
+    def wanted(self, op: Op, values: Sequence[Any]) -> list[Tensor]:
         """Those of the values taken that a gradient goes back for, each once."""
-        places = self._places(op)
-        return list({id(values[p]): values[p] for p in places if requires_grad(values[p])}.values())
+        there = [values[place] for way in self._ports[op.stage].back for place in way.places]
+        return list({id(value): value for value in there if requires_grad(value)}.values())
 
-    def _places(self, op: Op) -> list[int]:
-        return [place for way in self._ports[op.stage].takes if way.stage != OUTSIDE for place in way.places]
-
-    def returned(self, op: Op, values: Sequence[Any], found: Sequence[tuple[torch.Tensor, Any]]) -> Messages:
-        """The messages with the gradients that were found; for a value that was taken in two places, in the first."""
-        grads = {id(value): gradient for value, gradient in found}
+    def returned(self, op: Op, values: Sequence[Any], wanted: Sequence[Tensor], found: Gradients) -> Messages:
+        """The messages with the gradients found for those wanted; for a value taken in two places, in the first."""
+        grads = {id(value): gradient for value, gradient in zip(wanted, found, strict=True)}
         messages = []
-        for way in self._ports[op.stage].takes:
-            if way.stage != OUTSIDE and any(requires_grad(values[place]) for place in way.places):
-                message = tuple(grads.pop(id(values[place]), None) for place in way.places)
-                messages.append((Slot(self._step, "B", way.stage, op.microbatch, op.stage), message))
+        for way in self._ports[op.stage].back:
+            own = [values[place] for place in way.places]
+            if any(map(requires_grad, own)):
+                message = tuple([grads.pop(id(value), None) for value in own])
+                messages.append((_new(Slot, (self._step, BACKWARD, way.stage, op.microbatch, op.stage)), message))
         return messages
 
 
 def requires_grad(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 def cut_off(values: Sequence[Any]) -> tuple[Any, ...]:
     """The values as the other stage would get them, for one on this worker: same memory, another graph."""
-    return tuple(v.detach().requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v for v in values)
+    return tuple(v.detach().requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v for v in values)
 
 
-def nbytes(value: Any) -> int:
-    """Of the tensors in it."""
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, tuple | list):
-        return 0
-    return sum(map(nbytes, value))
-
-
-def _sum(total: torch.Tensor | None, gradient: torch.Tensor | None) -> torch.Tensor | None:
-    if total is None or gradient is None:
-        return gradient if total is None else total
-    return total + gradient
+def nbytes(values: Iterable[Any]) -> int:
+    """Of the tensors among them, or in those."""
+    total = 0
+    for value in values:
+        if isinstance(value, Tensor):
+            total += value.nbytes
+        elif isinstance(value, dict):
+            total += nbytes(value.values())
+        elif isinstance(value, tuple | list):
+            total += nbytes(value)
+    return total

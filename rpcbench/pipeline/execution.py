@@ -11,43 +11,45 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 
-from rpcbench.agent import current
-from rpcbench.autograd import recorder
-from rpcbench.pipeline.chance import seed, seeded
+from rpcbench.pipeline import microbatch
+from rpcbench.pipeline.chance import begin, go_on, seed
 from rpcbench.pipeline.exchange import Exchange, Gradients, Messages, nbytes, requires_grad
 from rpcbench.pipeline.halves import Halves
-from rpcbench.pipeline.oplog import DONE, FAILED, OpLog
-from rpcbench.pipeline.ops import Kind, Op
-from rpcbench.pipeline.record import Doing
+from rpcbench.pipeline.oplog import DONE, FAILED
+from rpcbench.pipeline.ops import Kind, Op, places_in
+from rpcbench.pipeline.record import PLACES, Doing, noted
 from rpcbench.pipeline.shared import Shared
 from rpcbench.pipeline.stage import StageWorker
-from rpcbench.pipeline.stash import Leaves, Stash
+from rpcbench.pipeline.stash import Stash
 from rpcbench.pipeline.sums import Sums
 from rpcbench.pipeline.tasks import Metric, Report, Task
 from rpcbench.pipeline.ties import TiedGradients
 
 _Values = tuple[Any, ...]
+_PLAIN = frozenset((Tensor, nn.Parameter))
 
 
 class Execution:
     """Made for one step; `run` it once."""
 
     def __init__(self, worker: StageWorker, task: Task) -> None:
-        self._worker = worker
-        self._task = task
-        self._log = current.current().part(OpLog)
-        self._recorder = recorder()
-        self._context = self._recorder.current()
+        self._worker, self._task = worker, task
+        self._step = task.step
+        self._context = worker.recorder.current()
         self._tied = TiedGradients(task.step, worker.copies)
-        self._sums = Sums({} if self._context is None else self._recorder.gradients(self._context))
-        self._stash = Stash(task.ops, worker.modules, worker.optimizers, task.weights)
+        self._sums = Sums(worker.params, {} if self._context is None else worker.recorder.gradients(self._context))
+        self._bounds = microbatch.bounds(task.samples, task.microbatches, *worker.share)
+        self._weights = microbatch.factors(task.samples, task.microbatches, task.reduction, task.whole)
+        self._stash = Stash(task.plan, worker.modules, worker.optimizers, self._weights)
         self._shared = Shared(task.step, worker.column, worker.computing.norms)
-        self._exchange = Exchange(task.step, worker.ports, worker.mail.take, task.inputs)
-        self._kept: dict[tuple[int, int], tuple[_Values, _Values]] = {}  # (stage, micro-batch) → taken, given
-        self._held: dict[int, int] = {}  # stage → bytes of what is kept
+        self._exchange = Exchange(task.step, worker.ports, worker.mail.take, self._inputs)
+        self._kept: dict[tuple[int, int], tuple[_Values, _Values, int]] = {}  # see `_keep`
+        self._held: dict[int, int] = dict.fromkeys(worker.modules, 0)  # stage → bytes of what is kept
         self._halves: dict[tuple[int, int], Halves] = {}
-        self._leaves: Leaves = []  # parameters with their gradients, from the latest operation
+        self._made: Gradients | None = None  # by the latest operation, for its stage's parameters
         self._ways: dict[Kind, tuple[Callable[[Op], Any], Callable[[Op, Any], Messages]]] = {
             Kind.FORWARD: (self._exchange.taken, self._forward),
             Kind.BACKWARD: (self._gradients, self._backward),
@@ -57,76 +59,90 @@ class Execution:
             Kind.UPDATE: (lambda op: None, self._update),
             Kind.ALL_REDUCE: (lambda op: self._shared.ready(op.stage), self._all_reduce),
         }
-        self._later = {(op.stage, op.microbatch) for op in task.ops if op.kind is Kind.RECOMPUTE}
+        self._later = places_in(task.plan, Kind.RECOMPUTE)
+        self._given = dict(zip(worker.inputs, task.inputs, strict=True))
         self._reduced = 0  # bytes of the latest all-reduce
-        self._report = Report()
+        self._losses: dict[int, float] = {}
+        self._outputs: dict[int, Any] = {}
 
     def run(self) -> Report:
         """Returns when all operations of this worker are done."""
-        self._worker.mail.begin(self._task.step, self._task.window)
+        self._worker.mail.begin(self._step, self._task.window)
         try:
             return self._logged()
         finally:
-            self._worker.slots.finish(self._task.step)
+            self._worker.slots.finish(self._step)
 
     def _logged(self) -> Report:
-        task = self._task
-        column = self._worker.column
-        replica = None if column is None else column.rank
-        row = self._log.open(task.step, task.ops, task.workers, task.ideal, replica)
+        task, worker = self._task, self._worker
+        self._log = worker.log.open(task.step, task.plan, worker.workers, task.ideal, worker.replica)
         state = FAILED
         try:
-            report = self._run()
+            self._run()
             state = DONE
-            return report
         finally:
-            self._log.close(row, state)
+            self._log.close(state)
+        return Report(self._log.stamps, self._losses, self._outputs)
 
-    def _run(self) -> Report:
-        for module in self._worker.modules.values():
-            module.train(self._task.train)
-        with torch.set_grad_enabled(self._task.train), self._worker.computing.step():
-            for index, op in enumerate(self._task.ops):
-                self._operate(index, op)
-        self._worker.record.note(self._task.step, Doing.READY)
-        if self._context is not None and self._task.train:
+    def _run(self) -> None:
+        train, worker = self._task.train, self._worker
+        worker.train(train)
+        with torch.set_grad_enabled(train), worker.computing.step():
+            self._operate()
+        worker.record.note(self._step, Doing.READY)
+        if self._context is not None and train:
             self._add_up_tied()
-            self._recorder.replace_leaves(self._context, self._sums.leaves())
-        return self._report
+            worker.recorder.replace_leaves(self._context, self._sums.leaves())
 
-    def _operate(self, index: int, op: Op) -> None:
-        """Wait for what the operation needs, run it, send what it makes."""
-        step, note = self._task.step, self._worker.record.note
-        needs, runs = self._ways[op.kind]
-        note(step, Doing.WAITS, index)
-        needed = needs(op)
-        note(step, Doing.RUNS, index)
-        key, row = self._log.begin(step, index, op)
-        try:
-            made = runs(op, needed)
-        except BaseException:
-            failed = not self._worker.slots.aborted(step)  # else another one has, and this lacks what went with it
-            self._log.end(key, row, sent=0, held=self._held.get(op.stage, 0), failed=failed)
-            raise
-        sent = self._reduced if op.kind is Kind.ALL_REDUCE else sum(nbytes(message) for _, message in made)
-        self._report.rows.append(self._log.end(key, row, sent=sent, held=self._held.get(op.stage, 0)))
-        if made:
-            note(step, Doing.SENDS, index)
-        for slot, message in made:
-            self._worker.mail.send(slot, message)
-        self._add_up(op)
+    def _operate(self) -> None:
+        """For each operation: wait for what it needs, run it, send what it makes."""
+        log, send, word = self._log, self._worker.mail.send, self._worker.record.word
+        waits, runs, sends = [noted(self._step, doing) for doing in (Doing.WAITS, Doing.RUNS, Doing.SENDS)]
+        for index, op in enumerate(self._task.ops):
+            where, (needs, does) = index % PLACES, self._ways[op.kind]
+            word[0] = waits + where
+            needed = needs(op)
+            word[0] = runs + where
+            log.begin()
+            try:
+                made = does(op, needed)
+            except BaseException:
+                log.end(0, self._held[op.stage], self._failed())
+                raise
+            sent, self._reduced = self._reduced, 0
+            for _, message in made:
+                sent += nbytes(message)
+            log.end(sent, self._held[op.stage])
+            if made:
+                word[0] = sends + where
+                for slot, message in made:
+                    send(slot, message)
+            if self._made is not None:  # after what others wait for has been sent
+                self._add_up(op, self._made)
+
+    def _failed(self) -> bool:
+        """Whether an error is of this operation; else another one has failed, and this lacks what went with it."""
+        return not self._worker.slots.aborted(self._step)
 
     # -- forward
+    def _inputs(self, op: Op) -> _Values:
+        begin_, end = self._bounds[op.microbatch]
+        inputs = self._worker.ports[op.stage].inputs
+        return tuple([microbatch.part(self._given[number], begin_, end) for number in inputs])
+
+    def _targets(self, op: Op) -> Any:
+        return microbatch.part(self._task.targets, *self._bounds[op.microbatch])
+
     def _forward(self, op: Op, values: _Values) -> Messages:
         last = op.stage == self._worker.last_stage
         if not self._task.train:
             made = self._module(op, values)
             if last:
-                self._report.outputs[op.microbatch] = self._shown(op, made)
+                self._outputs[op.microbatch] = self._shown(op, made)
             return [] if last else self._exchange.given(op, self._worker.values(op.stage, made))
         given = self._once(op, values) if (op.stage, op.microbatch) in self._later else self._compute(op, values)
         if last:
-            self._report.losses[op.microbatch] = given[0].item()
+            self._losses[op.microbatch] = given[0].item()
         self._keep(op, values, given)
         return self._exchange.given(op, given)
 
@@ -136,33 +152,35 @@ class Execution:
             return output
         loss = {} if self._worker.loss_fn is None else {"loss": self._worker.loss_fn}
         judges: dict[str, Metric] = {**loss, **(self._task.metrics or {})}
-        output = self._worker.computing.judged(output)
-        return {name: float(judge(output, self._task.targets[op.microbatch])) for name, judge in judges.items()}
+        output, targets = self._worker.computing.judged(output), self._targets(op)
+        return {name: float(judge(output, targets)) for name, judge in judges.items()}
 
     def _module(self, op: Op, values: _Values) -> Any:
         """The stage's own forward."""
-        module = self._worker.modules[op.stage]
-        with self._worker.computing.forward(module, first=op.kind is Kind.FORWARD):
+        with self._worker.computing.forward(self._worker.modules[op.stage], op.kind is Kind.FORWARD):
             return self._stash.forward(op, values)
 
     def _compute(self, op: Op, values: _Values) -> _Values:
         """What the stage gives; at the last stage the loss."""
-        with seeded(seed(self._task.seed, op)):
+        worker, before = self._worker, begin(seed(self._task.seed, op))
+        try:
             made = self._module(op, values)
-            if op.stage < self._worker.last_stage:
-                return self._worker.values(op.stage, made)
-            assert self._worker.loss_fn is not None and self._task.targets is not None
-            loss = self._worker.loss_fn(self._worker.computing.judged(made), self._task.targets[op.microbatch])
-            return (loss * self._task.weights[op.microbatch],)
+            if op.stage < worker.last_stage:
+                return worker.values(op.stage, made)
+            assert worker.loss_fn is not None
+            loss = worker.loss_fn(worker.computing.judged(made), self._targets(op))
+            return (loss * self._weights[op.microbatch],)
+        finally:
+            go_on(before)
 
     def _once(self, op: Op, values: _Values) -> _Values:
         """As `_compute`, and nothing is kept for a backward."""
-        wants = bool(self._worker.parameters(op.stage)) or any(map(requires_grad, values))
+        wants = bool(self._worker.params[op.stage]) or any(map(requires_grad, values))
         with torch.no_grad():
             given = self._compute(op, values)
         return tuple(
             value.detach().requires_grad_(wants and (value.is_floating_point() or value.is_complex()))
-            if isinstance(value, torch.Tensor)
+            if isinstance(value, Tensor)
             else value
             for value in given
         )
@@ -173,70 +191,71 @@ class Execution:
         return []
 
     def _keep(self, op: Op, values: _Values, given: _Values) -> None:
-        """What a stage took and gave, for the backward. What it saves in between counts for nobody."""
-        self._kept[op.stage, op.microbatch] = (values, given)
-        self._held[op.stage] = self._held.get(op.stage, 0) + nbytes(values) + nbytes(given)
+        """What a stage took and gave, for the backward, with its bytes. What it saves in between counts for nobody."""
+        size = nbytes(values) + nbytes(given)
+        self._kept[op.stage, op.microbatch] = (values, given, size)
+        self._held[op.stage] += size
 
     def _let_go(self, op: Op) -> tuple[_Values, _Values]:
-        values, given = self._kept.pop((op.stage, op.microbatch))
-        self._held[op.stage] -= nbytes(values) + nbytes(given)
+        values, given, size = self._kept.pop((op.stage, op.microbatch))
+        self._held[op.stage] -= size
         return values, given
 
     # -- backward
     def _gradients(self, op: Op) -> Gradients:
         """Those of what the stage gave; none at the last stage."""
-        _values, given = self._kept[op.stage, op.microbatch]
-        return self._exchange.gradients(op, len(given))
+        return self._exchange.gradients(op, len(self._kept[op.stage, op.microbatch][1]))
 
-    def _roots(self, op: Op, gradients: Gradients) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+    def _roots(self, op: Op, given: _Values, gradients: Gradients) -> tuple[list[Tensor], list[Tensor] | None]:
         """Where the stage's backward begins: what it gave, as far as gradients came for it, or the loss."""
-        _values, given = self._kept[op.stage, op.microbatch]
         if op.stage == self._worker.last_stage:
             return [loss for loss in given if requires_grad(loss)], None
-        came = [(g, grad) for g, grad in zip(given, gradients, strict=True) if grad is not None and requires_grad(g)]
-        return [root for root, _ in came], [gradient for _, gradient in came]
+        roots, came = [], []
+        for value, gradient in zip(given, gradients, strict=True):
+            if gradient is not None and requires_grad(value):
+                roots.append(value)
+                came.append(gradient)
+        return roots, came
 
     def _backward(self, op: Op, gradients: Gradients) -> Messages:
-        roots, given = self._roots(op, gradients)
-        values, _ = self._let_go(op)
-        params = self._stash.parameters(op, self._worker.parameters(op.stage))
-        inputs = [*self._exchange.wanted(op, values), *params]
-        found: Sequence[Any] = [None] * len(inputs)
-        if roots and inputs:
-            found = torch.autograd.grad(roots, inputs, given, allow_unused=True)
-        pairs = list(zip(inputs, found, strict=True))
-        first = len(inputs) - len(params)
-        self._leaves = self._stash.keep(op, [(param, grad) for param, grad in pairs[first:] if grad is not None])
-        return self._exchange.returned(op, values, pairs[:first])
+        values, given = self._let_go(op)
+        roots, came = self._roots(op, given, gradients)
+        wanted = self._exchange.wanted(op, values)
+        inputs = [*wanted, *self._stash.parameters(op, self._worker.params[op.stage])]
+        found = _grad(roots, inputs, came) if roots and inputs else [None] * len(inputs)
+        self._made = found[len(wanted) :]
+        return self._exchange.returned(op, values, wanted, found[: len(wanted)])
 
     def _input_half(self, op: Op, gradients: Gradients) -> Messages:
-        values, _ = self._kept[op.stage, op.microbatch]
-        roots, given = self._roots(op, gradients)
+        values, given, _ = self._kept[op.stage, op.microbatch]
+        roots, came = self._roots(op, given, gradients)
         wanted = self._exchange.wanted(op, values)
-        params = self._stash.parameters(op, self._worker.parameters(op.stage))
-        found: list[torch.Tensor | None] = [None] * len(wanted)
+        params = self._stash.parameters(op, self._worker.params[op.stage])
+        found: Gradients = [None] * len(wanted)
         if roots and (wanted or params):
-            halves = self._halves[op.stage, op.microbatch] = Halves(roots, given, wanted, params)
+            halves = self._halves[op.stage, op.microbatch] = Halves(roots, came, wanted, params)
             found = halves.inputs()
-        return self._exchange.returned(op, values, list(zip(wanted, found, strict=True)))
+        return self._exchange.returned(op, values, wanted, found)
 
     def _weight_half(self, op: Op, _: None) -> Messages:
         self._let_go(op)
         halves = self._halves.pop((op.stage, op.microbatch), None)
         if halves is not None:
-            self._leaves = self._stash.keep(op, halves.weights())
+            params = self._stash.parameters(op, self._worker.params[op.stage])
+            found = dict(halves.weights())
+            self._made = [found.get(param) for param in params]
         return []
 
-    def _add_up(self, op: Op) -> None:
-        """After what others wait for has been sent. Gradients of tied parameters are kept until the end."""
-        leaves, self._leaves = self._leaves, []
-        if op.kind is not Kind.ALL_REDUCE:
-            leaves = self._shared.add(op.stage, self._worker.parameters(op.stage), leaves)
-        self._sums.add(self._tied.keep(leaves))
+    # -- gradients of parameters
+    def _add_up(self, op: Op, made: Gradients) -> None:
+        """Unless they are for a step of the stage's own optimizer; those of replicas and tied parameters at the end."""
+        self._made, params = None, self._worker.params[op.stage]
+        if op.kind is Kind.ALL_REDUCE or not (self._stash.keep(op, made) or self._shared.add(op.stage, params, made)):
+            self._sums.add(op.stage, self._tied.keep(op.stage, made))
 
     def _all_reduce(self, op: Op, agreed: int) -> Messages:
-        module, params = self._worker.modules[op.stage], self._worker.parameters(op.stage)
-        self._leaves, self._reduced = self._shared.total(op.stage, module, params, agreed)
+        module, params = self._worker.modules[op.stage], self._worker.params[op.stage]
+        self._made, self._reduced = self._shared.total(op.stage, module, params, agreed)
         return []
 
     def _update(self, op: Op, _: None) -> Messages:
@@ -246,4 +265,18 @@ class Execution:
     def _add_up_tied(self) -> None:
         for slot, message in self._tied.messages():
             self._worker.mail.send(slot, message)
-        self._sums.add(self._tied.totals(self._worker.slots.take))
+        for stage, gradients in self._tied.totals(self._worker.slots.take).items():
+            self._sums.add(stage, gradients)
+
+
+def _grad(roots: Sequence[Tensor], inputs: Sequence[Tensor], gradients: Sequence[Tensor] | None) -> Gradients:
+    """`torch.autograd.grad`, without its checks: what comes back for a value was made from one of its shape.
+
+    They cost more than a small backward. Tensors of other classes, and what has no usual gradient, get them.
+    """
+    if not _PLAIN.issuperset(map(type, (*roots, *inputs))) or not all(map(Tensor.is_floating_point, roots)):
+        return torch.autograd.grad(roots, inputs, gradients, allow_unused=True)
+    begin_ = tuple(map(torch.ones_like, roots) if gradients is None else gradients)
+    return _engine_run_backward(
+        tuple(roots), begin_, False, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False
+    )

@@ -8,8 +8,8 @@ own random numbers.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -63,9 +63,51 @@ def checked(row: Mapping[str, nn.Module]) -> None:
             raise PipelineError(f"{name!r} and {places[module]!r} are the same {module!r}: call lazy() for each")
 
 
-def built(stage: nn.Sequential) -> nn.Sequential:
-    """The stage, with all that is lazy in its row built."""
+class Tied(NamedTuple):
+    """A weight that lazy modules of a stage have in common with each other, or with `first` in another stage.
+
+    `own`: what the stage calls it, in the order of its modules; `name`: what `first` calls it. `number`: which of all
+    ties this is, and `names` are all that the un-split model has for it.
+    """
+
+    number: int
+    own: tuple[str, ...]
+    first: Lazy | None
+    name: str
+    names: tuple[str, ...]
+
+
+def built(stage: nn.Sequential, tied: Sequence[Tied] = ()) -> nn.Sequential:
+    """The stage, with all that is lazy in its row built, and tied. PipelineError for what cannot be one weight."""
     for place, module in enumerate(stage):
         if isinstance(module, Lazy):
             stage[place] = module.build()
+    made = {first: first.build() for first in dict.fromkeys(each.first for each in tied) if first is not None}
+    for each in tied:
+        own = [_weight(stage, name, each) for name in each.own]
+        first = own[0] if each.first is None else _weight(made[each.first], each.name, each)
+        _tie(stage, each, own, first)
     return stage
+
+
+def _weight(module: nn.Module, name: str, tied: Tied) -> nn.Parameter:
+    try:
+        return module.get_parameter(name)
+    except AttributeError as error:
+        raise PipelineError(f"{_listed(tied)} cannot be tied: {error}") from error
+
+
+def _tie(stage: nn.Module, tied: Tied, own: Sequence[nn.Parameter], first: nn.Parameter) -> None:
+    """Let all of the stage's own be one, which is as the first."""
+    kinds = dict.fromkeys(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in (first, *own))
+    if len(kinds) > 1:
+        raise PipelineError(f"{_listed(tied)} cannot be tied: they are {' and '.join(kinds)}")
+    with torch.no_grad():
+        own[0].copy_(first).requires_grad_(first.requires_grad)
+    for name in tied.own[1:]:
+        holder, _, leaf = name.rpartition(".")
+        setattr(stage.get_submodule(holder), leaf, own[0])
+
+
+def _listed(tied: Tied) -> str:
+    return " and ".join(map(repr, tied.names))

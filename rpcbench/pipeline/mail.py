@@ -38,13 +38,13 @@ class Mail:
         """A step begins, in which stages may be so many micro-batches ahead of each other; 0: as many as there are."""
         self._credits = Credits(step, window) if window else None
 
-    def take(self, slot: Slot) -> Any:
-        """As `Slots.take`. Who has filled the slot hears from time to time that it has room here."""
+    def take(self, slot: Slot) -> tuple[Any, ...]:
+        """As `Slots.take`, of a kind that is counted: who fills it hears from time to time that it has room here."""
         values = self.slots.take(slot)
-        if self._credits is not None and slot.kind in COUNTED:
-            giver = self._homes.giver(slot)
-            if giver not in (None, self._agent.id) and (count := self._credits.took(channel(slot))):
-                self._agent.notify(giver, CREDITS, (self._key, slot.step, count, *channel(slot)))
+        if self._credits is not None:
+            giver, of = self._homes.stages[slot.source], channel(slot)
+            if giver != self._agent.id and (count := self._credits.took(of)):
+                self._agent.notify(giver, CREDITS, (self._key, slot.step, count, *of))
         return values
 
     def heard(self, step: int, count: int, of: Channel) -> None:
@@ -59,23 +59,23 @@ class Mail:
         if to == self._agent.id:
             self.slots.put(slot, partial(cut_off, values))
         else:
-            self._await_credit(slot)
-            self._agent.parcels.post(to, self._key, slot.place, str(slot), values[0] if len(values) == 1 else values)
+            if self._credits is not None and slot.kind in COUNTED:
+                self._await_credit(self._credits, slot)
+            self._agent.parcels.post(to, self._key, slot, str(slot), values[0] if len(values) == 1 else values)
 
-    def _await_credit(self, slot: Slot) -> None:
-        credits_, of = self._credits, channel(slot)
-        if credits_ is None or slot.kind not in COUNTED:
-            return
-        self.slots.wait_for(slot.step, lambda: credits_.may_give(of))  # which a thread of the pool hears
+    def _await_credit(self, credits_: Credits, slot: Slot) -> None:
+        of = channel(slot)
+        if not credits_.may_give(of):
+            self.slots.wait_for(slot.step, lambda: credits_.may_give(of))  # which a thread of the pool hears
         self.slots.check(slot.step)
         credits_.gave(of)
 
     def came(self, place: tuple[int, ...], values: Callable[[], Any]) -> None:
-        self.slots.put(Slot.at(place), partial(_opened, values))
+        self.slots.put(place, values)
 
     def undelivered(self, place: tuple[int, ...], error: Exception) -> None:
         """The driver hears of it from whoever fails."""
-        slot, reason = Slot.at(place), f"{type(error).__name__}: {error}"
+        slot, reason = Slot(*place), f"{type(error).__name__}: {error}"
         self.slots.abort(slot.step, reason)
         end(self._agent, self._homes.taker(slot), self._key, slot.step, reason)
 
@@ -89,9 +89,3 @@ def _help_along(agent: Agent, homes: Homes, reached: Waits, slot: Slot) -> None:
     giver = homes.giver(slot)
     if giver is not None:
         agent.asking.read_while(lambda: not reached(), giver, free=True)
-
-
-def _opened(values: Callable[[], Any]) -> tuple[Any, ...]:
-    """One value travels alone: none is a tuple by itself."""
-    found = values()
-    return found if type(found) is tuple else (found,)

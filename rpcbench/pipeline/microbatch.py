@@ -8,6 +8,7 @@ of means gives other gradients as soon as micro-batches are uneven.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -31,8 +32,33 @@ def sizes(samples: int, microbatches: int) -> list[int]:
 
 def cut(batch: Any, microbatches: int) -> list[Any]:
     """The micro-batches, built as `batch` is, of views on its tensors. PipelineError if the tensors do not fit."""
-    bounds = accumulate(sizes(samples(batch), microbatches), initial=0)
-    return [_slice(batch, begin, end) for begin, end in pairwise(bounds)]
+    ends = accumulate(sizes(samples(batch), microbatches), initial=0)
+    return [part(batch, begin, end) for begin, end in pairwise(ends)]
+
+
+@lru_cache(maxsize=64)
+def bounds(samples: int, microbatches: int, first: int, every: int) -> dict[int, tuple[int, int]]:
+    """Where micro-batches begin and end in a `share`, each under its number in the whole batch of so many samples."""
+    numbers = range(first, microbatches, every)
+    own = [sizes(samples, microbatches)[number] for number in numbers]
+    return dict(zip(numbers, pairwise(accumulate(own, initial=0)), strict=True))
+
+
+def share(batch: Any, microbatches: int, first: int, every: int) -> Any:
+    """Of the micro-batches of a batch one in `every`, from the `first` on, as one batch; None if there are none."""
+    if every == 1:
+        return batch
+    own = cut(batch, microbatches)[first::every]
+    return join(own) if own else None
+
+
+def part(batch: Any, begin: int, end: int) -> Any:
+    """Samples of a batch, apart: whatever is done to them there, or recorded of it, other parts know nothing of."""
+    if isinstance(batch, torch.Tensor):
+        return batch[begin:end].data.requires_grad_(batch.requires_grad)
+    if isinstance(batch, dict):
+        return {key: part(value, begin, end) for key, value in batch.items()}
+    return _like(batch, [part(item, begin, end) for item in batch])
 
 
 def samples(batch: Any) -> int:
@@ -64,6 +90,12 @@ def weights(sizes: Sequence[int], reduction: str = "mean", whole: int | None = N
     raise PipelineError(f"unknown loss reduction {reduction!r}; there are 'mean' and 'sum'")
 
 
+@lru_cache(maxsize=64)
+def factors(samples: int, microbatches: int, reduction: str, whole: int | None) -> list[float]:
+    """The `weights` of all micro-batches of a batch with so many samples."""
+    return weights(sizes(samples, microbatches), reduction, whole)
+
+
 def join(parts: Sequence[Any]) -> Any:
     """The batch that was cut into these parts, in their order."""
     first = parts[0]
@@ -72,14 +104,6 @@ def join(parts: Sequence[Any]) -> Any:
     if isinstance(first, dict):
         return {key: join([part[key] for part in parts]) for key in first}
     return _like(first, [join(column) for column in zip(*parts, strict=True)])
-
-
-def _slice(batch: Any, begin: int, end: int) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return batch[begin:end]
-    if isinstance(batch, dict):
-        return {key: _slice(value, begin, end) for key, value in batch.items()}
-    return _like(batch, [_slice(item, begin, end) for item in batch])
 
 
 def _like(batch: Any, items: Sequence[Any]) -> Any:

@@ -19,6 +19,8 @@ from torch import nn
 from rpcbench.pipeline import batchnorm
 from rpcbench.words.errors import PipelineError
 
+_NOTHING = contextlib.nullcontext()
+
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
@@ -44,21 +46,23 @@ class Computing:
         modules = list(modules)
         self._autocast = numerics.autocast
         self.norms = batchnorm.Deferred(modules if numerics.batch_norm == batchnorm.DEFERRED else [])
+        self._plain = self._autocast is None and not self.norms
         self._devices = {module: _device(module) for module in modules}
 
     def step(self) -> contextlib.AbstractContextManager[None]:
         return self.norms.step()
 
-    @contextlib.contextmanager
-    def forward(self, module: nn.Module, first: bool = True) -> Iterator[None]:
+    def forward(self, module: nn.Module, first: bool = True) -> contextlib.AbstractContextManager[object]:
         """Around the forward of a stage; `first`: it is no recomputed one."""
+        return _NOTHING if self._plain else self._around(module, first)
+
+    @contextlib.contextmanager
+    def _around(self, module: nn.Module, first: bool) -> Iterator[None]:
         with self.norms.counting(first), self._casting(module):
             yield
 
     def _casting(self, module: nn.Module) -> contextlib.AbstractContextManager[Any]:
-        if self._autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self._devices[module], self._autocast)
+        return _NOTHING if self._autocast is None else torch.autocast(self._devices[module], self._autocast)
 
     def judged(self, output: Any) -> Any:
         """What loss and metrics get for an output of the last stage."""

@@ -2,103 +2,146 @@
 
 A step's row says what is planned here and who else takes part. So whoever has the rows of all of them knows whether a
 step is over, and what a worker that runs nothing waits for.
+
+An operation leaves two stamps; a row is made of them where somebody looks.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Sequence
 from functools import partial
+from time import monotonic
+from typing import NamedTuple
 
+from rpcbench.agent.bus import Bus
 from rpcbench.agent.core import Agent
-from rpcbench.pipeline.ops import Op
+from rpcbench.pipeline.ops import Op, ops_in
 from rpcbench.words.events import Row, Table
 
 KEPT_STEPS = 8
 RUNNING, DONE, FAILED = "running", "done", "failed"
+Ended = tuple[float, int, int, bool]
+"""Of an operation: when it ended, bytes for other stages, bytes that its stage holds after it, whether it failed."""
+_RUNNING = (None, 0, None, False)
+
+
+class Stamps(NamedTuple):
+    """Of a worker's operations in a step, in their order: when each began, and of those that have ended how."""
+
+    began: Sequence[float]
+    ended: Sequence[Ended]
+
+    def rows(self, step: int, worker: int, ops: Sequence[Op]) -> list[Row]:
+        """Of all that have begun."""
+        began = self.began[:]  # first: where one is under way, another thread may end it and begin the next now
+        ended = [*self.ended, *[_RUNNING] * len(began)]
+        return [
+            {
+                "step": step,
+                "worker": worker,
+                "stage": op.stage,
+                "op": op.kind.value,
+                "microbatch": op.microbatch,
+                "begin": begin,
+                "end": end,
+                "bytes": sent,
+                "held": held,
+                "failed": failed,
+            }
+            for op, begin, (end, sent, held, failed) in zip(ops, began, ended, strict=False)
+        ]
+
+
+class Logged:
+    """A step, while it runs and afterwards; `row` is its own. One thread writes here, others look."""
+
+    def __init__(self, bus: Bus, plan: str, row: Row) -> None:
+        self._bus, self._ops = bus, ops_in(plan)
+        self.key = f"s{row['step']}.w{row['worker']}"
+        self.row = row
+        self._began: list[float] = []
+        self._ended: list[Ended] = []
+        self.stamps = Stamps(self._began, self._ended)
+
+    def begin(self) -> None:
+        """The next operation begins."""
+        self._began.append(monotonic())
+        if self._bus.listening:
+            self._tell("OpStarted")
+
+    def end(self, sent: int, held: int, failed: bool = False) -> None:
+        """It has ended, with `sent` bytes for other stages; its stage now holds `held` bytes of activations."""
+        self._ended.append((monotonic(), sent, held, failed))
+        if self._bus.listening:
+            self._tell("OpEnded")
+
+    def _tell(self, kind: str) -> None:
+        index = len(self._began) - 1
+        self._bus.note(kind, "ops", f"{self.key}.{index}", partial(self._row_of, index))
+
+    def close(self, state: str) -> None:
+        """The step is over here: DONE or FAILED."""
+        self.row = {**self.row, "state": state}
+        self.tell("StepEnded")
+
+    def tell(self, kind: str) -> None:
+        """Of the step."""
+        self._bus.note(kind, "steps", self.key, lambda: self.row)
+
+    def forget(self) -> None:
+        """No table has it any more."""
+        self._bus.note("StepForgotten", "steps", self.key, _gone)
+        for key in self.rows():
+            self._bus.note("StepForgotten", "ops", key, _gone)
+
+    def rows(self) -> Table:
+        """Of its operations."""
+        rows = self.stamps.rows(self.row["step"], self.row["worker"], self._ops)
+        return {f"{self.key}.{index}": row for index, row in enumerate(rows)}
+
+    def _row_of(self, index: int) -> Row:
+        own = slice(index, index + 1)
+        stamps = Stamps(self._began[own], self._ended[own])
+        (row,) = stamps.rows(self.row["step"], self.row["worker"], self._ops[own])
+        return row
+
+
+def _gone() -> None:
+    return None
 
 
 class OpLog:
     """One for each agent: `agent.part(OpLog)`."""
 
     def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._lock = threading.Lock()
-        self._tables: dict[str, Table] = {"steps": {}, "ops": {}}
-        for name in self._tables:
-            agent.bus.register(name, partial(self.table, name))
+        self._id, self._bus = agent.id, agent.bus
+        self._steps: dict[int, Logged] = {}
+        agent.bus.register("steps", lambda: {logged.key: logged.row for logged in self._kept()})
+        agent.bus.register("ops", lambda: {key: row for logged in self._kept() for key, row in logged.rows().items()})
 
     def open(
-        self,
-        step: int,
-        ops: Sequence[Op],
-        workers: Sequence[int],
-        ideal: float | None,
-        replica: int | None = None,
-    ) -> Row:
+        self, step: int, plan: str, workers: Sequence[int], ideal: float | None, replica: int | None = None
+    ) -> Logged:
         """A step begins: what is to be done here, who else takes part, its ideal idle share, of which replica these
-        stages are, where there are several; a row to give to `close`.
+        stages are, where there are several.
 
         Rows of steps long before it are dropped.
         """
-        self._forget(step - KEPT_STEPS)
+        for old in [number for number in list(self._steps) if number <= step - KEPT_STEPS]:
+            if (logged := self._steps.pop(old, None)) is not None and self._bus.listening:
+                logged.forget()
         row: Row = {
             "step": step,
-            "worker": self._agent.id,
+            "worker": self._id,
             "workers": list(workers),
-            "plan": [str(op) for op in ops],
+            "plan": plan.split(),
             "ideal": ideal,
             "replica": replica,
             "state": RUNNING,
         }
-        self._set("StepBegan", "steps", self._key(step), row)
-        return row
+        self._steps[step] = logged = Logged(self._bus, plan, row)
+        logged.tell("StepBegan")
+        return logged
 
-    def close(self, row: Row, state: str) -> None:
-        """The step is over here: DONE or FAILED."""
-        self._set("StepEnded", "steps", self._key(row["step"]), {**row, "state": state})
-
-    def begin(self, step: int, index: int, op: Op) -> tuple[str, Row]:
-        """An operation begins; give what is returned to `end`."""
-        key = f"{self._key(step)}.{index}"
-        row: Row = {
-            "step": step,
-            "worker": self._agent.id,
-            "stage": op.stage,
-            "op": op.kind.value,
-            "microbatch": op.microbatch,
-            "begin": time.monotonic(),
-            "end": None,
-            "bytes": 0,
-            "held": None,
-            "failed": False,
-        }
-        self._set("OpStarted", "ops", key, row)
-        return key, row
-
-    def end(self, key: str, row: Row, *, sent: int, held: int, failed: bool = False) -> Row:
-        """It has ended, with `sent` bytes for the neighbour; its stage now holds `held` bytes of activations."""
-        row = {**row, "end": time.monotonic(), "bytes": sent, "held": held, "failed": failed}
-        self._set("OpEnded", "ops", key, row)
-        return row
-
-    def table(self, name: str) -> Table:
-        with self._lock:
-            return dict(self._tables[name])
-
-    def _key(self, step: int) -> str:
-        return f"s{step}.w{self._agent.id}"
-
-    def _forget(self, last: int) -> None:
-        with self._lock:
-            old = [(name, key) for name, rows in self._tables.items() for key in rows if rows[key]["step"] <= last]
-            for name, key in old:
-                del self._tables[name][key]
-        for name, key in old:
-            self._agent.bus.note("StepForgotten", name, key, partial(self._tables[name].get, key))
-
-    def _set(self, kind: str, table: str, key: str, row: Row) -> None:
-        with self._lock:
-            self._tables[table][key] = row
-        self._agent.bus.note(kind, table, key, partial(self._tables[table].get, key))
+    def _kept(self) -> list[Logged]:
+        return list(self._steps.values())

@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Protocol
 
 from rpcbench.words.errors import PipelineError
@@ -84,6 +85,19 @@ def text(ops: Ops) -> str:
 def parse(written: str) -> Ops:
     """The ops of a text, a line per worker; empty lines around it are left out. PipelineError at a wrong word."""
     return [[Op.parse(word) for word in line.split()] for line in written.strip().splitlines()]
+
+
+@lru_cache(maxsize=64)
+def ops_in(plan: str) -> tuple[Op, ...]:
+    """One worker's ops, of any kind, as a pipeline has written them; the same at each step, so they are read once."""
+    found = re.findall(r"(\d+)(\D)(\d+)", plan)
+    return tuple(Op(int(stage), Kind(kind), int(microbatch)) for stage, kind, microbatch in found)
+
+
+@lru_cache(maxsize=64)
+def places_in(plan: str, kind: Kind) -> frozenset[tuple[int, int]]:
+    """Stage and micro-batch of each of its ops of this kind."""
+    return frozenset((op.stage, op.microbatch) for op in ops_in(plan) if op.kind is kind)
 
 
 def run(stage: int, kind: Kind, microbatches: Iterable[int]) -> list[Op]:

@@ -8,10 +8,8 @@ Guarantees
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
 
 from rpcbench.pipeline.layout import dealt, reducing
 from rpcbench.pipeline.ops import Kind, Ops, Schedule
@@ -22,7 +20,7 @@ from rpcbench.pipeline.validate import placement, validate
 from rpcbench.words.errors import PipelineError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Orders:
     """Operations for each worker; `ideal` is their idle share if all stages take equally long, None where none is said.
 
@@ -41,20 +39,20 @@ class Orders:
         """Whether optimizers step within a step of the pipeline, as its operations."""
         return any(op.kind is Kind.UPDATE for own in self.ops for op in own)
 
+    @cached_property
+    def plans(self) -> list[str]:
+        """The operations as workers are told them, see `ops_in`."""
+        return [" ".join(map(str, own)) for own in self.ops]
+
+    @cached_property
     def forwards(self) -> Orders:
         """Only the forwards, for a run that does not train."""
         ops = [[op for op in own if op.kind is Kind.FORWARD] for own in self.ops]
         return Orders(ops, self.microbatches, self.homes, None, self.replicas)
 
-    def numbers(self, worker: int) -> range:
-        """The micro-batches of the replica that a worker, by its number, belongs to."""
-        return range(worker // (len(self.ops) // self.replicas), self.microbatches, self.replicas)
-
-    def judged(self, worker: int, targets: Sequence[Any] | None) -> dict[int, Any] | None:
-        """Of the targets, by micro-batch, those that a worker needs."""
-        if targets is None or not self.has_last(worker):
-            return None
-        return {number: targets[number] for number in self.numbers(worker)}
+    def replica(self, worker: int) -> int:
+        """The one that a worker, by its number, belongs to."""
+        return worker // (len(self.ops) // self.replicas)
 
     def has_last(self, worker: int) -> bool:
         """Whether the last stage is there."""

@@ -11,8 +11,9 @@ no other; what goes from one stage to another has the same order at both ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from rpcbench.pipeline.dimensions import Terms, agree
 from rpcbench.pipeline.links import Link
 from rpcbench.words.errors import PipelineError
 
+_SENDABLE = (torch.Tensor, int, float, type(None))
 OUTSIDE = -1
 """Number of the stage, or link, that the model's inputs come from."""
 
@@ -40,7 +42,7 @@ class Way(NamedTuple):
     places: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ports:
     """What one stage takes, and to whom it gives. `inputs`: those of the model's inputs that it takes, by number."""
 
@@ -48,10 +50,21 @@ class Ports:
     gives: tuple[Way, ...]
     inputs: tuple[int, ...] = ()
 
-    @property
-    def arity(self) -> int:
-        """How many values the stage's module is called with."""
-        return sum(len(way.places) for way in self.takes)
+    @cached_property
+    def order(self) -> list[int]:
+        """Of all that it takes, one way after the other, which comes first, second, … in the call of its module."""
+        places = [place for way in self.takes for place in way.places]
+        return sorted(range(len(places)), key=places.__getitem__)
+
+    @cached_property
+    def back(self) -> tuple[Way, ...]:
+        """To whom gradients go back."""
+        return tuple(way for way in self.takes if way.stage != OUTSIDE)
+
+
+def inputs_of(ports: Iterable[Ports]) -> list[int]:
+    """The model's inputs that some stages take, by number."""
+    return sorted({number for each in ports for number in each.inputs})
 
 
 def connect(links: Sequence[Link], inputs: Sequence[str]) -> list[tuple[Value, ...]]:
@@ -181,7 +194,7 @@ def _output(made: Any, terms: Terms, where: str) -> Any:
 def sendable(values: tuple[Any, ...], stage: int) -> tuple[Any, ...]:
     """The values, if they can go to another stage; PipelineError for what is neither tensor nor number."""
     for value in values:
-        if not isinstance(value, torch.Tensor | int | float | None):
+        if not isinstance(value, _SENDABLE):
             raise PipelineError(
                 f"stage {stage} gives {_told(value)}; only tensors and numbers go between stages. Give each a name: "
                 'part(module, gives=("h", "mask"))'

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from rpcbench.pipeline.ops import Kind, Op
 
 _BYTES = 8
-_PLACES = 1 << 16
+PLACES = 1 << 16
+"""So many operations are told apart."""
 _DOINGS = 1 << 4
 
 
@@ -46,7 +47,7 @@ class Record:
     """One worker's bytes, in one pipeline."""
 
     def __init__(self, memory: mmap.mmap | bytearray) -> None:
-        self._word = memoryview(memory).cast("Q")
+        self.word = memoryview(memory).cast("Q")
 
     @staticmethod
     def at(path: str) -> Record:
@@ -58,13 +59,18 @@ class Record:
 
     def note(self, step: int, doing: Doing, where: int = 0) -> None:
         """One store of a machine word: whoever reads it after a death reads this place, or the one before."""
-        self._word[0] = (step * _DOINGS + doing) * _PLACES + where % _PLACES
+        self.word[0] = noted(step, doing) + where % PLACES
 
     @property
     def place(self) -> Place:
-        rest, where = divmod(self._word[0], _PLACES)
+        rest, where = divmod(self.word[0], PLACES)
         step, doing = divmod(rest, _DOINGS)
         return Place(step, Doing(doing), where)
+
+
+def noted(step: int, doing: Doing) -> int:
+    """What the word says of the first place, and one more for each after it."""
+    return (step * _DOINGS + doing) * PLACES
 
 
 @contextlib.contextmanager

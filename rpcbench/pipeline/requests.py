@@ -12,7 +12,7 @@ from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.execution import Execution
 from rpcbench.pipeline.record import Doing
 from rpcbench.pipeline.stage import StageWorker, here
-from rpcbench.pipeline.tasks import Apply, Report, Task
+from rpcbench.pipeline.tasks import Apply, Task
 from rpcbench.rpc import RRef
 
 T = TypeVar("T")
@@ -38,16 +38,17 @@ def learn(key: str, optimizers: dict[int, RRef[Any]]) -> None:
 
 
 # -- in a step
-def run(key: str, task: Task) -> Report:
-    """All operations of this worker in one step."""
+def run(key: str, *told: Any) -> tuple[Any, ...]:
+    """All operations of this worker in one step; a `Task` and its `Report`, as they travel."""
     worker = here(key)
     with worker.turn:
-        return Execution(worker, task).run()
+        return Execution(worker, Task.heard(told)).run().told
 
 
-def apply(key: str, what: Apply) -> bool:
-    """One step of the optimizers here; whether this worker has let go of the context."""
-    worker, note = here(key), here(key).record.note
+def apply(key: str, *told: Any) -> bool:
+    """One step of the optimizers here, as an `Apply` says; whether this worker has let go of the context."""
+    worker, what = here(key), Apply(*told)
+    note = worker.record.note
     if what.keep:
         worker.keep(what.context)
     for stage, optimizer in worker.optimizers.items():
@@ -55,16 +56,16 @@ def apply(key: str, what: Apply) -> bool:
             note(what.step, Doing.APPLIES, stage)
             optimizer.step(what.context)
     note(what.step, Doing.APPLIED)
-    return what.last and _let_go(what)
+    return what.last and _let_go(worker, what)
 
 
-def _let_go(what: Apply) -> bool:
+def _let_go(worker: StageWorker, what: Apply) -> bool:
     """Unless somebody else has part in the context, who would pass the word on to workers that still apply; or the
     driver is here, whose word all wait for that have failed."""
-    known = recorder().known_workers(what.context)
-    if recorder().agent.id == what.driver or not known <= {what.driver, *what.workers}:
+    known = worker.recorder.known_workers(what.context)
+    if worker.recorder.agent.id == what.driver or not known <= {what.driver, *worker.workers}:
         return False
-    recorder().release(what.context, told=known)
+    worker.recorder.release(what.context, told=known)
     return True
 
 

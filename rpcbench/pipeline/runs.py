@@ -79,84 +79,80 @@ class Runs:
         """Forward and backward of a batch, as its share of `whole` samples, by default all there are."""
         if not self.has_loss:
             raise PipelineError("this pipeline has no loss_fn, so it cannot train; give Pipeline one")
-        inputs, targets, orders = self._cut(x, y)
-        sizes = [microbatch.samples(part) for part in inputs]
-        samples = sum(sizes)
-        weights = microbatch.weights(sizes, self.reduction, whole)
-        step, reports = self._run(orders, inputs, targets, weights)
+        samples = self._samples(x, y)
+        tasks, reports = self._run(x, y, samples, True, whole)
+        step = tasks[0].step
         losses = {number: loss for report in reports for number, loss in report.losses.items()}
-        loss = sum(losses[i] for i in sorted(losses))
+        loss = sum([losses[number] for number in sorted(losses)])
         if self.reduction == "mean" and whole is not None:
             loss *= whole / samples
-        rows = tuple(row for report in reports for row in report.rows)
-        return StepResult(step, loss, rows, self._names, samples)
+        ran = zip(self._names, tasks, reports, strict=True)
+        rows = [row for id_, task, report in ran for row in report.stamps.rows(step, id_, task.ops)]
+        return StepResult(step, loss, tuple(rows), self._names, samples)
 
     def outputs(self, x: Any) -> Any:
         """Outputs of the last stage for a batch, in evaluation mode, in the order of the samples."""
-        orders = self._book.fitting(microbatch.samples(x)).forwards()
-        return microbatch.join(self._forwards(orders, microbatch.cut(x, orders.microbatches)))
+        return microbatch.join(self._forwards(x, None, microbatch.samples(x)))
 
     def scores(self, x: Any, y: Any, metrics: Mapping[str, Metric]) -> list[tuple[int, dict[str, float]]]:
         """Of each micro-batch its samples, and what loss and metrics say of it, in evaluation mode."""
-        inputs, targets, orders = self._cut(x, y)
-        found = self._forwards(orders.forwards(), inputs, targets, metrics)
-        return [(microbatch.samples(part), each) for part, each in zip(inputs, found, strict=True)]
+        samples = self._samples(x, y)
+        found = self._forwards(x, y, samples, metrics)
+        return list(zip(microbatch.sizes(samples, len(found)), found, strict=True))
 
     # -- inside
-    def _cut(self, x: Any, y: Any) -> tuple[list[Any], list[Any], Orders]:
+    def _samples(self, x: Any, y: Any) -> int:
         samples, others = microbatch.samples(x), microbatch.samples(y)
         if samples != others:
             raise PipelineError(f"the batch has {samples} samples, but its targets {others}")
-        orders = self._book.fitting(samples)
-        return microbatch.cut(x, orders.microbatches), microbatch.cut(y, orders.microbatches), orders
+        return samples
 
-    def _forwards(
-        self,
-        orders: Orders,
-        inputs: Sequence[Any],
-        targets: Sequence[Any] | None = None,
-        metrics: Mapping[str, Metric] | None = None,
-    ) -> list[Any]:
+    def _forwards(self, x: Any, y: Any, samples: int, metrics: Mapping[str, Metric] | None = None) -> list[Any]:
         """What each micro-batch gives, in order."""
-        _, reports = self._run(orders, inputs, targets, [], train=False, metrics=metrics)
+        _, reports = self._run(x, y, samples, False, metrics=metrics)
         outputs = {number: output for report in reports for number, output in report.outputs.items()}
         return [outputs[number] for number in sorted(outputs)]
 
     def _run(
         self,
-        orders: Orders,
-        inputs: Sequence[Any],
-        targets: Sequence[Any] | None,
-        weights: Sequence[float],
-        train: bool = True,
+        x: Any,
+        y: Any,
+        samples: int,
+        train: bool,
+        whole: int | None = None,
         metrics: Mapping[str, Metric] | None = None,
-    ) -> tuple[int, list[Report]]:
-        step, seed, ids = next(_STEPS), self._seeds.draw(), list(self._names)
-        batches = [model_inputs(part, self._inputs) for part in inputs]
-        ahead = self._window(orders, train)
-        tasks = {
-            id_: Task(
+    ) -> tuple[list[Task], list[Report]]:
+        orders = self._book.fitting(samples)
+        microbatch.sizes(samples, orders.microbatches)  # an error here, before anything is sent
+        orders = orders if train else orders.forwards
+        step, seed, inputs = next(_STEPS), self._seeds.draw(), model_inputs(x, self._inputs)
+        tasks: dict[int, Task] = {}
+        for place, id_ in enumerate(self._names):
+            share = orders.microbatches, orders.replica(place), orders.replicas
+            last = orders.has_last(place)
+            tasks[id_] = Task(
                 step=step,
-                ops=tuple(orders.ops[place]),
-                inputs=self.crew.inputs(id_, {number: batches[number] for number in orders.numbers(place)}),
-                targets=orders.judged(place, targets),
-                weights=weights,
+                plan=orders.plans[place],
                 train=train,
-                workers=ids,
+                samples=samples,
+                microbatches=orders.microbatches,
+                reduction=self.reduction,
+                whole=whole,
                 ideal=orders.ideal,
                 seed=seed,
-                metrics=metrics if orders.has_last(place) else None,
-                window=ahead,
+                window=self._window(orders, train),
+                metrics=metrics if last else None,
+                targets=microbatch.share(y, *share) if last and y is not None else None,
+                inputs=tuple([microbatch.share(each, *share) for each in self.crew.inputs(id_, inputs)]),
             )
-            for place, id_ in enumerate(ids)
-        }
-        return step, self.crew.run(step, tasks)
+        return list(tasks.values()), self.crew.run(step, tasks)
 
     def _window(self, orders: Orders, train: bool) -> int:
         """How many micro-batches a stage may be ahead of another; 0: of as many as it has."""
         key = orders.microbatches, train
         if key not in self._windows:
+            each = -(-orders.microbatches // orders.replicas)
             ways = [(stage.index, way.stage) for stage in self.crew.row for way in stage.ports.gives]
             ahead = window(orders.ops, ways)
-            self._windows[key] = ahead if len(orders.numbers(0)) > ahead else 0
+            self._windows[key] = ahead if each > ahead else 0
         return self._windows[key]

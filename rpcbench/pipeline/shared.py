@@ -25,10 +25,10 @@ from rpcbench.distributed.told import Part, Told
 from rpcbench.pipeline import gloo
 from rpcbench.pipeline.batchnorm import Deferred
 from rpcbench.pipeline.buckets import Bucket, buckets
+from rpcbench.pipeline.exchange import Gradients
 from rpcbench.pipeline.layout import Homes
-from rpcbench.pipeline.slots import DONE, Slot, Slots
+from rpcbench.pipeline.slots import DONE, GROUP, READY, Slot, Slots
 
-Leaves = list[tuple[torch.Tensor, torch.Tensor]]
 Send = Callable[[Slot, tuple[Any, ...]], None]
 _NOBODY = -1
 
@@ -49,7 +49,7 @@ class Column:
         """Wait until all have come so far; since when they have a group, or _NOBODY if not all have the same."""
         self._count = 0
         with self._enter(step, stage, "barrier"):
-            found = {since for (since,) in self._exchange(Slot(step, "A", stage, 0, 0), (self.since,))}
+            found = {since for (since,) in self._exchange(Slot(step, READY, stage, 0, 0), (self.since,))}
         return self.since if found == {self.since} else _NOBODY
 
     def _exchange(self, slot: Slot, message: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -64,7 +64,7 @@ class Column:
             return
         self.part()
         rounds = itertools.count()
-        meeting = gloo.Meeting(lambda key, value: self._exchange(Slot(step, "G", next(rounds), 0, 0), (key, value)))
+        meeting = gloo.Meeting(lambda key, value: self._exchange(Slot(step, GROUP, next(rounds), 0, 0), (key, value)))
         host = gloo.host_for(self._agent, self.ids)
         self._group = gloo.group(meeting, self.rank, len(self.ids), host)
         self.since = step
@@ -121,14 +121,15 @@ class Shared:
         self._step, self._column, self._norms = step, column, norms
         self._kept: dict[int, list[Bucket]] = {}
 
-    def add(self, stage: int, params: Iterable[torch.Tensor], leaves: Leaves) -> Leaves:
-        """Keep the gradients of some of a stage's `params` until `total`. Where nothing is to be done: all of them."""
-        if self._column is None or not leaves:
-            return leaves
+    def add(self, stage: int, params: Sequence[torch.Tensor], gradients: Gradients) -> bool:
+        """Keep gradients of a stage's `params` until `total`. Where nothing is to be done: False."""
+        if self._column is None:
+            return False
         kept = self._buckets(stage, params)
-        for leaf, gradient in leaves:
-            next(bucket for bucket in kept if leaf in bucket.views).add(leaf, gradient)
-        return []
+        for param, gradient in zip(params, gradients, strict=True):
+            if gradient is not None:
+                next(bucket for bucket in kept if param in bucket.views).add(param, gradient)
+        return True
 
     def _buckets(self, stage: int, params: Iterable[torch.Tensor]) -> list[Bucket]:
         if stage not in self._kept:
@@ -140,7 +141,9 @@ class Shared:
         assert self._column is not None
         return self._column.ready(self._step, stage)
 
-    def total(self, stage: int, module: nn.Module, params: Iterable[torch.Tensor], agreed: int) -> tuple[Leaves, int]:
+    def total(
+        self, stage: int, module: nn.Module, params: Sequence[torch.Tensor], agreed: int
+    ) -> tuple[Gradients, int]:
         """The stage's gradients of the whole batch, and the bytes that were added up."""
         column = self._column
         assert column is not None
@@ -154,7 +157,8 @@ class Shared:
             column.part()
             raise
         del self._kept[stage]
-        return [leaf for bucket in kept for leaf in bucket.leaves()], sum(bucket.flat.nbytes for bucket in kept)
+        found = dict(leaf for bucket in kept for leaf in bucket.leaves())
+        return [found.get(param) for param in params], sum(bucket.flat.nbytes for bucket in kept)
 
     def _share_statistics(self, column: Column, stage: int, module: nn.Module) -> None:
         """Those of batch norms that move once a step: each replica's own are put together on all of them."""

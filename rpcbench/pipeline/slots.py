@@ -1,9 +1,9 @@
 """Where activations and gradients wait for the operation that needs them.
 
-A slot is named by step, kind ("F": for a forward, "B": gradients for a backward, "T": gradient of a tied weight),
-stage, micro-batch and the stage that it comes from; it is filled once, by that stage, and emptied once. Between
-replicas ("A": has the gradients of a stage, "G": where it is found) it is named by the replica that takes it, in place
-of the micro-batch, and the one that it comes from; and "D" is filled here, when an all-reduce is done. A step that was
+A slot is named by step, kind (F: for a forward, B: gradients for a backward, T: gradient of a tied weight), stage,
+micro-batch and the stage that it comes from; it is filled once, by that stage, and emptied once. Between replicas (A:
+has the gradients of a stage, G: where it is found) it is named by the replica that takes it, in place of the
+micro-batch, and the one that it comes from; and D is filled here, when an all-reduce is done. A step that was
 aborted wakes all who wait; what still comes for it, or for a step that is over, is dropped. So nothing is left after a
 step, however it ends.
 
@@ -12,6 +12,7 @@ What comes from another worker is opened by who takes it: until then it takes no
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,32 +22,24 @@ from rpcbench.words.errors import PipelineError, WorkerLostError
 from rpcbench.words.futures import Waits, blocked
 
 Opened = Callable[[], Any]
-"""Gives what is in a slot."""
-AMONG_REPLICAS, DONE = "AG", "D"
+"""Gives what is in a slot: some values in a tuple, or one that is none."""
+FORWARD, BACKWARD, TIED, READY, GROUP, DONE = map(ord, "FBTAGD")
+"""Kinds are numbers, so that a slot is as it is on the wire."""
+AMONG_REPLICAS = READY, GROUP
 
 
 class Slot(NamedTuple):
     step: int
-    kind: str
+    kind: int
     stage: int
     microbatch: int
     source: int
 
-    @property
-    def place(self) -> tuple[int, ...]:
-        """As numbers, for the wire."""
-        return self.step, ord(self.kind), self.stage, self.microbatch, self.source
-
-    @staticmethod
-    def at(place: tuple[int, ...]) -> Slot:
-        step, kind, *rest = place
-        return Slot(step, chr(kind), *rest)
-
     def __str__(self) -> str:
         """As in pictures: "F3 for stage 1"."""
         if self.kind in AMONG_REPLICAS:
-            return f"{self.kind} for replica {self.microbatch} of stage {self.stage}"
-        return f"{self.kind}{self.microbatch} for stage {self.stage}"
+            return f"{self.kind:c} for replica {self.microbatch} of stage {self.stage}"
+        return f"{self.kind:c}{self.microbatch} for stage {self.stage}"
 
 
 Help = Callable[[Waits, Slot], object]
@@ -60,24 +53,27 @@ class Slots:
         self._help_along = help_along
         self._lock = threading.Lock()
         self._changes = Changes()
-        self._filled: dict[Slot, Opened] = {}
-        self._over = -1  # this step and all before are over
+        self._filled: dict[tuple[int, ...], Opened] = {}
+        self._over: float = -1  # this step and all before are over
         self._aborted: dict[int, str] = {}
         self._closed = ""  # why no step goes on any more
 
-    def put(self, slot: Slot, values: Opened) -> None:
-        with self._lock:
-            if not self._ended(slot.step):
+    def put(self, slot: tuple[int, ...], values: Opened) -> None:
+        with self._lock:  # else what is put while a step ends would stay
+            if slot[0] > self._over and slot[0] not in self._aborted:
                 self._filled[slot] = values
         self._changes.tell()
 
-    def take(self, slot: Slot) -> Any:
+    def take(self, slot: Slot) -> tuple[Any, ...]:
         """What was put there, waited for. PipelineError where the step is aborted, WorkerLostError where all are."""
+        while (values := self._filled.pop(slot, None)) is None:
+            self._await(slot)
+        found = values()
+        return found if type(found) is tuple else (found,)
+
+    def _await(self, slot: Slot) -> None:
+        self.check(slot.step)
         self.wait_for(slot.step, lambda: slot in self._filled, lambda reached: self._help_along(reached, slot))
-        with self._lock:
-            self.check(slot.step)
-            values = self._filled.pop(slot)
-        return values()
 
     def wait_for(self, step: int, reached: Waits, help_along: Callable[[Waits], object] = lambda reached: None) -> None:
         """Wait until something of a step is reached, or that does not go on; who makes it so calls `stir`."""
@@ -88,7 +84,8 @@ class Slots:
         if not decided():
             with blocked():
                 help_along(decided)
-                self._changes.wait_for(decided)
+                if not decided():
+                    self._changes.wait_for(decided)
 
     def stir(self) -> None:
         """Let those who wait look again."""
@@ -98,16 +95,12 @@ class Slots:
         """As `take`, where a step does not go on."""
         if self._closed:
             raise WorkerLostError(f"step {step} was aborted: {self._closed}")
-        if reason := self._ended(step):
-            raise PipelineError(f"step {step} was aborted: {reason}")
-
-    def _ended(self, step: int) -> str:
-        """Why a step does not go on, if it does not."""
-        return self._closed or self._aborted.get(step, "") or ("it is over here" if step <= self._over else "")
+        if self.aborted(step):
+            raise PipelineError(f"step {step} was aborted: {self._aborted.get(step, 'it is over here')}")
 
     def aborted(self, step: int) -> bool:
         """Whether this step is not to go on."""
-        return bool(self._ended(step))
+        return step <= self._over or step in self._aborted
 
     def abort(self, step: int, reason: str) -> None:
         """Nobody shall wait for this step any more."""
@@ -121,8 +114,8 @@ class Slots:
     def close(self, reason: str) -> None:
         """Somebody has gone without whom no step can go on."""
         with self._lock:
-            self._closed = reason
-            dropped = [self._filled.popitem() for _ in range(len(self._filled))]
+            self._closed, self._over = reason, math.inf
+            dropped = self._drop(self._over)
         self._changes.tell()
         del dropped
 
@@ -134,10 +127,9 @@ class Slots:
             dropped = self._drop(step)
         del dropped
 
-    def _drop(self, step: int) -> list[Any]:
+    def _drop(self, last: float) -> list[Any]:
         """Returned, so that tensors are freed after the lock."""
-        return [self._filled.pop(slot) for slot in list(self._filled) if slot.step <= step]
+        return [self._filled.pop(slot, None) for slot in list(self._filled) if slot[0] <= last]
 
     def __len__(self) -> int:
-        with self._lock:
-            return len(self._filled)
+        return len(self._filled)

@@ -23,7 +23,8 @@ from torch import nn
 from rpcbench.pipeline.balance import balanced
 from rpcbench.pipeline.check import Check, check
 from rpcbench.pipeline.layout import check_count
-from rpcbench.pipeline.lazy import checked
+from rpcbench.pipeline.lazy import Tied
+from rpcbench.pipeline.lazy_ties import Names, checked_ties, tied_in
 from rpcbench.pipeline.links import Link, Model, children, expanded
 from rpcbench.pipeline.ports import Ports, Wiring, connect, model_inputs
 from rpcbench.pipeline.tracing import Traced, call_of
@@ -36,7 +37,7 @@ class Stage:
     """One piece of the model and the worker it is for. `names[i]` is the un-split name of `module[i]`.
 
     `ports`: what it takes from which stage, and gives to which. `prefixes[i]`: what the un-split model puts before the
-    names of the parameters of `module[i]`.
+    names of the parameters of `module[i]`. `tied`: weights that its lazy modules have in common with others.
     """
 
     index: int
@@ -45,6 +46,7 @@ class Stage:
     module: nn.Sequential
     ports: Ports
     prefixes: tuple[str, ...]
+    tied: tuple[Tied, ...] = ()
 
     def key(self, own: str) -> str:
         """What the un-split model calls a parameter or buffer of `module`: "0.weight" may be "layers.2.weight"."""
@@ -63,7 +65,7 @@ class Stages:
     """A model to be cut for these workers. Made by `split`.
 
     `sizes`: links per stage, or None to balance the links' `weights`. `workers`: those of the first of the `replicas`,
-    then those of the second.
+    then those of the second. `ties`: names of weights that lazy modules have in common.
     """
 
     links: tuple[Link, ...]
@@ -73,6 +75,7 @@ class Stages:
     inputs: tuple[str, ...] = ()
     whole: nn.Module | None = None
     replicas: int = 1
+    ties: Names = ()
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -97,6 +100,7 @@ class Stages:
                 wiring.module(index),
                 wiring.ports(index),
                 tuple(link.keys for link in own[index]),
+                tied_in(self.ties, self.links, *bounds[index : index + 2]),
             )
             for index, home in enumerate(homes)
         ]
@@ -137,6 +141,7 @@ def split(
     inputs: Sequence[str] = (),
     sample: Any = None,
     replicas: int = 1,
+    tie: Sequence[Sequence[str]] = (),
 ) -> Stages:
     """Plan to cut `model`, an nn.Sequential or a list of modules, for these workers.
 
@@ -160,7 +165,7 @@ def split(
     With replicas each has the whole model, split alike, on workers of its own, and trains on its share of each batch;
     gradients are added up over all, so they stay equal.
     A parameter that modules of several stages share has a copy in each, and all copies get the sum of their gradients,
-    so they stay equal.
+    so they stay equal. Lazy modules share one by its names: `tie=[("embed.weight", "head.weight")]`.
 
     Nothing is sent or copied. PipelineError if the model is no chain, or the numbers or names do not fit it.
     """
@@ -174,7 +179,7 @@ def split(
         parts = [expanded(child) for child in children(model)]
     links = tuple(link for part in parts for link in part)
     _enough(links, len(row))
-    checked({link.name: link.module for link in links})
+    ties = checked_ties(tie, links)
     names = _checked_inputs(inputs)
     taken = connect(links, names)
     sizes: list[int] | None = None
@@ -187,7 +192,7 @@ def split(
         sizes = _sizes_by_children(balance, [len(part) for part in parts])
     else:
         weights = weigh(balance, links, taken, None if sample is None else model_inputs(sample, names))
-    return Stages(links, workers, _shared_out(sizes, row), tuple(weights), names, whole, replicas)
+    return Stages(links, workers, _shared_out(sizes, row), tuple(weights), names, whole, replicas, ties)
 
 
 def _shared_out(sizes: Sequence[int] | None, row: Sequence[str]) -> tuple[int, ...] | None:

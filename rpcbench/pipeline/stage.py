@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,13 +26,16 @@ from rpcbench.pipeline.credits import Channel
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.mail import CREDITS, ENDS, Mail
 from rpcbench.pipeline.numerics import Computing, Numerics
-from rpcbench.pipeline.ports import Ports, Segment, sendable
+from rpcbench.pipeline.oplog import OpLog
+from rpcbench.pipeline.ports import Ports, Segment, inputs_of, sendable
 from rpcbench.pipeline.record import Record
 from rpcbench.pipeline.shared import Column
 from rpcbench.pipeline.tasks import LossFn
 from rpcbench.pipeline.ties import Copies, Tie
 from rpcbench.rpc import RRef
 from rpcbench.words.errors import PipelineError
+
+_training = attrgetter("training")
 
 
 class _Directory:
@@ -55,7 +59,7 @@ class _Directory:
         if (worker := self.workers.get(key)) is not None:
             worker.slots.abort(step, reason)
 
-    def _taken(self, _source: int, told: tuple[str, int, int, str, int, int]) -> None:
+    def _taken(self, _source: int, told: tuple[str, int, int, int, int, int]) -> None:
         key, step, count, kind, stage, source = told
         if (worker := self.workers.get(key)) is not None:
             worker.mail.heard(step, count, Channel(kind, stage, source))
@@ -72,7 +76,8 @@ def here(key: str) -> StageWorker:
 class StageWorker:
     """The stages of one pipeline, `key`, on one worker. `modules`: stage → module; `homes`: where the others are.
 
-    `record`: the file behind what the driver reads if this process dies, empty where there is none.
+    `record`: the file behind what the driver reads if this process dies, empty where there is none. `workers`: all that
+    the pipeline has.
     """
 
     def __init__(
@@ -85,23 +90,30 @@ class StageWorker:
         ties: Sequence[Tie],
         record: str,
         numerics: Numerics,
+        workers: Sequence[int],
     ) -> None:
         self.key = key
         self.modules: dict[int, nn.Module] = {stage: rref.local_value() for stage, rref in modules.items()}
         self.loss_fn = loss_fn
-        self.ports = ports
-        self.copies = Copies(ties, self.modules)
+        self.ports, self.inputs = ports, inputs_of(ports.values())
+        self.params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
+        self._layers = [layer for module in self.modules.values() for layer in module.modules()]
+        self.copies = Copies(ties, self.modules, self.params)
         self.record = Record.at(record)
         self.computing = Computing(numerics, self.modules.values())
         self.optimizers: dict[int, LocalOptimizer | None] = {}
         self.others = {caller(), *homes.stages.values(), *homes.column}
         """Its driver, and the workers of other stages and replicas, by id."""
+        self.workers = workers
         self.last_stage = len(homes.stages) - 1
+        self.share = homes.replica, len(homes.column)
+        """Which of how many replicas this is."""
+        self.replica = homes.replica if len(homes.column) > 1 else None
         self.turn = threading.Lock()
         """Held while a step runs here, even the rest of one that was aborted."""
-        self._params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}
         agent: Agent = current.current()
+        self.log, self.recorder = agent.part(OpLog), recorder(agent)
         self.mail = mail = Mail(agent, key, homes)
         self.slots = mail.slots
         self.column = Column(agent, key, homes, mail.slots, mail.send) if len(homes.column) > 1 else None
@@ -116,7 +128,7 @@ class StageWorker:
     # -- gradients
     def keep(self, context: int) -> None:
         """Keep the gradients of a context when that is over, until those of the next one are kept."""
-        self._gradients = recorder().gradients(context)
+        self._gradients = self.recorder.gradients(context)
 
     def kept(self) -> dict[int, dict[str, torch.Tensor]]:
         """What was kept: stage → its own names → gradients."""
@@ -130,8 +142,11 @@ class StageWorker:
         """No step runs here inside."""
         return self.turn
 
-    def parameters(self, stage: int) -> list[nn.Parameter]:
-        return self._params[stage]
+    def train(self, mode: bool) -> None:
+        """All layers are in training mode, or in evaluation mode."""
+        if {*map(_training, self._layers)} != {mode}:
+            for module in self.modules.values():
+                module.train(mode)
 
     def values(self, stage: int, made: Any) -> tuple[Any, ...]:
         """What the stage's module has returned, as the values that go to other stages."""

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rpcbench.optim import LocalOptimizer
-from rpcbench.pipeline.ops import Kind, Op
+from rpcbench.pipeline.exchange import Gradients
+from rpcbench.pipeline.ops import Kind, Op, places_in
 
 Leaves = list[tuple[Tensor, Tensor]]
 _Version = dict[str, Tensor]
@@ -28,12 +29,12 @@ class Stash:
 
     def __init__(
         self,
-        ops: Sequence[Op],
+        plan: str,
         modules: Mapping[int, nn.Module],
         optimizers: Mapping[int, LocalOptimizer | None],
         weights: Sequence[float],
     ) -> None:
-        self._stages = {op.stage for op in ops if op.kind is Kind.UPDATE}
+        self._stages = {stage for stage, _ in places_in(plan, Kind.UPDATE)}
         self._modules, self._optimizers, self._weights = modules, optimizers, weights
         self._newest: dict[int, _Version] = {}
         self._used: dict[tuple[int, int], _Version] = {}
@@ -54,16 +55,19 @@ class Stash:
         version = self._used.get((op.stage, op.microbatch))
         return own if version is None else list(version.values())
 
-    def keep(self, op: Op, leaves: Leaves) -> Leaves:
-        """Keep the gradients of a micro-batch for its update; those of a stage that has no updates are returned."""
+    def keep(self, op: Op, gradients: Gradients) -> bool:
+        """Keep the gradients of a micro-batch for its update; False for a stage that has no updates."""
         version = self._used.pop((op.stage, op.microbatch), None)
         if version is None:
-            return leaves
+            return False
         params = _trained(self._modules[op.stage])
-        owner = {copy: params[name] for name, copy in version.items()}
         scale = self._weights[op.microbatch]
-        self._gradients[op.stage, op.microbatch] = [(owner[leaf], gradient / scale) for leaf, gradient in leaves]
-        return []
+        self._gradients[op.stage, op.microbatch] = [
+            (params[name], gradient / scale)
+            for name, gradient in zip(version, gradients, strict=True)
+            if gradient is not None
+        ]
+        return True
 
     def update(self, op: Op) -> None:
         """One step of the stage's optimizer with the gradients of this micro-batch."""

@@ -1,57 +1,83 @@
-"""What a driver tells a worker to do in a step, and what the worker says of it afterwards. Plain values, sent whole."""
+"""What a driver tells a worker to do in a step, and what the worker says of it afterwards. Plain values, sent whole.
+
+What is said at each step is numbers, text and tensors, not in anything of ours: so it takes the quick ways of the wire.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
-from rpcbench.pipeline.exchange import Inputs
-from rpcbench.pipeline.ops import Op
-from rpcbench.words.events import Row
+from rpcbench.pipeline.oplog import Stamps
+from rpcbench.pipeline.ops import Op, ops_in
 
 LossFn = Callable[[Any, Any], torch.Tensor]
 Metric = Callable[[Any, Any], torch.Tensor | float]
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What one worker does in one step. `inputs`: for stages that take some of the model's; `targets`: for the last.
+class Task(NamedTuple):
+    """What one worker does in one step.
 
-    `weights` scale the micro-batches' losses. Where it is not to `train`, the last stage's outputs are sent back, or
-    with targets what the loss and `metrics` say of them. For those who look on: all `workers` that take part, and the
-    `ideal` idle share. `seed` is the step's, for random numbers. `window`: see `credits`, 0 where there is none.
+    `plan`: its operations, see `ops_in`. The batch has so many `samples`, in `microbatches`; for the worker of the last
+    stage `targets` are those of its replica, and `inputs` are of the model's those that its stages take. Losses are
+    shares of `whole` samples, by their `reduction`. Where it is not to `train`, the last stage's outputs are sent back,
+    or with targets what the loss and `metrics` say of them. `ideal` idle share: for those who look on. `seed` is the
+    step's, for random numbers. `window`: see `credits`, 0 where there is none.
     """
 
     step: int
-    ops: tuple[Op, ...]
-    inputs: Inputs
-    targets: Mapping[int, Any] | None
-    weights: Sequence[float]
+    plan: str
     train: bool
-    workers: Sequence[int]
+    samples: int
+    microbatches: int
+    reduction: str
+    whole: int | None
     ideal: float | None
     seed: int
-    window: int = 0
-    metrics: Mapping[str, Metric] | None = None
+    window: int
+    metrics: Mapping[str, Metric] | None
+    targets: Any
+    inputs: tuple[Any, ...]
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return ops_in(self.plan)
+
+    @property
+    def told(self) -> tuple[Any, ...]:
+        """As the arguments of a call."""
+        return (*self[:-1], *self.inputs)
+
+    @staticmethod
+    def heard(told: tuple[Any, ...]) -> Task:
+        count = len(Task._fields) - 1
+        return Task._make((*told[:count], told[count:]))
 
 
-@dataclass(slots=True)
-class Report:
+class Report(NamedTuple):
     """What came of it: operations with their times, and on the last stage's worker losses, outputs or scores."""
 
-    rows: list[Row] = field(default_factory=list)
-    losses: dict[int, float] = field(default_factory=dict)
-    outputs: dict[int, Any] = field(default_factory=dict)
+    stamps: Stamps
+    losses: dict[int, float]
+    outputs: dict[int, Any]
+
+    @property
+    def told(self) -> tuple[Any, ...]:
+        """As the result of a call."""
+        return (*map(list, self.stamps), self.losses, self.outputs)
+
+    @staticmethod
+    def heard(told: tuple[Any, ...]) -> Report:
+        began, ended, losses, outputs = told
+        return Report(Stamps(began, ended), losses, outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(NamedTuple):
     """The end of a training step, once all workers have all gradients: the optimizers step with those of `context`.
 
-    `keep`: these gradients until the next step. `last`: the context is over then for all `workers` of the pipeline.
+    `keep`: these gradients until the next step. `last`: the context is over then for all workers of the pipeline.
     """
 
     step: int
@@ -59,4 +85,3 @@ class Apply:
     keep: bool
     last: bool
     driver: int
-    workers: Sequence[int]

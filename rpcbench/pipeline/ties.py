@@ -14,41 +14,49 @@ from typing import Any
 import torch
 from torch import nn
 
-from rpcbench.pipeline.exchange import Messages
-from rpcbench.pipeline.slots import Slot
+from rpcbench.pipeline.exchange import Gradients, Messages
+from rpcbench.pipeline.slots import TIED, Slot
 from rpcbench.pipeline.split import Stage
 
 Tie = dict[int, str]
 """Stage → what it calls its copy of one weight."""
-Leaves = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def ties(stages: Sequence[Stage]) -> list[Tie]:
-    """The parameters that several of these stages have."""
-    found: dict[int, Tie] = {}
+    """The parameters that several of these stages have, or will have where they are built."""
+    found: dict[tuple[str, int], Tie] = {}
     for stage in stages:
         for name, parameter in stage.module.named_parameters():
-            found.setdefault(id(parameter), {})[stage.index] = name
+            found.setdefault(("there", id(parameter)), {})[stage.index] = name
+        for tied in stage.tied:
+            found.setdefault(("lazy", tied.number), {})[stage.index] = tied.own[0]
     return [tie for tie in found.values() if len(tie) > 1]
 
 
 class Copies:
-    """The copies of tied weights on one worker, and which of them a parameter is."""
+    """The copies of tied weights on one worker, each known by the number of its tie and its stage.
 
-    def __init__(self, ties: Sequence[Tie], modules: Mapping[int, nn.Module]) -> None:
-        self.ties = ties
-        self.params = {
-            (number, stage): modules[stage].get_parameter(name)
-            for number, tie in enumerate(ties)
-            for stage, name in tie.items()
-            if stage in modules
+    `params`: those of each stage that are trained, in the order that gradients have.
+    """
+
+    def __init__(
+        self, ties: Sequence[Tie], modules: Mapping[int, nn.Module], params: Mapping[int, Sequence[torch.Tensor]]
+    ) -> None:
+        self.ties, self.params = ties, params
+        self.names = [(number, stage) for number, tie in enumerate(ties) for stage in tie if stage in modules]
+        self._named: dict[torch.Tensor, tuple[int, int]] = {
+            modules[stage].get_parameter(ties[number][stage]): (number, stage) for number, stage in self.names
         }
-        self.places: dict[torch.Tensor, tuple[int, int]] = {param: place for place, param in self.params.items()}
+        self.places = {
+            stage: {place: self._named[param] for place, param in enumerate(own) if param in self._named}
+            for stage, own in params.items()
+        }
+        """Stage → place among its parameters → which copy is there."""
 
     def repeats(self, param: torch.Tensor) -> bool:
         """Whether an earlier stage has this parameter, too."""
-        place = self.places.get(param)
-        return place is not None and place[1] > min(self.ties[place[0]])
+        name = self._named.get(param)
+        return name is not None and name[1] > min(self.ties[name[0]])
 
 
 class TiedGradients:
@@ -56,41 +64,46 @@ class TiedGradients:
 
     def __init__(self, step: int, copies: Copies) -> None:
         self._step, self._copies = step, copies
-        self._own: dict[tuple[int, int], torch.Tensor | None] = dict.fromkeys(copies.params)
+        self._own: dict[tuple[int, int], torch.Tensor | None] = dict.fromkeys(copies.names)
 
-    def keep(self, leaves: Leaves) -> Leaves:
-        """Keep the gradients of tied weights; the others are returned."""
-        rest = []
-        for leaf, gradient in leaves:
-            place = self._copies.places.get(leaf)
-            if place is None:
-                rest.append((leaf, gradient))
-            else:
-                before = self._own[place]
-                self._own[place] = gradient if before is None else before + gradient
+    def keep(self, stage: int, gradients: Gradients) -> Gradients:
+        """Keep the gradients of a stage's tied weights; the others are returned, in their places."""
+        tied = self._copies.places[stage]
+        if not tied:
+            return gradients
+        rest = list(gradients)
+        for place, copy in tied.items():
+            gradient, rest[place] = rest[place], None
+            if gradient is not None:
+                before = self._own[copy]
+                self._own[copy] = gradient if before is None else before + gradient
         return rest
 
     def messages(self) -> Messages:
         """Each copy's gradient, for each of the other copies."""
         return [
-            (Slot(self._step, "T", other, number, stage), (gradient,))
+            (Slot(self._step, TIED, other, number, stage), (gradient,))
             for (number, stage), gradient in self._own.items()
             for other in self._copies.ties[number]
             if other != stage
         ]
 
-    def totals(self, take: Callable[[Slot], Any]) -> Leaves:
-        """Each copy with the sum of all copies' gradients, waited for; without those that have none anywhere."""
-        found: Leaves = []
-        for (number, stage), own in self._own.items():
-            came = [
-                own if other == stage else take(Slot(self._step, "T", stage, number, other))[0]
-                for other in sorted(self._copies.ties[number])
-            ]
-            total = _total(gradient for gradient in came if gradient is not None)
-            if total is not None:
-                found.append((self._copies.params[number, stage], total))
-        return found
+    def totals(self, take: Callable[[Slot], tuple[Any, ...]]) -> dict[int, Gradients]:
+        """Of each stage, the sums of all copies' gradients in the places of its tied weights, waited for."""
+        found = {copy: self._total(copy, take) for copy in self._own}
+        return {
+            stage: [found[tied[place]] if place in tied else None for place in range(len(self._copies.params[stage]))]
+            for stage, tied in self._copies.places.items()
+            if tied
+        }
+
+    def _total(self, copy: tuple[int, int], take: Callable[[Slot], tuple[Any, ...]]) -> torch.Tensor | None:
+        number, stage = copy
+        came = [
+            self._own[copy] if other == stage else take(Slot(self._step, TIED, stage, number, other))[0]
+            for other in sorted(self._copies.ties[number])
+        ]
+        return _total(gradient for gradient in came if gradient is not None)
 
 
 def _total(gradients: Iterable[torch.Tensor]) -> torch.Tensor | None:

@@ -20,7 +20,7 @@ from rpcbench.pipeline.credits import Channel, Credits, window
 from rpcbench.pipeline.mail import ENDS, Mail
 from rpcbench.pipeline.ops import Kind, Op, Ops
 from rpcbench.pipeline.schedules import named
-from rpcbench.pipeline.slots import Slots
+from rpcbench.pipeline.slots import BACKWARD, FORWARD, Slots
 from rpcbench.pipeline.validate import gives, needs, placement
 from rpcbench.testing import Faults
 from rpcbench.words.errors import PipelineError
@@ -91,7 +91,7 @@ class Played:
         before = [s for s, taker in self._ways if taker == op.stage]
         after = [taker for s, taker in self._ways if s == op.stage]
         others = before if forward == taken else after
-        kind = "F" if forward else "B"
+        kind = FORWARD if forward else BACKWARD
         pairs = [(op.stage, other) if taken else (other, op.stage) for other in others]
         return [Channel(kind, *pair) for pair in pairs if self._home[pair[0]] != self._home[pair[1]]]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from rpcbench.pipeline.microbatch import cut, join, samples, sizes, weights
+from rpcbench.pipeline.microbatch import bounds, cut, join, part, samples, share, sizes, weights
 from rpcbench.words.errors import PipelineError
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -88,3 +88,27 @@ def test_a_batch_that_cannot_be_cut(batch: object, told: str) -> None:
 def test_no_microbatches() -> None:
     with pytest.raises(PipelineError, match="at least 1, not 0"):
         cut(torch.zeros(4), 0)
+
+
+@pytest.mark.parametrize(("samples", "microbatches", "every"), [(8, 8, 1), (10, 4, 2), (7, 5, 3), (2, 2, 3)])
+def test_replicas_share_the_micro_batches_of_a_batch(samples: int, microbatches: int, every: int) -> None:
+    batch = (torch.arange(samples), {"y": torch.arange(samples) + 100})
+    found = {}
+    for first in range(every):
+        own = share(batch, microbatches, first, every)
+        for number, (begin, end) in bounds(samples, microbatches, first, every).items():
+            found[number] = part(own, begin, end)
+    assert sorted(found) == list(range(microbatches))
+    for number, (x, more) in enumerate(cut(batch, microbatches)):
+        assert torch.equal(found[number][0], x) and torch.equal(found[number][1]["y"], more["y"])
+
+
+def test_parts_know_nothing_of_each_other() -> None:
+    batch = torch.ones(4, 2, requires_grad=True)
+    first, second = part(batch, 0, 2), part(batch, 2, 4)
+    assert first.requires_grad and first.is_leaf and first.data_ptr() == batch.data_ptr()
+    saved = (first * first).sum()
+    with torch.no_grad():
+        second.mul_(2)  # no change of what the other's graph has saved
+    saved.backward()
+    assert first.grad is not None and second.grad is None and batch.grad is None

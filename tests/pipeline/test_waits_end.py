@@ -22,7 +22,7 @@ from worlds import ties, until, world
 from rpcbench.agent.asking import Asking
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, stage
-from rpcbench.pipeline.slots import Slot, Slots
+from rpcbench.pipeline.slots import FORWARD, Slot, Slots
 from rpcbench.testing import Faults
 from rpcbench.words.errors import PipelineError, StageLostError
 
@@ -162,7 +162,7 @@ def test_nobody_waits_for_a_step_that_is_over() -> None:
 
     def take() -> None:
         try:
-            slots.take(Slot(5, "F", 1, 0, 0))
+            slots.take(Slot(5, FORWARD, 1, 0, 0))
         except PipelineError as error:
             errors.append(error)
 
