@@ -32,14 +32,15 @@ class Token:
         self.lock = threading.Lock()
 
     def lay(self) -> None:
-        self.table.laid(self)
-        self.free = True
+        with self.lock:
+            self.table.laid(self)
+            self.free = True
 
     def take(self) -> bool:
-        with self.lock:
+        with self.lock:  # until the table knows: whoever lays it next does so after that
             free, self.free = self.free, False
-        if free:
-            self.table.taken(self)
+            if free:
+                self.table.taken(self)
         return free
 
     def hand_over(self) -> None:
