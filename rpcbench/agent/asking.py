@@ -212,7 +212,18 @@ class Asking:
         if not free and isinstance(threading.current_thread(), Worker):
             return
         if (reading := self._reading(to)) is not None:
-            reading.read_while(waiting, PATIENCE if free else LONG)
+            reading.read_while(waiting, PATIENCE if free else LONG, back=free)
+
+    def keep(self, to: int) -> None:
+        """Of a thread that has had what it waited for from a member, and will soon wait for more: until then nobody
+        else is woken by what comes from there, but where that takes its time."""
+        if (reading := self._reading(to)) is not None:
+            reading.keep()
+
+    def leave(self, to: int) -> None:
+        """Of a thread that has said so, and waits for something now that others have to read."""
+        if (reading := self._reading(to)) is not None:
+            reading.hand_over()
 
     def _reading(self, to: int) -> Reads | None:
         connection = self._find(to)

@@ -10,7 +10,8 @@ it and return it, and nobody is woken; what comes while nobody has it wakes the 
 
 Nobody stands by while a call runs on the reader. So the monitor gives a token that has lain for `LONG` seconds to a
 spare thread. A caller that is about to wait may ask for the same while one stands by (`expect`): else an answer that is
-there before it has come to wait would wake that one.
+there before it has come to wait would wake that one. So may a thread that takes one thing after another, and works in
+between (`keep`): to wake one that stands by takes its core from whoever has sent, and tells nobody anything yet.
 """
 
 from __future__ import annotations
@@ -260,11 +261,14 @@ class Reading:
                 raise
 
     # -- threads that wait for an answer
-    def read_while(self, waiting: Waits, quiet: float = LONG) -> None:
-        """By a thread that waits: read, if nobody does, until that ends or nothing has come for `quiet` seconds."""
+    def read_while(self, waiting: Waits, quiet: float = LONG, back: bool = False) -> None:
+        """By a thread that waits: read, if nobody does, until that ends or nothing has come for `quiet` seconds.
+
+        `back`: when it has what it waits for, it goes on as after `keep`.
+        """
         with uninterrupted:  # a token that is lost would never be found
             if self._reached():
-                self.lead(waiting, quiet)
+                self.lead(waiting, quiet, back)
 
     def expect(self) -> None:
         """By a thread that is about to send, and to wait for what comes then: nobody else need be woken by that.
@@ -275,9 +279,31 @@ class Reading:
             if self.claim():
                 self._rest()
 
+    def keep(self) -> None:
+        """By a thread that will soon be back for more: nobody is woken by what comes until then, unless that takes its
+        time. One that reads now stands by after its next message."""
+        with uninterrupted:
+            if self._found():
+                self._rest()
+            else:
+                self._missed = True
+
     def claim(self) -> bool:
         """As `expect`, by a thread that does nothing else until it does `lead`, and is not interrupted: whether it has
         the token now."""
+        if not self._found():
+            return False
+        if self._beside is not None:
+            try:
+                self._beside.expect()
+            except BaseException:
+                self._rest()
+                raise
+        return True
+
+    def _found(self) -> bool:
+        """Whether this thread has the token now, from beside the one who stands by for it, and that one is not to be
+        woken."""
         if not self._guarded or not self._token.acquire(blocking=False):
             return False
         if not self._guarded or self._ending is not None:  # by now
@@ -285,8 +311,6 @@ class Reading:
             return False
         try:
             self._disarm()
-            if self._beside is not None:
-                self._beside.expect()
         except BaseException:
             self._rest()
             raise
@@ -311,7 +335,7 @@ class Reading:
             self._watch.disarm()
             self._armed = False
 
-    def lead(self, waiting: Waits, quiet: float = LONG) -> None:
+    def lead(self, waiting: Waits, quiet: float = LONG, back: bool = False) -> None:
         """By a thread that has the token and is not interrupted: read, as in `read_while`, and leave it to others."""
         ending = self._ending
         try:
@@ -329,7 +353,7 @@ class Reading:
         finally:
             if self._beside is not None:
                 self._beside.expected()
-            self._leave(ending)
+            self._leave(ending, back and ending is None and not waiting())
 
     def _follow(self, waiting: Waits, quiet: float) -> Ending | None:
         """How the connection has ended, if it has."""
@@ -357,9 +381,11 @@ class Reading:
         finally:
             beside.rise()
 
-    def _leave(self, ending: Ending | None) -> None:
+    def _leave(self, ending: Ending | None, back: bool) -> None:
         """By a thread that waits for an answer, and has read."""
-        if self._guarded:
+        if self._guarded and back:
+            self._rest()
+        elif self._guarded:
             if ending is not None:
                 self._ending = ending
                 self._source.cut()  # wakes the one who stands by, and sees to the rest

@@ -40,10 +40,13 @@ class Mail:
 
     def take(self, slot: Slot) -> tuple[Any, ...]:
         """As `Slots.take`, of a kind that is counted: who fills it hears from time to time that it has room here."""
-        values = self.slots.take(slot)
+        values, giver = self.slots.take(slot), self._homes.stages[slot.source]
+        if giver == self._agent.id:
+            return values
+        self._agent.asking.keep(giver)
         if self._credits is not None:
-            giver, of = self._homes.stages[slot.source], channel(slot)
-            if giver != self._agent.id and (count := self._credits.took(of)):
+            of = channel(slot)
+            if count := self._credits.took(of):
                 self._agent.notify(giver, CREDITS, (self._key, slot.step, count, *of))
         return values
 
@@ -66,6 +69,7 @@ class Mail:
     def _await_credit(self, credits_: Credits, slot: Slot) -> None:
         of = channel(slot)
         if not credits_.may_give(of):
+            self._agent.asking.leave(self._homes.taker(slot))
             self.slots.wait_for(slot.step, lambda: credits_.may_give(of))  # which a thread of the pool hears
         self.slots.check(slot.step)
         credits_.gave(of)

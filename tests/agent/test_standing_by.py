@@ -278,6 +278,101 @@ def test_what_comes_as_a_caller_leaves_wakes_who_stands_by(turn: int) -> None:
     source.close(pool)
 
 
+class _Kept:
+    """A connection at which one stands by, and who has received its messages."""
+
+    def __init__(self, monitored: bool = False) -> None:
+        self.source, self.pool = _Parted(), Pool("test", 4, lambda: None)
+        self.pool.due = lambda: False
+        self.came: list[threading.Thread] = []
+        if not monitored:  # then nobody else hands over
+            self.pool.monitor.laid = lambda token: None  # type: ignore[method-assign]
+        self.reading = self.pool.read(self.source, self._receive, self.source.over)
+        assert self.source.asked.wait(PATIENCE)
+
+    def _receive(self, frame: Frame) -> None:
+        self.came.append(threading.current_thread())
+
+    def stood_by(self) -> _Kept:
+        self.reading.read_while(lambda: False)
+        self.sends()
+        until(lambda: self.reading._guarded and self.reading._armed, "a thread that stands by")
+        return self
+
+    def sends(self) -> None:
+        """One more message, that only who stands by or takes it can receive."""
+        self.source.there.send(b".")
+
+    def takes(self, back: bool = False) -> None:
+        """This thread waits for one more."""
+        count = len(self.came)
+        until(lambda: self.reading.read_while(lambda: len(self.came) == count, back=back) or len(self.came) > count)
+        assert self.came[count] is threading.current_thread()
+
+    def close(self) -> None:
+        self.source.there.close()
+        self.reading.hand_over()
+        assert self.source.ended.wait(PATIENCE), "nobody has read the end"
+        self.source.close(self.pool)
+
+
+def test_what_comes_for_one_that_will_be_back_wakes_nobody() -> None:
+    kept = _Kept().stood_by()
+    kept.reading.keep()
+    for _ in range(3):
+        kept.sends()
+        assert not kept.reading._armed and kept.reading._guarded
+        kept.takes(back=True)
+    kept.close()
+
+
+def test_one_that_waits_in_vain_leaves_what_comes_to_who_stands_by() -> None:
+    kept = _Kept().stood_by()
+    kept.reading.read_while(lambda: True, 0.0, back=True)
+    assert kept.reading._armed
+    count = len(kept.came)
+    kept.sends()
+    until(lambda: len(kept.came) > count, "a message that who stands by has read")
+    kept.close()
+
+
+def test_one_that_is_not_back_soon_is_waited_for_no_longer() -> None:
+    kept = _Kept(monitored=True).stood_by()
+    count = len(kept.came)
+    kept.reading.keep()
+    kept.sends()
+    until(lambda: len(kept.came) > count, "a message that somebody else has read")
+    kept.close()
+
+
+def test_one_that_waits_for_something_else_hands_over_at_once() -> None:
+    kept = _Kept().stood_by()
+    count = len(kept.came)
+    kept.reading.keep()
+    kept.reading.hand_over()
+    assert kept.reading._armed
+    kept.sends()
+    until(lambda: len(kept.came) > count, "a message that somebody else has read")
+    kept.close()
+
+
+def test_a_reader_stands_by_as_soon_as_one_takes_what_it_has_read() -> None:
+    kept = _Kept()
+    kept.reading.keep()
+    kept.sends()
+    until(lambda: kept.reading._guarded and kept.reading._armed, "a thread that stands by")
+    kept.close()
+
+
+def test_who_will_be_back_tells_nobody_to_wait_beside_it() -> None:
+    kept = _Kept().stood_by()
+    bound = kept.reading._beside = _Bound()  # type: ignore[assignment]
+    kept.reading.keep()
+    assert "expect" not in bound.told
+    kept.reading._beside = None
+    kept.close()
+
+
 def test_before_a_reader_sleeps_for_long_what_need_not_ring_is_put_off() -> None:
     source, pool, rested = _Parted(), Pool("test", 2, lambda: None), threading.Event()
     pool.monitor.rest = rested.set  # type: ignore[method-assign]

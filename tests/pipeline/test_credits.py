@@ -240,6 +240,43 @@ def test_who_waits_for_room_leaves_reading_to_others(
     assert not thread.is_alive() and Gate.passed == 32 and not read
 
 
+class _GatedBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        assert Gate.allowed.acquire(timeout=60)
+        return gradients[0]
+
+
+class GateBack(nn.Module):
+    """As `Gate`, on the way back."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _GatedBack.apply(x)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def test_who_has_read_before_and_waits_for_room_lets_others_read(agents: list[Agent], waits: dict[str, int]) -> None:
+    """Nobody else hands over what the last stage keeps, which takes activations one after another until it gives."""
+    agents[2]._pool.monitor.laid = lambda token: None  # type: ignore[method-assign]
+    Gate.allowed = threading.Semaphore(0)
+    net = nn.Sequential(nn.Linear(6, 16), GateBack(), nn.Identity(), nn.Linear(16, 4)).double()
+    pipe = small.pipeline(net, microbatches=32, schedule="gpipe", optimizer=small.SGD)
+    thread, outcome = begun(pipe.step, *small.data(32))
+    (last,) = agents[2].part(stage._Directory).workers.values()
+
+    def waits_for_room() -> bool:
+        given = last.mail._credits
+        return waits["for room"] == 1 and given is not None and not given.may_give(Channel(BACKWARD, 0, 1))
+
+    until(waits_for_room)
+    Gate.allowed.release(32)
+    thread.join(30)
+    assert not thread.is_alive() and len(outcome) == 1
+
+
 def local(pipe: Pipeline) -> nn.Module:
     """The same model in one process."""
     net = nn.Sequential(nn.Linear(6, 16), nn.Identity(), nn.Identity(), nn.Linear(16, 4)).double()
