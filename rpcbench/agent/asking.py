@@ -85,6 +85,12 @@ def _never() -> bool:
     return False
 
 
+def _has_other_work() -> bool:
+    """Whether this thread has something to leave to others before it waits even for a moment."""
+    thread = threading.current_thread()
+    return isinstance(thread, Worker) and not thread.free()
+
+
 def _is_small(body: Body) -> bool:
     """Whether it goes out in a moment: what takes its time to copy keeps nobody from reading meanwhile."""
     return not body.buffers or sum([memoryview(buffer).nbytes for buffer in body.buffers]) <= _SMALL
@@ -156,7 +162,7 @@ class Asking:
         connection, habit = self._find(to), self._habits.get(to)
         if connection is None or (reading := connection.reading) is None or connection.full:
             return None
-        if isinstance(threading.current_thread(), Worker) or not reading.claim():
+        if _has_other_work() or not reading.claim():
             return None
         if habit is not None and habit.left:
             habit.asks(time.monotonic())
@@ -195,7 +201,7 @@ class Asking:
     def expect(self, to: int) -> None:
         """Of a thread that is about to send a member something, and to wait for the answer: unless it has other work to
         leave first, it is to read that itself."""
-        if not isinstance(threading.current_thread(), Worker) and (reading := self._reading(to)) is not None:
+        if not _has_other_work() and (reading := self._reading(to)) is not None:
             reading.expect()
 
     def help_along(self, to: int, waiting: Waits) -> None:
@@ -209,7 +215,7 @@ class Asking:
 
         `free`: it has left that (see `blocked`), and waits for nothing that could not wait a tenth of a second.
         """
-        if not free and isinstance(threading.current_thread(), Worker):
+        if not free and _has_other_work():
             return
         if (reading := self._reading(to)) is not None:
             reading.read_while(waiting, PATIENCE if free else LONG, back=free)

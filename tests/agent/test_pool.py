@@ -100,6 +100,34 @@ def test_a_job_of_the_runtime_that_waits_makes_no_room(pool: Pool) -> None:
     assert patient.ends() and all(gate.ends() for gate in gates)
 
 
+def test_a_function_may_wait_for_a_moment_as_it_is_while_there_is_room_for_others(pool: Pool) -> None:
+    found: queue.Queue[bool] = queue.Queue()
+
+    def asks() -> None:
+        found.put(pool.worker().free())
+
+    pool.submit(asks)
+    assert found.get(timeout=PATIENCE)
+    other = Gate(pool)
+    assert other.running.wait(PATIENCE)
+    pool.submit(asks)
+    assert not found.get(timeout=PATIENCE), "two run, which is all that may"
+    other.go.set()
+
+
+def test_a_thread_that_reads_does_not_wait_as_it_is(pool: Pool) -> None:
+    found: queue.Queue[bool] = queue.Queue()
+
+    def asks() -> None:
+        worker = pool.worker()
+        worker.reads = object()  # type: ignore[assignment]
+        found.put(worker.free())
+        worker.reads = None
+
+    pool.spawn(asks)
+    assert not found.get(timeout=PATIENCE)
+
+
 def test_a_busy_thread_gives_way_soon(pool: Pool) -> None:
     """The interval may be shorter already, but no pool makes it longer."""
     assert sys.getswitchinterval() <= 0.00011

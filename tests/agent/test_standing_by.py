@@ -97,6 +97,43 @@ def test_a_caller_reads_its_own_answers(agents: list[Agent]) -> None:
     assert not agents[0]._pool.monitor._since, "nothing for the monitor to watch"
 
 
+def ask_on(turns: int) -> int:
+    """On worker 1, of worker 2; the thread that asks."""
+    assert [rpc_sync("worker2", echo, (number,)) for number in range(turns)] == list(range(turns))
+    return threading.get_ident()
+
+
+def test_a_call_that_calls_on_reads_its_own_answers(
+    eager: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits as it is: nobody else is asked to do anything meanwhile."""
+    with world(tmp_path, 3) as made:
+        noted, pool, asides = _Noted(), made[1]._pool, list[int]()
+        made[1].links.use(noted)
+        blocked = pool.blocked
+        monkeypatch.setattr(pool, "blocked", lambda: (asides.append(1), blocked()))
+
+        def reads_all() -> bool:
+            noted.readers.clear()
+            asides.clear()
+            asks = rpc_sync("worker1", ask_on, (10,))
+            return len([thread for thread in noted.readers if thread.ident == asks]) >= 10 and not asides
+
+        until(reads_all, "ten answers that a call on a worker has read")
+
+
+def test_calls_nest_deeper_than_there_is_room_where_all_wait_as_they_are(eager: None, tmp_path: Path) -> None:
+    with world(tmp_path, 2, threads=2) as made:
+        _settled(made[0])
+        for _ in range(5):
+            assert rpc_sync("worker1", nest, (12, ["worker1", "notebook"])) == 12
+
+
+def nest(depth: int, names: list[str]) -> int:
+    """Each calls the other, which calls the first."""
+    return 1 + rpc_sync(names[depth % 2], nest, (depth - 1, names)) if depth else 0
+
+
 def test_who_stands_by_reads_what_comes_unasked(agents: list[Agent]) -> None:
     reading, noted = _settled(agents[0]), _Noted()
     agents[0].links.use(noted)
