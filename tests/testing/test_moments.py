@@ -91,6 +91,18 @@ def gathered(world: dict[int, dict[str, Any]]) -> Tables:
     return filled({id_: member["tables"] for id_, member in world.items()})
 
 
+def agreement(collector: Collector, agents: list[Agent], moment: int) -> tuple[dict[int, dict[str, Any]], Tables]:
+    """What panels see and the tables say, once they are the same: in one look, as the program may go on after it."""
+    looks: list[tuple[dict[int, dict[str, Any]], Tables]] = []
+
+    def same() -> bool:
+        looks[:] = [(collector.world(), truth(agents))]
+        return gathered(looks[0][0]) == looks[0][1]
+
+    until(same, f"panels and tables to agree at {moment}")
+    return looks[0]
+
+
 def something(stepper: Stepper) -> list[Held]:
     """What is held; where all waits for what was dropped, time passes."""
 
@@ -125,8 +137,7 @@ def test_panels_say_what_the_tables_say(tmp_path: Path, seed: int) -> None:
         seen: list[tuple[int, int]] = []
         for moment in range(MOMENTS):
             some_steps(stepper, program, dice)
-            until(lambda: gathered(collector.world()) == truth(agents), f"panels and tables to agree at {moment}")
-            world_now, tables = collector.world(), truth(agents)
+            world_now, tables = agreement(collector, agents, moment)
             assert all((member["state"], member["left_out"]) == ("up", 0) for member in world_now.values())
             tables_now = {id_: {**member, "tables": tables[id_]} for id_, member in world_now.items()}
             assert rref_view(world_now) == rref_view(tables_now)
