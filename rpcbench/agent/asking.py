@@ -85,10 +85,10 @@ def _never() -> bool:
     return False
 
 
-def _has_other_work() -> bool:
-    """Whether this thread has something to leave to others before it waits even for a moment."""
+def _may_wait() -> bool:
+    """Whether this thread may wait for a moment as it is; else it has something to leave to others before."""
     thread = threading.current_thread()
-    return isinstance(thread, Worker) and not thread.free()
+    return not isinstance(thread, Worker) or thread.may_wait()
 
 
 def _is_small(body: Body) -> bool:
@@ -162,7 +162,7 @@ class Asking:
         connection, habit = self._find(to), self._habits.get(to)
         if connection is None or (reading := connection.reading) is None or connection.full:
             return None
-        if _has_other_work() or not reading.claim():
+        if not _may_wait() or not reading.claim():
             return None
         if habit is not None and habit.left:
             habit.asks(time.monotonic())
@@ -201,7 +201,7 @@ class Asking:
     def expect(self, to: int) -> None:
         """Of a thread that is about to send a member something, and to wait for the answer: unless it has other work to
         leave first, it is to read that itself."""
-        if not _has_other_work() and (reading := self._reading(to)) is not None:
+        if _may_wait() and (reading := self._reading(to)) is not None:
             reading.expect()
 
     def help_along(self, to: int, waiting: Waits) -> None:
@@ -213,9 +213,10 @@ class Asking:
     def read_while(self, waiting: Waits, to: int, free: bool = False) -> None:
         """Of a thread that waits for words of a member: unless it has other work to leave, it may read them itself.
 
-        `free`: it has left that (see `blocked`), and waits for nothing that could not wait a tenth of a second.
+        `free`: it has left that (see `blocked`), waits for nothing that could not wait a tenth of a second, and will be
+        back for more (see `keep`).
         """
-        if not free and _has_other_work():
+        if not (free or _may_wait()):
             return
         if (reading := self._reading(to)) is not None:
             reading.read_while(waiting, PATIENCE if free else LONG, back=free)

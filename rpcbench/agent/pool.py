@@ -73,7 +73,7 @@ class Worker(threading.Thread):
         if self.lends is not None:
             self.lends.hand_over()
 
-    def free(self) -> bool:
+    def may_wait(self) -> bool:
         """Whether it may wait for a moment as any other thread does: the monitor sees to what it lends, and there is
         room for what somebody may call here meanwhile."""
         return self.reads is None and self._pool.busy < self._pool.limit

@@ -1,8 +1,9 @@
 """Reads connections, each on one thread at a time, which also runs the short calls that they bring.
 
 Who holds the token of a connection reads it. Around a call the token lies on the table, and whoever takes it first
-reads on: the same thread once the call has ended; a spare one as soon as the call waits for something of ours, or has
-run for `LONG` seconds. So two never read, and no message waits for a call for longer than that.
+reads on: the same thread once the call has ended; a spare one as soon as the call waits for something of ours that is
+not likely to be there soon, or has run for `LONG` seconds. So two never read, and no message waits for a call for
+longer than that.
 
 A thread that waits for an answer reads it itself, if it finds the token: that saves a change of threads. Where
 it does not, the reader puts the token beside itself once no more answers are due, and stands by: such threads may take

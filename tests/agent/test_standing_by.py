@@ -123,15 +123,15 @@ def test_a_call_that_calls_on_reads_its_own_answers(
 
 
 def test_calls_nest_deeper_than_there_is_room_where_all_wait_as_they_are(eager: None, tmp_path: Path) -> None:
-    with world(tmp_path, 2, threads=2) as made:
-        _settled(made[0])
+    names = ["worker1", "worker2", "notebook"]
+    with world(tmp_path, 3, threads=2):
         for _ in range(5):
-            assert rpc_sync("worker1", nest, (12, ["worker1", "notebook"])) == 12
+            assert rpc_sync("worker1", nest, (24, names)) == 24
 
 
 def nest(depth: int, names: list[str]) -> int:
-    """Each calls the other, which calls the first."""
-    return 1 + rpc_sync(names[depth % 2], nest, (depth - 1, names)) if depth else 0
+    """Each calls the next one, round and round: over another connection than the call has come by."""
+    return 1 + rpc_sync(names[depth % len(names)], nest, (depth - 1, names)) if depth else 0
 
 
 def test_who_stands_by_reads_what_comes_unasked(agents: list[Agent]) -> None:
@@ -340,10 +340,10 @@ class _Kept:
         """One more message, that only who stands by or takes it can receive."""
         self.source.there.send(b".")
 
-    def takes(self, back: bool = False) -> None:
-        """This thread waits for one more."""
+    def takes(self) -> None:
+        """This thread waits for one more, and will be back."""
         count = len(self.came)
-        until(lambda: self.reading.read_while(lambda: len(self.came) == count, back=back) or len(self.came) > count)
+        until(lambda: self.reading.read_while(lambda: len(self.came) == count, back=True) or len(self.came) > count)
         assert self.came[count] is threading.current_thread()
 
     def close(self) -> None:
@@ -359,7 +359,7 @@ def test_what_comes_for_one_that_will_be_back_wakes_nobody() -> None:
     for _ in range(3):
         kept.sends()
         assert not kept.reading._armed and kept.reading._guarded
-        kept.takes(back=True)
+        kept.takes()
     kept.close()
 
 
