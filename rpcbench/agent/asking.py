@@ -25,6 +25,7 @@ from rpcbench.agent.turns import Turn
 from rpcbench.agent.waiting import Waiting
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
+from rpcbench.transport.bells import Ear
 from rpcbench.transport.stream import Reads
 from rpcbench.wire.body import Body
 from rpcbench.wire.messages import Call, Create, Fetch
@@ -210,16 +211,16 @@ class Asking:
         if (reading := self._reading(to)) is not None:
             reading.read_while(waiting, LONG)
 
-    def read_while(self, waiting: Waits, to: int, free: bool = False) -> None:
+    def read_while(self, waiting: Waits, to: int, free: bool = False, ear: Ear | None = None) -> None:
         """Of a thread that waits for words of a member: unless it has other work to leave, it may read them itself.
 
         `free`: it has left that (see `blocked`), waits for nothing that could not wait a tenth of a second, and will be
-        back for more (see `keep`).
+        back for more (see `keep`), unless that comes by a lane: then `ear` is where its bell is heard.
         """
         if not (free or _may_wait()):
             return
         if (reading := self._reading(to)) is not None:
-            reading.read_while(waiting, PATIENCE if free else LONG, back=free)
+            reading.read_while(waiting, PATIENCE if free else LONG, back=free and ear is None, ear=ear)
 
     def keep(self, to: int) -> None:
         """Of a thread that has had what it waited for from a member, and will soon wait for more: until then nobody

@@ -25,7 +25,7 @@ MESSAGES_KEPT = 10_000
 
 class Bus:
     def __init__(self) -> None:
-        self.listening = False
+        self.listening = self.telling = False  # of changes, and of each message
         self.filled = Flag()  # there are changes or messages to drain
         self.hidden: set[str] = set()  # channels whose notices are not told of: those that carry all this
         self._lock = threading.Lock()

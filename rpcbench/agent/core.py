@@ -86,6 +86,7 @@ class Agent:
         self._pairs = Pairs(self.machine, self.roster, self.links, host_id())
         self._peers = Peers(config, self._pool, self._pairs)
         self._pairs.give_up = self._peers.give_up
+        self.connection = self._peers.find  # what carries messages to a member
         self._lead = Lead(config, self.machine, self._peers, self.roster, self._pool.spawn)
         self.complete = self._lead.complete
         self._heartbeat = Heartbeat(config, self._peers, self.clock, self._pairs.judged)
@@ -379,6 +380,7 @@ class Agent:
 
         def switch(node: Node) -> None:
             self.bus.listening = on
+            self.bus.telling = messages
             node.listen(self.bus.note if on else None, self.bus.tell if messages else None)
 
         self.machine.ask(switch)

@@ -67,6 +67,6 @@ class Links:
         for link in set(self.all) - set(links):
             link.attach(self._transmit, self._deliver)
         self.all, self.near, self.far = links, links[0], links[-1]
-        plain = all(type(link) is Link for link in links)  # those pass on what they get: no need to ask them
-        self.outgoing = self._transmit if plain else self.near.outgoing
-        self.incoming = self._deliver if plain else self.far.incoming
+        self.plain = all(type(link) is Link for link in links)  # those pass on what they get: no need to ask them
+        self.outgoing = self._transmit if self.plain else self.near.outgoing
+        self.incoming = self._deliver if self.plain else self.far.incoming

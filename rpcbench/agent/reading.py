@@ -26,6 +26,7 @@ from typing import NoReturn, Protocol
 
 from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.agent.monitor import LONG, Monitor
+from rpcbench.transport.bells import Ear
 from rpcbench.transport.beside import MOMENT, Beside
 from rpcbench.transport.stream import Ending
 from rpcbench.transport.watch import Watch
@@ -262,14 +263,14 @@ class Reading:
                 raise
 
     # -- threads that wait for an answer
-    def read_while(self, waiting: Waits, quiet: float = LONG, back: bool = False) -> None:
+    def read_while(self, waiting: Waits, quiet: float = LONG, back: bool = False, ear: Ear | None = None) -> None:
         """By a thread that waits: read, if nobody does, until that ends or nothing has come for `quiet` seconds.
 
-        `back`: when it has what it waits for, it goes on as after `keep`.
+        `back`: when it has what it waits for, it goes on as after `keep`. `ear`: a bell may end the wait, too.
         """
         with uninterrupted:  # a token that is lost would never be found
             if self._reached():
-                self.lead(waiting, quiet, back)
+                self.lead(waiting, quiet, back, ear)
 
     def expect(self) -> None:
         """By a thread that is about to send, and to wait for what comes then: nobody else need be woken by that.
@@ -336,14 +337,14 @@ class Reading:
             self._watch.disarm()
             self._armed = False
 
-    def lead(self, waiting: Waits, quiet: float = LONG, back: bool = False) -> None:
+    def lead(self, waiting: Waits, quiet: float = LONG, back: bool = False, ear: Ear | None = None) -> None:
         """By a thread that has the token and is not interrupted: read, as in `read_while`, and leave it to others."""
         ending = self._ending
         try:
             if ending is None:
                 if self._armed:
                     self._disarm()
-                ending = self._follow(waiting, quiet)
+                ending = self._follow(waiting, quiet, ear)
         except ProtocolError as error:
             ending = Ending(f"it sent nonsense ({error})", False)
         except BaseException as error:
@@ -356,11 +357,14 @@ class Reading:
                 self._beside.expected()
             self._leave(ending, back and ending is None and not waiting())
 
-    def _follow(self, waiting: Waits, quiet: float) -> Ending | None:
+    def _follow(self, waiting: Waits, quiet: float, ear: Ear | None) -> Ending | None:
         """How the connection has ended, if it has."""
         watch, until = self._watch, 0.0
         assert watch is not None
-        while waiting() and self._comes(watch, quiet):
+        comes = partial(self._comes, watch, quiet) if ear is None else partial(watch.listen, quiet, ear)
+        while waiting() and (came := comes()) is not False:
+            if came is None:  # a bell: who waits looks again
+                continue
             got = self._source.read()
             if isinstance(got, Ending):
                 return got

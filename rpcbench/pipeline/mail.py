@@ -1,7 +1,8 @@
 """What the workers of one pipeline send each other: values, into slots, and that a step is not to go on.
 
 Guarantees
-- A value goes as a parcel, straight to the worker that needs it; on that worker itself it stays where it is.
+- A value goes straight to the worker that needs it, by a lane or as a parcel; on that worker itself it stays where it
+  is.
 - Where one does not arrive, its step ends on both sides. That a step ends is told again until it is heard.
 - A stage is not further ahead of those that take of it than `credits` allows.
 - Nothing here holds the stages, so a pipeline is gone as soon as its driver lets go of it.
@@ -16,8 +17,10 @@ from typing import Any
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline.credits import COUNTED, Channel, Credits, channel
 from rpcbench.pipeline.exchange import cut_off
+from rpcbench.pipeline.lanes import Lanes
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.slots import Slot, Slots
+from rpcbench.transport.lane import AWAY, LISTENS, Taker
 from rpcbench.words.futures import Waits
 
 ENDS = "pipeline ends"
@@ -31,19 +34,23 @@ class Mail:
 
     def __init__(self, agent: Agent, key: str, homes: Homes) -> None:
         self._agent, self._key, self._homes = agent, key, homes
-        self.slots = Slots(partial(_help_along, agent, homes))
+        self._lanes = lanes = Lanes(agent, key)
+        self.slots = Slots(partial(_help_along, agent, homes, lanes), partial(_look, homes, lanes))
         self._credits: Credits | None = None
 
     def begin(self, step: int, window: int) -> None:
         """A step begins, in which stages may be so many micro-batches ahead of each other; 0: as many as there are."""
         self._credits = Credits(step, window) if window else None
+        self._lanes.begin()
 
     def take(self, slot: Slot) -> tuple[Any, ...]:
         """As `Slots.take`, of a kind that is counted: who fills it hears from time to time that it has room here."""
         values, giver = self.slots.take(slot), self._homes.stages[slot.source]
         if giver == self._agent.id:
             return values
-        self._agent.asking.keep(giver)
+        self._lanes.works(giver)
+        if not self._lanes.brought(slot):
+            self._agent.asking.keep(giver)
         if self._credits is not None:
             of = channel(slot)
             if count := self._credits.took(of):
@@ -62,8 +69,11 @@ class Mail:
         if to == self._agent.id:
             self.slots.put(slot, partial(cut_off, values))
         else:
-            if self._credits is not None and slot.kind in COUNTED:
+            counted = slot.kind in COUNTED
+            if counted and self._credits is not None:
                 self._await_credit(self._credits, slot)
+            if counted and self._lanes.give(to, slot, values):
+                return
             self._agent.parcels.post(to, self._key, slot, str(slot), values[0] if len(values) == 1 else values)
 
     def _await_credit(self, credits_: Credits, slot: Slot) -> None:
@@ -73,6 +83,11 @@ class Mail:
             self.slots.wait_for(slot.step, lambda: credits_.may_give(of))  # which a thread of the pool hears
         self.slots.check(slot.step)
         credits_.gave(of)
+
+    def offered(self, giver: int, lane: Taker) -> None:
+        """A worker has opened a lane to this one."""
+        self._lanes.offer(giver, lane)
+        self.slots.stir()
 
     def came(self, place: tuple[int, ...], values: Callable[[], Any]) -> None:
         self.slots.put(place, values)
@@ -89,7 +104,17 @@ def end(agent: Agent, to: int, key: str, step: int, reason: str) -> None:
     agent.notify(to, ENDS, (key, step, reason))
 
 
-def _help_along(agent: Agent, homes: Homes, reached: Waits, slot: Slot) -> None:
+def _look(homes: Homes, lanes: Lanes, slots: Slots, slot: Slot) -> None:
+    if slot.kind in COUNTED:
+        lanes.look(slots, slot, homes.stages[slot.source])
+
+
+def _help_along(agent: Agent, homes: Homes, lanes: Lanes, reached: Waits, slot: Slot) -> None:
     giver = homes.giver(slot)
-    if giver is not None:
-        agent.asking.read_while(lambda: not reached(), giver, free=True)
+    if giver is None:
+        return
+    counted = slot.kind in COUNTED
+    ear = lanes.be(giver, LISTENS) if counted else None
+    agent.asking.read_while(lambda: not reached(), giver, free=True, ear=ear)
+    if counted and not reached():
+        lanes.be(giver, AWAY)  # who waits elsewhere is woken by messages only

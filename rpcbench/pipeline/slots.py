@@ -44,13 +44,19 @@ class Slot(NamedTuple):
 
 Help = Callable[[Waits, Slot], object]
 """Of a thread that waits until something is reached: takes part in what brings it into this slot."""
+Look = Callable[["Slots", Slot], object]
+"""Of a thread that needs this slot: brings what lies ready for it, of which nobody is told."""
+
+
+def _nothing(*_: object) -> None:
+    """There is nothing to help along, or to look at."""
 
 
 class Slots:
     """The slots of one worker in one pipeline. Steps are numbered upward."""
 
-    def __init__(self, help_along: Help = lambda reached, slot: None) -> None:
-        self._help_along = help_along
+    def __init__(self, help_along: Help = _nothing, look: Look = _nothing) -> None:
+        self._help_along, self._look = help_along, look
         self._lock = threading.Lock()
         self._changes = Changes()
         self._filled: dict[tuple[int, ...], Opened] = {}
@@ -66,6 +72,7 @@ class Slots:
 
     def take(self, slot: Slot) -> tuple[Any, ...]:
         """What was put there, waited for. PipelineError where the step is aborted, WorkerLostError where all are."""
+        self._look(self, slot)
         while (values := self._filled.pop(slot, None)) is None:
             self._await(slot)
         found = values()
@@ -73,7 +80,15 @@ class Slots:
 
     def _await(self, slot: Slot) -> None:
         self.check(slot.step)
-        self.wait_for(slot.step, lambda: slot in self._filled, lambda reached: self._help_along(reached, slot))
+        self.wait_for(slot.step, lambda: self._found(slot), lambda reached: self._help_along(reached, slot))
+
+    def _found(self, slot: Slot) -> bool:
+        self._look(self, slot)
+        return slot in self._filled
+
+    def has(self, slot: Slot) -> bool:
+        """Whether it is filled now."""
+        return slot in self._filled
 
     def wait_for(self, step: int, reached: Waits, help_along: Callable[[Waits], object] = lambda reached: None) -> None:
         """Wait until something of a step is reached, or that does not go on; who makes it so calls `stir`."""

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -23,6 +24,7 @@ from rpcbench.agent.serve import caller
 from rpcbench.autograd import recorder
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.credits import Channel
+from rpcbench.pipeline.lanes import LOOK, OPENED
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.mail import CREDITS, ENDS, Mail
 from rpcbench.pipeline.numerics import Computing, Numerics
@@ -46,6 +48,8 @@ class _Directory:
         agent.on_member(self._member)
         agent.on_notice(ENDS, self._ends)
         agent.on_notice(CREDITS, self._taken)
+        agent.on_notice(OPENED, partial(self._opened, agent))
+        agent.on_notice(LOOK, self._look)
 
     def _member(self, kind: str, who: WorkerInfo, reason: str) -> None:
         """No step goes on without its driver, who would end it, nor without a worker that it waits for."""
@@ -63,6 +67,19 @@ class _Directory:
         key, step, count, kind, stage, source = told
         if (worker := self.workers.get(key)) is not None:
             worker.mail.heard(step, count, Channel(kind, stage, source))
+
+    def _opened(self, agent: Agent, source: int, told: tuple[str, int, int]) -> None:
+        key, place, name = told
+        connection = agent.connection(source)
+        lane = (
+            None if connection is None else connection.store.lane_from(place, name)
+        )  # also for a pipeline that is gone
+        if lane is not None and (worker := self.workers.get(key)) is not None:
+            worker.mail.offered(source, lane)
+
+    def _look(self, _source: int, key: str) -> None:
+        if (worker := self.workers.get(key)) is not None:
+            worker.slots.stir()
 
 
 def here(key: str) -> StageWorker:

@@ -1,4 +1,4 @@
-"""Memory that two processes on one host share: an anonymous file of each, handed over once.
+"""Memory that two processes on one host share: an anonymous file of each, handed over once, with a bell of each.
 
 Neither file has a name, so nothing of it outlives the two. It is handed to a peer that has proved who it is, and is
 sealed, so that nobody can cut it short under the other. Where a system has no such files, or does not let them be
@@ -13,8 +13,11 @@ import mmap
 import os
 import socket
 import time
+from pathlib import Path
 
 from rpcbench.transport.arena import SIZE, Arena, Loans
+from rpcbench.transport.bells import Bell, Ear
+from rpcbench.transport.lane import POSSIBLE
 from rpcbench.transport.store import Store
 from rpcbench.words.errors import ProtocolError
 
@@ -27,23 +30,41 @@ def exchange(sock: socket.socket, deadline: float) -> Store:
 
     ProtocolError for a file that could do harm, OSError past the deadline.
     """
+    with contextlib.ExitStack() as undo:
+        ours, ear = _offered(sock, deadline, undo)
+        theirs, bell = _taken(sock, deadline, undo)
+        _say(sock, deadline, _NOTHING if theirs is None else _MEMORY)
+        accepted = _heard(sock, deadline)[0] == _MEMORY
+        undo.pop_all()  # the store's own from now on
+    arena = Arena(ours, mmap.MADV_REMOVE) if ours is not None and accepted else None
+    return Store(arena, Loans(theirs) if theirs is not None else None, ear, bell)
+
+
+def _offered(sock: socket.socket, deadline: float, undo: contextlib.ExitStack) -> tuple[mmap.mmap | None, Ear | None]:
+    """Our memory, and the ear of the bell that the peer gets with it; neither where the peer was told of none."""
     descriptor = _file()
     try:
         ours = _mapped(descriptor, SIZE)
         if ours is None or descriptor is None:
             _say(sock, deadline, _NOTHING)
-        else:
-            _say(sock, deadline, _MEMORY, descriptor)
+            return None, None
+        ear = _ear()
+        if ear is not None:
+            undo.callback(ear.close)
+        _say(sock, deadline, _MEMORY, descriptor, *(() if ear is None else (ear.descriptor,)))
+        return ours, ear
     finally:
         if descriptor is not None:
             os.close(descriptor)
-    theirs = _taken(sock, deadline)
-    _say(sock, deadline, _NOTHING if theirs is None else _MEMORY)
-    accepted = _heard(sock, deadline)[0] == _MEMORY
-    return Store(
-        Arena(ours, mmap.MADV_REMOVE) if ours is not None and accepted else None,
-        Loans(theirs) if theirs is not None else None,
-    )
+
+
+def _ear() -> Ear | None:
+    """None where lanes are not possible, or there are no descriptors for one."""
+    if not POSSIBLE:
+        return None
+    with contextlib.suppress(OSError):
+        return Ear()
+    return None
 
 
 def _file() -> int | None:
@@ -74,18 +95,30 @@ def _mapped(descriptor: int | None, size: int) -> mmap.mmap | None:
     return None
 
 
-def _taken(sock: socket.socket, deadline: float) -> mmap.mmap | None:
-    """The peer's memory; None where it has none for us, or it cannot be mapped here."""
+def _taken(sock: socket.socket, deadline: float, undo: contextlib.ExitStack) -> tuple[mmap.mmap | None, Bell | None]:
+    """The peer's memory, and its bell; None where it has none for us, or it cannot be used here."""
     word, descriptors, cut = _heard(sock, deadline)
     try:
         if word == _NOTHING or cut or os.environ.get("RPCBENCH_SHARED_MEMORY") == "0":
-            return None
-        if len(descriptors) != 1:
+            return None, None
+        if not descriptors:
             raise ProtocolError("the peer announced shared memory, and sent none")
-        return _mapped(descriptors[0], _size(descriptors[0]))
+        memory = _mapped(descriptors[0], _size(descriptors[0]))
+        if len(descriptors) == 1 or memory is None:
+            return memory, None
+        _check_bell(descriptors[1])
+        bell = Bell(descriptors.pop())
+        undo.callback(bell.close)
+        return memory, bell
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _check_bell(descriptor: int) -> None:
+    """ProtocolError for a file that is none: what is written to it would do something else."""
+    if str(Path(f"/proc/self/fd/{descriptor}").readlink()) != "anon_inode:[eventfd]":
+        raise ProtocolError("the peer sent something else as a bell")
 
 
 def _size(descriptor: int) -> int:
@@ -108,7 +141,7 @@ def _say(sock: socket.socket, deadline: float, word: bytes, *descriptors: int) -
 def _heard(sock: socket.socket, deadline: float) -> tuple[bytes, list[int], bool]:
     """A word, what came with it, and whether that had no room: this process may open no more files."""
     _limit(sock, deadline)
-    word, descriptors, flags, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    word, descriptors, flags, _ = socket.recv_fds(sock, 1, 2, socket.MSG_CMSG_CLOEXEC)
     if not word:
         raise ProtocolError("the peer hung up before it had told of its memory")
     return word, descriptors, bool(flags & socket.MSG_CTRUNC)

@@ -91,4 +91,5 @@ class SocketStream:
         """Give the descriptor back, once nobody reads or writes."""
         if self.watch is not None:
             self.watch.close()
+        self.store.close()
         self._sock.close()

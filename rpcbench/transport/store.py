@@ -12,11 +12,15 @@ Guarantees
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rpcbench.transport import lane
 from rpcbench.transport.arena import Arena, Loans
+from rpcbench.transport.bells import Bell, Ear
+from rpcbench.transport.lane import Giver, Taker
 from rpcbench.transport.reused import Reused
 from rpcbench.wire.frames import Memory
 from rpcbench.words.errors import ProtocolError
@@ -26,11 +30,16 @@ SHARED = 16 << 10
 
 
 class Store(Memory):
-    """For one connection, from any thread. `ours` is lent to the peer and `theirs` by it, where they share memory."""
+    """For one connection, from any thread. `ours` is lent to the peer and `theirs` by it, where they share memory; they
+    may then have lanes, too: with the `ear` that the peer wakes us at, and its `bell`."""
 
-    def __init__(self, ours: Arena | None = None, theirs: Loans | None = None) -> None:
+    def __init__(
+        self, ours: Arena | None = None, theirs: Loans | None = None, ear: Ear | None = None, bell: Bell | None = None
+    ) -> None:
         self._ours = ours
         self._theirs = theirs
+        self.ear, self._bell = ear, bell
+        self._lanes: dict[int, Giver] = {}
         self.owes_nothing: Callable[[], bool] = theirs.none_over if theirs is not None else lambda: True
         self._reused = Reused()
 
@@ -55,9 +64,11 @@ class Store(Memory):
         return places
 
     def returned(self, place: int) -> None:
-        """The peer needs a buffer no more."""
+        """The peer needs a buffer no more, or a lane."""
         if self._ours is None:
             return super().returned(place)
+        if (lane := self._lanes.pop(place, None)) is not None:
+            lane.end()
         try:
             self._ours.give_back(place)
         except KeyError:
@@ -83,6 +94,28 @@ class Store(Memory):
         """Places of buffers of the peer's that are needed no more: to be told to it."""
         return self._theirs.over() if self._theirs is not None else []
 
+    # -- lanes
+    def open_lane(self, name: int) -> tuple[int, Giver] | None:
+        """A new lane to the peer, and its place, by which the peer finds it there. None where they cannot have one.
+
+        It is over as soon as the peer needs it no more, or the connection ends.
+        """
+        ours, bell = self._ours, self._bell
+        if ours is None or bell is None or (place := ours.take(lane.SIZE)) is None:
+            return None
+        made = Giver(memoryview(ours.memory)[place : place + lane.SIZE], name, bell)
+        self._lanes[place] = made
+        return place, made
+
+    def lane_from(self, place: int, name: int) -> Taker | None:
+        """The lane that the peer has opened; None where that was on another connection."""
+        theirs = self._theirs
+        if theirs is None or self.ear is None or not lane.is_there(theirs.memory, place, name):
+            return None
+        with contextlib.suppress(ValueError):  # it was told of twice
+            return Taker(theirs.lend(place, lane.SIZE), self.ear)
+        return None
+
     # -- both
     def tidy(self) -> None:
         """Give back to the system what has not been needed for some time."""
@@ -92,6 +125,15 @@ class Store(Memory):
 
     def end(self) -> None:
         """The connection has ended: only buffers that are in use here keep their memory."""
+        for given in list(self._lanes.values()):
+            given.end()
         if self._theirs is not None:
             self._theirs.forget_rest()
         self._ours = self._theirs = None
+
+    def close(self) -> None:
+        """Give descriptors back, once nobody reads here."""
+        if self.ear is not None:
+            self.ear.close()
+        if self._bell is not None:
+            self._bell.close()

@@ -23,6 +23,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from rpcbench.transport.base import Stream
+from rpcbench.transport.bells import Ear
 from rpcbench.transport.beside import Beside, beside
 from rpcbench.transport.watch import Watch
 from rpcbench.wire.body import Body
@@ -59,7 +60,7 @@ class Ending(NamedTuple):
 class Reads(Protocol):
     """See `agent.reading`."""
 
-    def read_while(self, waiting: Waits, quiet: float, back: bool = ...) -> object: ...
+    def read_while(self, waiting: Waits, quiet: float, back: bool = ..., ear: Ear | None = ...) -> object: ...
 
     def expect(self) -> object: ...
 
@@ -77,7 +78,7 @@ class StreamConnection:
 
     def __init__(self, stream: Stream, limits: Limits, helper: Callable[[Callable[[], None]], object]) -> None:
         self._stream = stream
-        self._store = stream.store
+        self.store = self._store = stream.store
         self._limits = limits
         self._sure = limits.sure
         self._decoder = Decoder(limits, self._store)

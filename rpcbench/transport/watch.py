@@ -10,6 +10,7 @@ import functools
 import select
 import socket
 
+from rpcbench.transport.bells import Ear
 from rpcbench.transport.eager import Eager, asked_for
 
 _DISARMED = getattr(select, "EPOLLONESHOT", 0)
@@ -25,6 +26,14 @@ class Watch:
         self.eager = Eager(functools.partial(self._poll.poll, 0)) if asked_for() else None
         self._armed = select.epoll()
         self._armed.register(self._fd, _DISARMED)
+        self._ear: Ear | None = None
+        self._both = self._poll
+
+    def hear(self, ear: Ear) -> None:
+        """Who waits for something to read may also listen for this peer's bell."""
+        self._ear, self._both = ear, select.poll()
+        for descriptor in (self._fd, ear.descriptor):
+            self._both.register(descriptor, select.POLLIN)
 
     def readable(self, seconds: float, eager: bool = False) -> bool:
         """Whether a read would not wait, now or in that time. `eager`: looked for eagerly, if the user wants that."""
@@ -35,6 +44,17 @@ class Watch:
         found = bool(self._poll.poll(seconds * 1000))
         self.eager.came()
         return found
+
+    def listen(self, seconds: float, ear: Ear) -> bool | None:
+        """As `readable`, but that a bell ends the wait, too: None where that is all. `ear`: of this peer; one of a
+        connection before hears nothing."""
+        if ear is not self._ear:
+            return self.readable(seconds)
+        found = self._both.poll(seconds * 1000)
+        if found and (ear.descriptor, select.POLLIN) in found:
+            ear.heard()
+            return True if len(found) > 1 else None
+        return bool(found)
 
     def await_some(self) -> None:
         """Wait until a read would not. Who waits in a read of a unix socket is woken also when the peer has read."""

@@ -1,0 +1,183 @@
+"""Small tensors between the stages of a pipeline lie in shared memory until they are taken, see `transport.lane`.
+
+Guarantees
+- In an autograd context what goes this way is a recorded send and recv, as a parcel is.
+- All else goes as a parcel: large values, several at once, tensors that are not plain, values for another host, for
+  one who waits for messages, or where somebody wants to see each message.
+- What lies in a lane is found also when the connection that it came with has ended.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import secrets
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline.slots import Slot, Slots
+from rpcbench.transport.bells import Ear
+from rpcbench.transport.lane import NUMBERS, ROOM, WORKS, Giver, Taker
+from rpcbench.wire.messages import Scope
+
+OPENED = "pipeline lanes"
+"""The channel of notices (key, place, name): the sender gives values there, in the memory that it shares."""
+LOOK = "pipeline values"
+"""The channel of notices (key): one has come while its taker went away."""
+_DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+)  # fmt: skip
+_NUMBER = {dtype: number for number, dtype in enumerate(_DTYPES)}
+_DIMENSIONS = 6
+_UNRECORDED = -1, -1
+_MOST_VIEWS = 256
+_new = tuple.__new__  # a step less than the class itself takes
+_Views: TypeAlias = dict[tuple[int, tuple[int, ...], torch.dtype], Tensor]
+
+
+def _view(views: _Views, ring: Giver | Taker, place: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """What is in a place, or is to be. Made once for each shape: the same ones come again and again."""
+    found = views.get((place, shape, dtype))
+    if found is None:
+        if len(views) >= _MOST_VIEWS:
+            views.clear()
+        flat = torch.frombuffer(ring.places[place], dtype=dtype, count=math.prod(shape))
+        found = views[place, shape, dtype] = flat.view(shape)
+    return found
+
+
+def _fits(value: Any) -> bool:
+    return (
+        type(value) is Tensor
+        and value.is_cpu
+        and value.dtype in _NUMBER
+        and value.is_contiguous()
+        and 0 < value.nbytes <= ROOM
+        and value.dim() <= _DIMENSIONS
+    )
+
+
+class _Giving:
+    def __init__(self, ring: Giver) -> None:
+        self.ring = ring
+        self.views: _Views = {}
+
+
+class _Taking:
+    def __init__(self, ring: Taker) -> None:
+        self.ring = ring
+        self.views: _Views = {}
+
+    def next(self) -> tuple[Slot, Tensor, Scope | None] | None:
+        """What lies there next, for its slot, with what is to be recorded of it."""
+        ring = self.ring
+        if (found := ring.next()) is None:
+            return None
+        place, (step, kind, stage, microbatch, source, context, message, wanted, number, dims, *sizes) = found
+        value = _view(self.views, ring, place, tuple(sizes[:dims]), _DTYPES[number]).clone()
+        ring.done()
+        if wanted:
+            value.requires_grad_()
+        behind = (message,) if wanted else ()
+        scope = None if (context, message) == _UNRECORDED else _new(Scope, (context, message, behind))
+        return _new(Slot, (step, kind, stage, microbatch, source)), value, scope
+
+
+class Lanes:
+    """One worker's, in the pipeline `key`. All but `offer` is for the thread that runs the step."""
+
+    def __init__(self, agent: Agent, key: str) -> None:
+        self._agent, self._key = agent, key
+        self._giving: dict[int, _Giving] = {}
+        self._refused: set[int] = set()  # who can have no lane in this step
+        self._offers: queue.SimpleQueue[tuple[int, Taker]] = queue.SimpleQueue()
+        self._taking: dict[int, list[_Taking]] = {}  # by who gives; the latest last
+        self._latest: Slot | None = None  # brought by a lane
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._refused.clear()
+
+    # -- giving
+    def give(self, to: int, slot: Slot, values: tuple[Any, ...]) -> bool:
+        """Whether the values lie where their taker finds them."""
+        if len(values) != 1 or self._watched() or not _fits(value := values[0]):
+            return False
+        lane = self._giving.get(to)
+        if lane is None or lane.ring.over:
+            lane = self._open(to)
+        if lane is None or not self._lay(lane, to, slot, value):
+            return False
+        lane.ring.tell(partial(self._agent.notify, to, LOOK, self._key))
+        return True
+
+    def _watched(self) -> bool:
+        """Whether each message is to be seen, so that nothing may go beside them."""
+        return self._agent.bus.telling or not self._agent.links.plain
+
+    def _lay(self, lane: _Giving, to: int, slot: Slot, value: Tensor) -> bool:
+        ring, recorder, shape = lane.ring, self._agent.values.recorder, tuple(value.shape)
+        with ring.lock:
+            place = ring.room()
+            if place is None:
+                return False
+            scope = None if recorder is None else recorder.cut((value,), to, str(slot))
+            named = _UNRECORDED if scope is None else (scope.context, scope.message)
+            _view(lane.views, ring, place, shape, value.dtype).copy_(value.detach())
+            head = *slot, *named, value.requires_grad, _NUMBER[value.dtype], len(shape), *shape
+            ring.give(head + (0,) * (NUMBERS - len(head)))
+        return True
+
+    def _open(self, to: int) -> _Giving | None:
+        """A lane to a worker, which hears of it; None where they have none in common."""
+        connection = None if to in self._refused else self._agent.connection(to)
+        made = None if connection is None else connection.store.open_lane(name := secrets.randbits(62))
+        if made is None:
+            self._refused.add(to)
+            return None
+        place, ring = made
+        lane = self._giving[to] = _Giving(ring)
+        self._agent.notify(to, OPENED, (self._key, place, name))
+        return lane
+
+    # -- taking
+    def offer(self, giver: int, ring: Taker) -> None:
+        """A lane that a worker has opened, to be looked at from the next look on."""
+        self._offers.put((giver, ring))
+
+    def look(self, slots: Slots, slot: Slot, giver: int) -> None:
+        """Bring what lies there into the slots, up to this one."""
+        while not self._offers.empty():
+            source, ring = self._offers.get()
+            self._taking.setdefault(source, []).append(_Taking(ring))
+        for lane in self._taking.get(giver, ()):
+            while not slots.has(slot) and (found := lane.next()) is not None:
+                self._bring(slots, giver, *found)
+
+    def _bring(self, slots: Slots, giver: int, slot: Slot, value: Tensor, scope: Scope | None) -> None:
+        if scope is not None and (recorder := self._agent.values.recorder) is not None:
+            recorder.cut_off(scope, (value,), giver)
+        self._latest = slot
+        slots.put(slot, lambda: value)
+
+    def brought(self, slot: Slot) -> bool:
+        """Whether the latest value that a lane has brought was this."""
+        return self._latest == slot
+
+    def be(self, giver: int, at: int) -> Ear | None:
+        """What this worker is at, for one who gives. The ear to listen at, if it is that and there is one."""
+        ear = None
+        for lane in self._taking.get(giver, ()):
+            ear = lane.ring.be(at)
+        return ear
+
+    def works(self, giver: int) -> None:
+        """What was waited for is here."""
+        for lane in self._taking.get(giver, ()):
+            if lane.ring.at != WORKS:
+                lane.ring.be(WORKS)

@@ -1,0 +1,133 @@
+"""A lane: small values in memory that two processes share, from one to the other, without a message for each.
+
+    giver ──give──► [3][4][ ][ ] ──take──► taker      a ring of places, each with a few whole numbers and some bytes;
+            ring ◄── what the taker is at             and the taker's word for what it is at
+
+Who takes says what it is at: `WORKS` (it will look), `LISTENS` (it waits at its bell), `AWAY` (it waits for messages,
+or has not come yet). So nobody calls the system for a value that is not waited for yet.
+
+Guarantees
+- A value is seen whole or not at all, and in order. Nobody waits for room: who finds none sends a message.
+- No value is missed: who changes its word looks afterwards, and who gives reads the word after the value is there.
+  Both need memory that all cores see in one order, but for a store that a later load overtakes; and a barrier between
+  those two. x86 has the one, and each lock taken or given back there is the other; elsewhere there are no lanes.
+- What the other side has written is checked: nonsense is a ProtocolError.
+- Nothing is written to a ring that is `over`: its memory may be used for something else.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rpcbench.transport.bells import Bell, Ear
+from rpcbench.words.errors import ProtocolError
+
+POSSIBLE = hasattr(os, "eventfd") and Path("/proc/self/fd").is_dir() and platform.machine() in ("x86_64", "AMD64")
+AWAY, WORKS, LISTENS = range(3)
+PLACES, ROOM = 16, 128 << 10
+"""So many values, of so many bytes: larger ones have a copy to pay for that a message hardly adds to."""
+NUMBERS = 16
+"""So many whole numbers go with each."""
+_HEAD, _WORD = struct.Struct(f"{NUMBERS}q"), struct.Struct("q")
+_GIVEN, _TAKEN, _AT, _NAME = range(0, 32, 8)  # words, each in a cache line of its own
+_HEADS = 32 * 8
+_PAGE = 4096
+SIZE = _PAGE + PLACES * ROOM
+
+
+def is_there(memory: mmap.mmap, place: int, name: int) -> bool:
+    """Whether a lane of this name begins there."""
+    fits = 0 <= place <= len(memory) - SIZE and not place % mmap.PAGESIZE
+    return fits and _WORD.unpack_from(memory, place + 8 * _NAME) == (name,)
+
+
+class _Ring:
+    """What both sides have of it."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+        self._words = memory[:_HEADS].cast("q")
+        self.places = [memory[_PAGE + at * ROOM : _PAGE + (at + 1) * ROOM] for at in range(PLACES)]
+
+
+class Giver(_Ring):
+    """`name`: a number that no other lane of this process has; `bell`: the one that the taker listens at."""
+
+    def __init__(self, memory: memoryview, name: int, bell: Bell) -> None:
+        super().__init__(memory)
+        memory[:_HEADS] = bytes(_HEADS)  # a piece may have been used before
+        self.name, self.over = name, False
+        self.lock = threading.Lock()
+        """Held from `room` to `give`."""
+        self._words[_NAME], self._given, self._bell = name, 0, bell
+
+    def room(self) -> int | None:
+        """The place for the next value; None where that is to go as a message."""
+        words = self._words
+        if self.over or words[_AT] == AWAY or self._given - words[_TAKEN] >= PLACES:
+            return None
+        return self._given % PLACES
+
+    def give(self, head: Sequence[int]) -> None:
+        """Bytes are in the place, and these numbers go with them. `tell` comes next."""
+        _HEAD.pack_into(self._memory, _HEADS + self._given % PLACES * _HEAD.size, *head)
+        self._given += 1
+        self._words[_GIVEN] = self._given
+
+    def tell(self, message: Callable[[], object]) -> None:
+        """Wake who waits for what was given. `message`: sends it one, if it does not listen any more.
+
+        After `lock` was given back, which is a barrier: either its word is seen here, or it sees the value.
+        """
+        at = self._words[_AT]
+        if at == LISTENS:
+            self._bell.ring()
+        elif at == AWAY:
+            message()
+
+    def end(self) -> None:
+        """Nobody takes here any more."""
+        with self.lock:
+            self.over = True
+
+
+class Taker(_Ring):
+    """One thread's."""
+
+    def __init__(self, memory: memoryview, ear: Ear) -> None:
+        super().__init__(memory)
+        self.at, self._taken, self._ear = AWAY, 0, ear
+        self._barrier = threading.Lock()
+
+    def next(self) -> tuple[int, tuple[int, ...]] | None:
+        """The place of the next value and its numbers, if there is one. `done` comes next."""
+        count = self._words[_GIVEN] - self._taken
+        if not count:
+            return None
+        if not 0 < count <= PLACES:
+            raise ProtocolError(f"a peer says that {count} values lie in {PLACES} places")
+        place = self._taken % PLACES
+        return place, _HEAD.unpack_from(self._memory, _HEADS + place * _HEAD.size)
+
+    def done(self) -> None:
+        """The place is free again."""
+        self._taken += 1
+        self._words[_TAKEN] = self._taken
+
+    def be(self, at: int) -> Ear | None:
+        """What the taker is at from now on; it looks once more before it waits. The ear to listen at, if it is one.
+
+        A lane whose connection has ended is not heard of any more, so who takes has to wait for messages."""
+        if at == LISTENS and self._ear.closed:
+            at = AWAY
+        if at != self.at:
+            self._words[_AT] = self.at = at
+            with self._barrier:
+                pass
+        return self._ear if at == LISTENS else None
