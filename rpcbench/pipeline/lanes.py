@@ -97,11 +97,12 @@ class Lanes:
         self._refused: set[int] = set()  # who can have no lane in this step
         self._offers: queue.SimpleQueue[tuple[int, Taker]] = queue.SimpleQueue()
         self._taking: dict[int, list[_Taking]] = {}  # by who gives; the latest last
-        self._latest: Slot | None = None  # brought by a lane
+        self._brought: set[Slot] = set()  # of this step, and not taken yet
 
     def begin(self) -> None:
         """A step begins."""
         self._refused.clear()
+        self._brought.clear()
 
     # -- giving
     def give(self, to: int, slot: Slot, values: tuple[Any, ...]) -> bool:
@@ -162,12 +163,15 @@ class Lanes:
     def _bring(self, slots: Slots, giver: int, slot: Slot, value: Tensor, scope: Scope | None) -> None:
         if scope is not None and (recorder := self._agent.values.recorder) is not None:
             recorder.cut_off(scope, (value,), giver)
-        self._latest = slot
+        self._brought.add(slot)
         slots.put(slot, lambda: value)
 
     def brought(self, slot: Slot) -> bool:
-        """Whether the latest value that a lane has brought was this."""
-        return self._latest == slot
+        """Whether what has just been taken had come by a lane."""
+        if slot in self._brought:
+            self._brought.remove(slot)
+            return True
+        return False
 
     def be(self, giver: int, at: int) -> Ear | None:
         """What this worker is at, for one who gives. The ear to listen at, if it is that and there is one."""

@@ -51,11 +51,14 @@ class Mail:
         self._lanes.works(giver)
         if not self._lanes.brought(slot):
             self._agent.asking.keep(giver)
-        if self._credits is not None:
-            of = channel(slot)
-            if count := self._credits.took(of):
-                self._agent.notify(giver, CREDITS, (self._key, slot.step, count, *of))
+            if self._credits is not None:
+                self._took(self._credits, slot, giver)
         return values
+
+    def _took(self, credits_: Credits, slot: Slot, giver: int) -> None:
+        of = channel(slot)
+        if count := credits_.took(of):
+            self._agent.notify(giver, CREDITS, (self._key, slot.step, count, *of))
 
     def heard(self, step: int, count: int, of: Channel) -> None:
         """Of what was given here, so many have been taken."""
@@ -69,11 +72,11 @@ class Mail:
         if to == self._agent.id:
             self.slots.put(slot, partial(cut_off, values))
         else:
-            counted = slot.kind in COUNTED
-            if counted and self._credits is not None:
-                self._await_credit(self._credits, slot)
-            if counted and self._lanes.give(to, slot, values):
-                return
+            if slot.kind in COUNTED:
+                if self._lanes.give(to, slot, values):
+                    return
+                if self._credits is not None:
+                    self._await_credit(self._credits, slot)
             self._agent.parcels.post(to, self._key, slot, str(slot), values[0] if len(values) == 1 else values)
 
     def _await_credit(self, credits_: Credits, slot: Slot) -> None:

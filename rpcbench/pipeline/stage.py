@@ -71,9 +71,9 @@ class _Directory:
     def _opened(self, agent: Agent, source: int, told: tuple[str, int, int]) -> None:
         key, place, name = told
         connection = agent.connection(source)
-        lane = (
-            None if connection is None else connection.store.lane_from(place, name)
-        )  # also for a pipeline that is gone
+        if connection is None:
+            return
+        lane = connection.store.lane_from(place, name)  # also for a pipeline that is gone: then it goes back at once
         if lane is not None and (worker := self.workers.get(key)) is not None:
             worker.mail.offered(source, lane)
 
