@@ -137,7 +137,9 @@ class Lanes:
     def _open(self, to: int) -> _Giving | None:
         """A lane to a worker, which hears of it; None where they have none in common."""
         connection = None if to in self._refused else self._agent.connection(to)
-        made = None if connection is None else connection.store.open_lane(name := secrets.randbits(62))
+        if connection is None:
+            return None
+        made = connection.store.open_lane(name := secrets.randbits(62))
         if made is None:
             self._refused.add(to)
             return None

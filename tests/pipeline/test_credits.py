@@ -144,7 +144,12 @@ def test_gpipe_runs_no_further_ahead_than_the_least_window() -> None:
     assert window(ops, ways(ops)) == credits.LEAST
 
 
-# -- at work
+# -- at work, between workers that share no memory: what lies in a lane is not counted
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPCBENCH_SHARED_MEMORY", "0")
+
+
 class Gate(nn.Module):
     """Lets one pass for each `open`, and counts those that have come and gone."""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import mmap
 import os
 import resource
+import select
 import socket
 import tempfile
 import time
@@ -19,11 +21,16 @@ from worlds import PATIENCE
 
 from rpcbench.transport import shared
 from rpcbench.transport.arena import SIZE
+from rpcbench.transport.lane import LISTENS, NUMBERS, POSSIBLE, WORKS, Giver
 from rpcbench.transport.store import SHARED, Store
 from rpcbench.words.errors import ProtocolError
 
+NAME = 1 << 60
 DATA = memoryview(os.urandom(3 * SHARED))
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
+
+
+_made: list[Store] = []
 
 
 @pytest.fixture
@@ -31,13 +38,20 @@ def sockets(no_leaks: None) -> Iterator[tuple[socket.socket, socket.socket]]:
     one, other = socket.socketpair()
     with one, other:
         yield one, other
+    while _made:
+        _made.pop().close()
+
+
+def exchanged(sock: socket.socket, deadline: float) -> Store:
+    _made.append(shared.exchange(sock, deadline))
+    return _made[-1]
 
 
 def stores(sockets: tuple[socket.socket, socket.socket]) -> tuple[Store, Store]:
     found: list[Store] = []
     deadline = time.monotonic() + PATIENCE
-    other = spawn(lambda: found.append(shared.exchange(sockets[1], deadline)))
-    one = shared.exchange(sockets[0], deadline)
+    other = spawn(lambda: found.append(exchanged(sockets[1], deadline)))
+    one = exchanged(sockets[0], deadline)
     other.join(PATIENCE)
     return one, found[0]
 
@@ -146,7 +160,7 @@ def test_who_may_open_no_more_files_goes_without(sockets: tuple[socket.socket, s
     os.close(lowest_free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
     try:
-        store = shared.exchange(sockets[0], time.monotonic() + PATIENCE)
+        store = exchanged(sockets[0], time.monotonic() + PATIENCE)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert store.put([DATA]) is None and sockets[1].recv(2) == b"nn"
@@ -158,6 +172,90 @@ def test_nobody_waits_for_ever(sockets: tuple[socket.socket, socket.socket]) -> 
     sockets[1].close()
     with pytest.raises((ProtocolError, ConnectionError)):
         shared.exchange(sockets[0], time.monotonic() + PATIENCE)
+
+
+# -- lanes
+lanes = pytest.mark.skipif(not POSSIBLE, reason="no lanes here")
+
+
+def opened(store: Store) -> tuple[int, Giver]:
+    found = store.open_lane(NAME)
+    assert found is not None
+    return found
+
+
+@lanes
+def test_a_lane_goes_from_one_to_the_other_and_rings_there(sockets: tuple[socket.socket, socket.socket]) -> None:
+    for giving, taking in (pair := stores(sockets)), pair[::-1]:
+        place, giver = opened(giving)
+        taker = taking.lane_from(place, NAME)
+        assert taker is not None and taking.ear is not None
+        taker.be(LISTENS)
+        assert giver.room() == 0
+        giver.places[0][:3] = b"abc"
+        giver.give(range(NUMBERS))
+        giver.tell(pytest.fail)
+        assert select.select([taking.ear.descriptor], [], [], PATIENCE)[0], "rings there"
+        assert giving.ear is not None and not select.select([giving.ear.descriptor], [], [], 0)[0]
+        assert taker.next() == (0, tuple(range(NUMBERS))) and bytes(taker.places[0][:3]) == b"abc"
+        taking.ear.heard()
+
+
+@lanes
+def test_a_lane_of_another_connection_is_not_found(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = stores(sockets)
+    place, _ = opened(one)
+    assert other.lane_from(place, NAME + 1) is None and other.owed() == []
+    assert other.lane_from(place + mmap.PAGESIZE, NAME) is None and Store().lane_from(place, NAME) is None
+    taker = other.lane_from(place, NAME)
+    assert taker is not None and other.lane_from(place, NAME) is None, "there is one taker"
+
+
+@lanes
+def test_a_lane_is_over_before_its_memory_is_used_again(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = stores(sockets)
+    place, giver = opened(one)
+    taker = other.lane_from(place, NAME)
+    assert taker is not None
+    taker.be(WORKS)
+    del taker
+    gc.collect()
+    assert other.owed() == [place] and not giver.over
+    one.returned(place)
+    assert giver.over and giver.room() is None and opened(one)[0] == place
+
+
+@lanes
+def test_lanes_end_with_their_connection(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = stores(sockets)
+    place, giver = opened(one)
+    taker = other.lane_from(place, NAME)
+    assert taker is not None
+    taker.be(WORKS)
+    giver.give(range(NUMBERS))
+    one.end()
+    other.end()
+    one.close()
+    other.close()
+    assert giver.over and one.open_lane(NAME) is None and taker.be(LISTENS) is None
+    assert taker.next() == (0, tuple(range(NUMBERS))), "what lies there is found"
+
+
+@lanes
+def test_something_else_is_no_bell(sockets: tuple[socket.socket, socket.socket]) -> None:
+    with unsealed(FULL) as descriptor, tempfile.TemporaryFile() as file:
+        socket.send_fds(sockets[1], [b"m"], [descriptor, file.fileno()])
+        with pytest.raises(ProtocolError, match="something else as a bell"):
+            shared.exchange(sockets[0], time.monotonic() + PATIENCE)
+
+
+def test_who_has_no_bell_shares_memory_without_lanes(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "POSSIBLE", False)
+    one, other = stores(sockets)
+    assert one.ear is None and one.open_lane(NAME) is None
+    assert bytes(other.borrow(*put(one, DATA), len(DATA))) == DATA
 
 
 # -- systems that have it not
@@ -206,11 +304,12 @@ def test_a_limit_on_files_is_a_limit_on_shared_memory(sockets: tuple[socket.sock
 
 def test_what_the_peer_does_not_take_is_not_used(sockets: tuple[socket.socket, socket.socket]) -> None:
     sockets[1].send(b"nn")  # it has none, and cannot map ours
-    assert shared.exchange(sockets[0], time.monotonic() + PATIENCE).put([DATA]) is None
-    _, descriptors, _, _ = socket.recv_fds(sockets[1], 2, 1)
+    assert exchanged(sockets[0], time.monotonic() + PATIENCE).put([DATA]) is None
+    _, descriptors, _, _ = socket.recv_fds(sockets[1], 2, 2)
     with pytest.raises(PermissionError):
         os.ftruncate(descriptors[0], 0)
-    os.close(descriptors[0])
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 # -- the end

@@ -1,0 +1,402 @@
+"""What lies in shared memory until it is taken: the same values, records and errors as with a message for each."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+import torch
+from torch import Tensor, nn
+from worlds import nothing_left, ties, until, world
+
+from rpcbench.agent import asking
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline import Pipeline, split, stage
+from rpcbench.pipeline import lanes as lanes_
+from rpcbench.pipeline.lanes import Lanes
+from rpcbench.pipeline.layout import Homes
+from rpcbench.pipeline.mail import ENDS, Mail
+from rpcbench.pipeline.slots import FORWARD, Slot
+from rpcbench.testing import Faults
+from rpcbench.transport import lane
+from rpcbench.transport.lane import AWAY, LISTENS, PLACES, ROOM, WORKS
+from rpcbench.words.errors import PipelineError
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(not lane.POSSIBLE, reason="no lanes here")]
+HOMES = Homes({0: 1, 1: 2}, (1,), 0)
+
+
+@pytest.fixture
+def went(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
+    """How many values were given by a lane, and how many not."""
+    found: Counter[bool] = Counter()
+    give = Lanes.give
+
+    def told(self: Lanes, *args: Any) -> bool:
+        by_lane = give(self, *args)
+        found[by_lane] += 1
+        return by_lane
+
+    monkeypatch.setattr(Lanes, "give", told)
+    return found
+
+
+# -- two mails, by hand
+class Pair:
+    """What two workers have of a pipeline, without its stages: `first` gives, and what `second` takes is its step 1."""
+
+    def __init__(self, agents: list[Agent]) -> None:
+        self.agents = agents[1:]
+        self.first, self.second = (Mail(agent, "pipe", HOMES) for agent in self.agents)
+        for agent, mail in zip(self.agents, (self.first, self.second), strict=True):
+            agent.parcels.listen("pipe", mail)
+            mail.begin(1, 0)
+        agents[2].on_notice(lanes_.OPENED, self._opened)
+        agents[2].on_notice(lanes_.LOOK, lambda source, key: self.second.slots.stir())
+        self.opened = 0
+        for number in (-2, -1):  # the first makes the connection, and the next the lane; nobody takes there yet
+            self.send(number, torch.ones(1))
+            assert self.take(number).item() == 1
+        until(lambda: self.opened == 1)
+        self.send(-3, torch.ones(1))
+        assert self.take(-3).item() == 1 and self.ring.at == WORKS
+
+    def _opened(self, source: int, told: tuple[str, int, int]) -> None:
+        connection = self.agents[1].connection(source)
+        assert connection is not None
+        found = connection.store.lane_from(*told[1:])
+        assert found is not None
+        self.second.offered(source, found)
+        self.opened += 1
+
+    def send(self, number: int, *values: Any, step: int = 1) -> None:
+        self.first.send(Slot(step, FORWARD, 1, number, 0), values)
+
+    def take(self, number: int, step: int = 1) -> Any:
+        (value,) = self.second.take(Slot(step, FORWARD, 1, number, 0))
+        return value
+
+    @property
+    def ring(self) -> lane.Taker:
+        return self.second._lanes._taking[1][-1].ring
+
+
+@pytest.fixture
+def pair(agents: list[Agent]) -> Iterator[Pair]:
+    made = Pair(agents)
+    yield made
+    for agent, mail in zip(made.agents, (made.first, made.second), strict=True):
+        agent.parcels.deaf("pipe", mail)
+
+
+VALUES: dict[str, Callable[[], Tensor]] = {
+    **{str(dtype): lambda dtype=dtype: torch.arange(12).to(dtype).view(3, 4) for dtype in lanes_._DTYPES},  # type: ignore[misc]
+    "of a number": lambda: torch.tensor(7.0),
+    "six dimensions": lambda: torch.rand(1, 2, 3, 1, 2, 3),
+    "a view": lambda: torch.rand(8, 5)[2:4],
+    "requires grad": lambda: torch.rand(3, requires_grad=True),
+    "part of a graph": lambda: torch.rand(3, requires_grad=True) * 2,
+    "all that has room": lambda: torch.rand(ROOM // 4),
+}
+
+
+@pytest.mark.parametrize("what", VALUES)
+def test_a_tensor_is_the_same(pair: Pair, went: Counter[bool], what: str) -> None:
+    given = VALUES[what]()
+    for number in range(2):  # the second time the view is there already
+        for other in range(PLACES):  # through all places
+            pair.send(100 * number + other, given)
+            found = pair.take(100 * number + other)
+            assert torch.equal(found, given) and (found.dtype, found.shape) == (given.dtype, given.shape)
+            assert found.requires_grad == given.requires_grad and found.is_leaf and type(found) is Tensor
+    assert went == {True: 2 * PLACES}
+
+
+class Own(Tensor):
+    """Of a class of the user's own."""
+
+
+OTHERS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "more than there is room for": lambda: (torch.rand(ROOM // 4 + 1),),
+    "nothing": lambda: (torch.rand(0, 3),),
+    "seven dimensions": lambda: (torch.rand(1, 1, 1, 1, 1, 1, 1),),
+    "not contiguous": lambda: (torch.rand(3, 4).t(),),
+    "complex": lambda: (torch.rand(3, dtype=torch.complex64).conj(),),
+    "sparse": lambda: (torch.eye(3).to_sparse(),),
+    "another class": lambda: (torch.rand(3).as_subclass(Own),),
+    "no tensor": lambda: ("word",),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_all_else_goes_as_a_message(pair: Pair, went: Counter[bool], what: str) -> None:
+    (given,) = OTHERS[what]()
+    pair.send(1, given)
+    found = pair.take(1)
+    assert type(found) is type(given) and went == {False: 1}
+    if isinstance(given, Tensor):
+        assert found.shape == given.shape and torch.equal(found.to_dense(), given.to_dense())
+
+
+def test_several_values_go_as_a_message(pair: Pair, went: Counter[bool]) -> None:
+    pair.send(1, torch.ones(2), torch.zeros(2))
+    one, other = pair.second.take(Slot(1, FORWARD, 1, 1, 0))
+    assert one.tolist() == [1, 1] and other.tolist() == [0, 0] and went == {False: 1}
+
+
+def test_what_was_taken_is_its_takers_own(pair: Pair) -> None:
+    given = torch.ones(3)
+    pair.send(1, given)
+    given.zero_()
+    found = pair.take(1)
+    for number in range(2, 2 + 2 * PLACES):
+        pair.send(number, torch.full((3,), float(number)))
+        pair.take(number)
+    assert found.tolist() == [1, 1, 1]
+
+
+def test_values_are_taken_in_any_order_and_those_without_room_come_too(pair: Pair, went: Counter[bool]) -> None:
+    count = PLACES + 5
+    for number in range(count):
+        pair.send(number, torch.tensor(float(number)))
+    assert went == {True: PLACES, False: 5}
+    order = [*range(count)][::-1]
+    assert [pair.take(number).item() for number in order] == order
+    assert len(pair.second.slots) == 0 and not pair.second._lanes._brought
+
+
+def waiting(pair: Pair, number: int) -> tuple[threading.Thread, list[Any]]:
+    """A thread that takes, and waits; and what it gets."""
+    found: list[Any] = []
+
+    def take() -> None:
+        try:
+            found.append(pair.take(number).item())
+        except PipelineError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    return thread, found
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who listens does so for long."""
+    monkeypatch.setattr(asking, "PATIENCE", 20.0)
+
+
+def listening(pair: Pair) -> tuple[int, threading.Thread, list[Any]]:
+    """As `waiting`, of a number, for one that listens: that may need a message before, after which its reader stands by
+    instead of reading."""
+    for number in range(100, 200):
+        thread, found = waiting(pair, number)
+        until(lambda: pair.ring.at != WORKS)
+        if pair.ring.at == LISTENS:
+            return number, thread, found
+        pair.send(number, torch.tensor(0.0))
+        thread.join(20)
+    raise AssertionError("it never listens")
+
+
+def test_who_waits_listens_and_is_woken_without_a_message(patient: None, pair: Pair, went: Counter[bool]) -> None:
+    number, thread, found = listening(pair)
+    went.clear()
+    pair.send(number, torch.tensor(5.0))
+    thread.join(20)
+    assert found == [5.0] and went == {True: 1} and pair.ring.at == WORKS
+
+
+def test_who_has_waited_long_waits_for_messages_and_gets_one(pair: Pair, went: Counter[bool]) -> None:
+    thread, found = waiting(pair, 1)
+    until(lambda: pair.ring.at == AWAY)
+    pair.send(1, torch.tensor(5.0))
+    thread.join(20)
+    assert found == [5.0] and went == {False: 1} and pair.ring.at == WORKS
+
+
+def test_who_goes_away_while_a_value_is_given_hears_of_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The giver finds room, then its peer stops listening; the value lies there, and a message says so."""
+    give = lane.Giver.give
+
+    def late(self: lane.Giver, head: Any) -> None:
+        thread.start()
+        until(lambda: pair.ring.at == AWAY)
+        give(self, head)
+
+    found: list[float] = []
+    thread = threading.Thread(target=lambda: found.append(pair.take(1).item()), daemon=True)
+    monkeypatch.setattr(lane.Giver, "give", late)
+    pair.send(1, torch.tensor(5.0))
+    thread.join(20)
+    assert found == [5.0]
+
+
+def test_who_listens_hears_in_time_that_its_step_ends(pair: Pair) -> None:
+    _, thread, found = listening(pair)
+    pair.second.slots.abort(1, "enough")
+    thread.join(20)
+    assert len(found) == 1 and "enough" in str(found[0])
+
+
+def test_what_a_step_has_left_lies_in_nobodys_way(pair: Pair) -> None:
+    for number in range(PLACES):
+        pair.send(number, torch.tensor(float(number)))
+    pair.second.slots.finish(1)
+    pair.second.begin(2, 0)
+    pair.first.begin(2, 0)
+    pair.send(3, torch.tensor(99.0), step=2)  # as a message: the lane is full
+    assert pair.take(3, step=2).item() == 99
+    pair.send(4, torch.tensor(98.0), step=2)
+    assert pair.take(4, step=2).item() == 98 and len(pair.second.slots) == 0
+
+
+@pytest.mark.parametrize("when", ["before it is taken", "while somebody waits"])
+def test_what_lies_there_is_found_when_the_connection_has_ended(pair: Pair, went: Counter[bool], when: str) -> None:
+    if when == "before it is taken":
+        pair.send(1, torch.tensor(5.0))
+        cut(pair)
+        assert pair.take(1).item() == 5 and went == {True: 1}
+    else:
+        number, thread, found = listening(pair)
+        cut(pair)
+        pair.send(number, torch.tensor(5.0))
+        thread.join(20)
+        assert found == [5.0]
+    for number in range(2, 6):  # they meet again, and the next lane is another one
+        if number == 4:
+            until(lambda: pair.opened == 2)
+        pair.first.begin(1, 0)
+        pair.send(number, torch.tensor(float(number)))
+        assert pair.take(number).item() == number
+    assert went[True] >= 2 and len(pair.second._lanes._taking[1]) == 2
+
+
+def cut(pair: Pair) -> None:
+    """End the connections of two members; they meet again when there is something to say."""
+    for connection in ties(*pair.agents):
+        connection.cut()
+    until(lambda: pair.first._lanes._giving[2].ring.over and pair.ring._ear.closed)
+
+
+# -- pipelines
+def trained(agents: list[Agent]) -> tuple[dict[str, Tensor], list[float]]:
+    pipe = small.pipeline(optimizer=small.SGD, schedule="1f1b", microbatches=6)
+    losses = [pipe.step(*small.data(12)).loss for _ in range(3)]
+    return pipe.state_dict(), losses
+
+
+def test_training_is_the_same_whichever_way_values_go(
+    agents: list[Agent], went: Counter[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, losses = trained(agents)
+    assert went[True], "some go by lanes"
+    monkeypatch.setattr(Lanes, "give", lambda *_: False)
+    others, same = trained(agents)
+    assert losses == same and all(torch.equal(state[name], others[name]) for name in state)
+
+
+def test_what_goes_by_a_lane_is_recorded(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A send and a recv for each value that requires a gradient, with the same words for both ways."""
+
+    def recorded() -> list[Any]:
+        pipe = small.pipeline(microbatches=4, schedule="gpipe")
+        with pipe.batch(*small.data(8)) as batch:
+            batch.add(*small.data(8))
+            found = []
+            for agent in agents[1:]:
+                known = agent.machine.ask(lambda node: node.contexts.contexts[batch.context])
+                sends = sorted((sent.to, sent.label) for sent in known.sends.values())
+                recvs = sorted((came.source, came.behind == (message,)) for message, came in known.recvs.items())
+                found.append((sends, recvs))
+        return found
+
+    by_lanes = recorded()
+    assert [(len(sends), len(recvs)) for sends, recvs in by_lanes] == [(8, 0), (0, 8)], "gradients require none"
+    monkeypatch.setattr(Lanes, "give", lambda *_: False)
+    assert recorded() == by_lanes
+
+
+def test_who_watches_messages_sees_each(agents: list[Agent], went: Counter[bool]) -> None:
+    pipe = small.pipeline(microbatches=4, schedule="gpipe", optimizer=small.SGD)
+    pipe.step(*small.data(8))
+    went.clear()
+    agents[1].listen(True, messages=True)
+    told = Faults()
+    agents[2].links.use(told)
+    pipe.step(*small.data(8))
+    assert went == {False: 8}
+    agents[1].listen(False)
+    agents[2].links.remove(told)
+    pipe.step(*small.data(8))
+    assert went[True]
+
+
+def test_a_pipeline_that_is_gone_leaves_no_lane(agents: list[Agent]) -> None:
+    pipe = small.pipeline(microbatches=4, schedule="gpipe", optimizer=small.SGD)
+    for _ in range(2):
+        pipe.step(*small.data(8))
+    stores = [connection.store for agent in agents[1:] for other in agents[1:] for connection in ties(agent, other)]
+    assert sum(len(store._lanes) for store in stores) == 2, "there and back"
+    del pipe
+    gc.collect()
+
+    def none_left() -> bool:
+        for agent in agents:
+            agent._peers.tidy()
+        return not any(store._lanes for store in stores)
+
+    until(none_left)
+    assert not any(store._ours._taken for store in stores if store._ours is not None)
+
+
+def test_a_lane_for_a_pipeline_that_is_gone_goes_back(agents: list[Agent]) -> None:
+    agents[2].part(stage._Directory)
+    given, slot = Lanes(agents[1], "gone"), Slot(1, FORWARD, 1, 0, 0)
+    assert not given.give(2, slot, (torch.ones(1),))
+    agents[1].notify(2, ENDS, ("gone", 1, "nothing"), may_wait=True)  # they meet
+    assert not given.give(2, slot, (torch.ones(1),)), "nobody takes there"
+    connection = agents[1].connection(2)
+    assert connection is not None and len(connection.store._lanes) == 1
+
+    def gone() -> bool:
+        agents[2]._peers.tidy()
+        return not connection.store._lanes
+
+    until(gone)
+
+
+def test_who_shares_no_memory_sends_messages(
+    tmp_path: Path, went: Counter[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RPCBENCH_SHARED_MEMORY", "0")
+    with world(tmp_path, 3) as agents:
+        state, losses = trained(agents)
+        assert went.keys() == {False}
+        del state
+        nothing_left(agents)
+    assert len(losses) == 3
+
+
+def test_three_stages_each_have_lanes_of_their_own(tmp_path: Path, went: Counter[bool]) -> None:
+    with world(tmp_path, 4) as agents:
+        net = small.model(nn.Tanh(), nn.Linear(16, 16), nn.Tanh()).double()
+        stages = split(net, ["worker1", "worker2", "worker3"])
+        loss = nn.functional.cross_entropy
+        pipe = Pipeline(stages, "1f1b", 6, loss, small.SGD)
+        x, y = small.data(12)
+        pipe.step(x, y)  # workers meet, and open their lanes
+        net.load_state_dict(pipe.state_dict())
+        went.clear()
+        small.step_alike(pipe, net, loss(net(x), y), x, y)
+        for _ in range(2):
+            pipe.step(x, y)
+        assert went[True]
+        del pipe, stages
+        nothing_left(agents)

@@ -1,0 +1,92 @@
+"""A bell wakes who waits at it, says nothing, and is never another file."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from rpcbench.transport.bells import Bell, Ear
+from rpcbench.transport.watch import Watch
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "eventfd"), reason="this system has no bells")
+
+
+@pytest.fixture
+def pair(no_leaks: None) -> Iterator[tuple[Bell, Ear]]:
+    ear = Ear()
+    bell = Bell(os.dup(ear.descriptor))
+    yield bell, ear
+    bell.close()
+    ear.close()
+
+
+def rings(ear: Ear) -> bool:
+    return bool(select.select([ear.descriptor], [], [], 0)[0])
+
+
+def test_it_rings_until_it_is_heard(pair: tuple[Bell, Ear]) -> None:
+    bell, ear = pair
+    assert not rings(ear)
+    ear.heard()  # of nothing: nobody waits
+    for _ in range(3):
+        bell.ring()
+    assert rings(ear)
+    ear.heard()
+    assert not rings(ear), "several are heard as one"
+    bell.ring()
+    assert rings(ear)
+
+
+def test_who_rings_too_often_does_not_wait(pair: tuple[Bell, Ear]) -> None:
+    bell, ear = pair
+    os.eventfd_write(ear.descriptor, 2**64 - 2)  # as much as it holds
+    bell.ring()
+    assert rings(ear)
+
+
+def test_a_bell_that_is_closed_rings_no_other_file(pair: tuple[Bell, Ear]) -> None:
+    bell, _ = pair
+    number = bell._descriptor
+    bell.close()
+    ear = Ear()
+    assert ear.descriptor == number, "the number is used again"
+    bell.ring()
+    bell.close()
+    assert not rings(ear)
+    ear.close()
+    ear.close()
+
+
+# -- with a socket
+@pytest.fixture
+def watched(pair: tuple[Bell, Ear]) -> Iterator[tuple[Bell, Ear, socket.socket, Watch]]:
+    bell, ear = pair
+    here, there = socket.socketpair()
+    with here, there:
+        made = Watch(here)
+        made.hear(ear)
+        yield bell, ear, there, made
+        made.close()
+
+
+def test_a_bell_ends_the_wait_for_a_message(watched: tuple[Bell, Ear, socket.socket, Watch]) -> None:
+    bell, ear, there, watch = watched
+    assert watch.listen(0, ear) is False
+    bell.ring()
+    assert watch.listen(20, ear) is None and watch.listen(0, ear) is False, "it was heard"
+    there.send(b"x")
+    assert watch.listen(20, ear) is True
+    bell.ring()
+    assert watch.listen(20, ear) is True and not rings(ear), "both, and the bell was heard, too"
+
+
+def test_who_only_waits_for_messages_hears_no_bell(watched: tuple[Bell, Ear, socket.socket, Watch]) -> None:
+    bell, ear, _, watch = watched
+    bell.ring()
+    other = Ear()
+    assert not watch.readable(0) and watch.listen(0, other) is False and rings(ear)
+    other.close()
