@@ -23,6 +23,7 @@ from rpcbench.pipeline.slots import Slot, Slots
 from rpcbench.transport.bells import Ear
 from rpcbench.transport.lane import NUMBERS, ROOM, WORKS, Giver, Taker
 from rpcbench.wire.messages import Scope
+from rpcbench.words.errors import ProtocolError
 
 OPENED = "pipeline lanes"
 """The channel of notices (key, place, name): the sender gives values there, in the memory that it shares."""
@@ -46,8 +47,9 @@ def _view(views: _Views, ring: Giver | Taker, place: int, shape: tuple[int, ...]
     if found is None:
         if len(views) >= _MOST_VIEWS:
             views.clear()
-        flat = torch.frombuffer(ring.places[place], dtype=dtype, count=math.prod(shape))
-        found = views[place, shape, dtype] = flat.view(shape)
+        with torch.inference_mode(False):  # else it could not be written to outside of that
+            flat = torch.frombuffer(ring.places[place], dtype=dtype, count=math.prod(shape))
+            found = views[place, shape, dtype] = flat.view(shape)
     return found
 
 
@@ -79,8 +81,11 @@ class _Taking:
         if (found := ring.next()) is None:
             return None
         place, (step, kind, stage, microbatch, source, context, message, wanted, number, dims, *sizes) = found
-        value = _view(self.views, ring, place, tuple(sizes[:dims]), _DTYPES[number]).clone()
-        ring.done()
+        try:
+            value = _view(self.views, ring, place, tuple(sizes[:dims]), _DTYPES[number]).clone()
+        except (IndexError, ValueError, RuntimeError) as error:
+            raise ProtocolError(f"a peer has given a value that cannot be: {error}") from error
+        ring.done(value.nbytes)
         if wanted:
             value.requires_grad_()
         behind = (message,) if wanted else ()
@@ -131,7 +136,7 @@ class Lanes:
             named = _UNRECORDED if scope is None else (scope.context, scope.message)
             _view(lane.views, ring, place, shape, value.dtype).copy_(value.detach())
             head = *slot, *named, value.requires_grad, _NUMBER[value.dtype], len(shape), *shape
-            ring.give(head + (0,) * (NUMBERS - len(head)))
+            ring.give(head + (0,) * (NUMBERS - len(head)), value.nbytes)
         return True
 
     def _open(self, to: int) -> _Giving | None:
@@ -163,6 +168,8 @@ class Lanes:
                 self._bring(slots, giver, *found)
 
     def _bring(self, slots: Slots, giver: int, slot: Slot, value: Tensor, scope: Scope | None) -> None:
+        if slots.aborted(slot.step):  # nor is its context there any more
+            return
         if scope is not None and (recorder := self._agent.values.recorder) is not None:
             recorder.cut_off(scope, (value,), giver)
         self._brought.add(slot)

@@ -88,9 +88,8 @@ class Mail:
         credits_.gave(of)
 
     def offered(self, giver: int, lane: Taker) -> None:
-        """A worker has opened a lane to this one."""
+        """A worker has opened a lane to this one, and gives nothing there before this one looks."""
         self._lanes.offer(giver, lane)
-        self.slots.stir()
 
     def came(self, place: tuple[int, ...], values: Callable[[], Any]) -> None:
         self.slots.put(place, values)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rpcbench.transport.bells import Bell, Ear
+from rpcbench.wire.frames import Memory
 from rpcbench.words.errors import ProtocolError
 
 POSSIBLE = hasattr(os, "eventfd") and Path("/proc/self/fd").is_dir() and platform.machine() in ("x86_64", "AMD64")
@@ -50,17 +51,18 @@ def is_there(memory: mmap.mmap, place: int, name: int) -> bool:
 class _Ring:
     """What both sides have of it."""
 
-    def __init__(self, memory: memoryview) -> None:
-        self._memory = memory
+    def __init__(self, memory: memoryview, traffic: Memory) -> None:
+        self._memory, self._traffic = memory, traffic
         self._words = memory[:_HEADS].cast("q")
         self.places = [memory[_PAGE + at * ROOM : _PAGE + (at + 1) * ROOM] for at in range(PLACES)]
 
 
 class Giver(_Ring):
-    """`name`: a number that no other lane of this process has; `bell`: the one that the taker listens at."""
+    """`name`: a number that no other lane of this process has; `bell`: the one that the taker listens at; `traffic`
+    counts what is lent."""
 
-    def __init__(self, memory: memoryview, name: int, bell: Bell) -> None:
-        super().__init__(memory)
+    def __init__(self, memory: memoryview, name: int, bell: Bell, traffic: Memory) -> None:
+        super().__init__(memory, traffic)
         memory[:_HEADS] = bytes(_HEADS)  # a piece may have been used before
         self.name, self.over = name, False
         self.lock = threading.Lock()
@@ -74,8 +76,9 @@ class Giver(_Ring):
             return None
         return self._given % PLACES
 
-    def give(self, head: Sequence[int]) -> None:
-        """Bytes are in the place, and these numbers go with them. `tell` comes next."""
+    def give(self, head: Sequence[int], size: int) -> None:
+        """So many bytes are in the place, and these numbers go with them. `tell` comes next."""
+        self._traffic.lent += size
         _HEAD.pack_into(self._memory, _HEADS + self._given % PLACES * _HEAD.size, *head)
         self._given += 1
         self._words[_GIVEN] = self._given
@@ -100,8 +103,8 @@ class Giver(_Ring):
 class Taker(_Ring):
     """One thread's."""
 
-    def __init__(self, memory: memoryview, ear: Ear) -> None:
-        super().__init__(memory)
+    def __init__(self, memory: memoryview, ear: Ear, traffic: Memory) -> None:
+        super().__init__(memory, traffic)
         self.at, self._taken, self._ear = AWAY, 0, ear
         self._barrier = threading.Lock()
 
@@ -115,8 +118,9 @@ class Taker(_Ring):
         place = self._taken % PLACES
         return place, _HEAD.unpack_from(self._memory, _HEADS + place * _HEAD.size)
 
-    def done(self) -> None:
-        """The place is free again."""
+    def done(self, size: int) -> None:
+        """So many bytes have been taken; the place is free again."""
+        self._traffic.borrowed += size
         self._taken += 1
         self._words[_TAKEN] = self._taken
 

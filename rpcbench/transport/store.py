@@ -103,7 +103,7 @@ class Store(Memory):
         ours, bell = self._ours, self._bell
         if ours is None or bell is None or (place := ours.take(lane.SIZE)) is None:
             return None
-        made = Giver(memoryview(ours.memory)[place : place + lane.SIZE], name, bell)
+        made = Giver(memoryview(ours.memory)[place : place + lane.SIZE], name, bell, self)
         self._lanes[place] = made
         return place, made
 
@@ -113,7 +113,7 @@ class Store(Memory):
         if theirs is None or self.ear is None or not lane.is_there(theirs.memory, place, name):
             return None
         with contextlib.suppress(ValueError):  # it was told of twice
-            return Taker(theirs.lend(place, lane.SIZE), self.ear)
+            return Taker(theirs.lend(place, lane.SIZE), self.ear, self)
         return None
 
     # -- both

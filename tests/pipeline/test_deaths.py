@@ -19,9 +19,9 @@ from worlds import far_world, until
 
 from rpcbench import Cluster
 from rpcbench.agent import current
-from rpcbench.agent.parcels import Parcels
 from rpcbench.pipeline import Pipeline, PipelineError, split
 from rpcbench.pipeline.execution import Execution
+from rpcbench.pipeline.mail import Mail
 from rpcbench.words.errors import StageLostError
 
 pytestmark = pytest.mark.process
@@ -164,13 +164,13 @@ def test_a_worker_killed_in_an_operation(
 
 def dies_having_sent(turn: int, sign: str) -> None:
     """From now on, this process ends right after what it sends to a neighbour has gone out."""
-    post, turns = Parcels.post, Turns(turn, sign)
+    send, turns = Mail.send, Turns(turn, sign)
 
-    def counted(self: Parcels, *args: Any) -> None:
-        post(self, *args)
+    def counted(self: Mail, *args: Any) -> None:
+        send(self, *args)
         turns.take()
 
-    Parcels.post = counted  # type: ignore[method-assign]
+    Mail.send = counted  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(("name", "turn", "at"), [("worker1", 3, "F2 of stage 0"), ("worker2", 2, "B1 of stage 1")])

@@ -18,6 +18,7 @@ import pytest
 from rpcbench.transport import lane
 from rpcbench.transport.bells import Bell, Ear
 from rpcbench.transport.lane import AWAY, LISTENS, NUMBERS, PLACES, ROOM, SIZE, WORKS, Giver, Taker, is_there
+from rpcbench.wire.frames import Memory
 from rpcbench.words.errors import ProtocolError
 
 pytestmark = pytest.mark.skipif(not lane.POSSIBLE, reason="no lanes here")
@@ -37,8 +38,8 @@ def made() -> Iterator[Ends]:
     memory, ear = mmap.mmap(-1, SIZE), Ear()
     memory[:SIZE] = os.urandom(SIZE)  # something else was here before
     bell = Bell(os.dup(ear.descriptor))
-    giver = Giver(memoryview(memory), NAME, bell)
-    yield Ends(giver, Taker(memoryview(memory), ear), ear, memory)
+    giver = Giver(memoryview(memory), NAME, bell, Memory())
+    yield Ends(giver, Taker(memoryview(memory), ear, Memory()), ear, memory)
     bell.close()
     ear.close()
 
@@ -60,7 +61,7 @@ def lay(giver: Giver, number: int) -> bool:
         if place is None:
             return False
         giver.places[place][:8] = giver.places[place][-8:] = struct.pack("q", number)
-        giver.give(head(number))
+        giver.give(head(number), 8)
     return True
 
 
@@ -70,7 +71,7 @@ def taken(taker: Taker) -> int | None:
         return None
     place, numbers = found
     (first,), (last,) = (struct.unpack("q", taker.places[place][part]) for part in (slice(8), slice(-8, None)))
-    taker.done()
+    taker.done(8)
     assert numbers == head(first) and first == last
     return int(first)
 
@@ -86,6 +87,14 @@ def test_values_come_whole_and_in_order(ends: Ends) -> None:
     for begin in range(0, 10 * PLACES, 3):
         assert all(lay(giver, begin + more) for more in range(3))
         assert [taken(taker) for _ in range(4)] == [begin, begin + 1, begin + 2, None]
+
+
+def test_bytes_that_went_are_counted_on_both_sides(ends: Ends) -> None:
+    giver, taker, _, _ = ends
+    taker.be(WORKS)
+    for number in range(3):
+        lay(giver, number)
+    assert taken(taker) == 0 and (giver._traffic.lent, taker._traffic.borrowed) == (24, 8)
 
 
 def test_who_finds_no_room_is_told_so(ends: Ends) -> None:

@@ -193,7 +193,7 @@ def test_a_lane_goes_from_one_to_the_other_and_rings_there(sockets: tuple[socket
         taker.be(LISTENS)
         assert giver.room() == 0
         giver.places[0][:3] = b"abc"
-        giver.give(range(NUMBERS))
+        giver.give(range(NUMBERS), 3)
         giver.tell(pytest.fail)
         assert select.select([taking.ear.descriptor], [], [], PATIENCE)[0], "rings there"
         assert giving.ear is not None and not select.select([giving.ear.descriptor], [], [], 0)[0]
@@ -232,7 +232,7 @@ def test_lanes_end_with_their_connection(sockets: tuple[socket.socket, socket.so
     taker = other.lane_from(place, NAME)
     assert taker is not None
     taker.be(WORKS)
-    giver.give(range(NUMBERS))
+    giver.give(range(NUMBERS), 3)
     one.end()
     other.end()
     one.close()

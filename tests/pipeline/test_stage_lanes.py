@@ -19,14 +19,15 @@ from rpcbench.agent import asking
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, split, stage
 from rpcbench.pipeline import lanes as lanes_
+from rpcbench.pipeline.credits import Channel
 from rpcbench.pipeline.lanes import Lanes
 from rpcbench.pipeline.layout import Homes
-from rpcbench.pipeline.mail import ENDS, Mail
+from rpcbench.pipeline.mail import CREDITS, ENDS, Mail
 from rpcbench.pipeline.slots import FORWARD, Slot
 from rpcbench.testing import Faults
 from rpcbench.transport import lane
 from rpcbench.transport.lane import AWAY, LISTENS, PLACES, ROOM, WORKS
-from rpcbench.words.errors import PipelineError
+from rpcbench.words.errors import PipelineError, ProtocolError
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(not lane.POSSIBLE, reason="no lanes here")]
 HOMES = Homes({0: 1, 1: 2}, (1,), 0)
@@ -58,6 +59,7 @@ class Pair:
             agent.parcels.listen("pipe", mail)
             mail.begin(1, 0)
         agents[2].on_notice(lanes_.OPENED, self._opened)
+        agents[1].on_notice(CREDITS, lambda source, told: self.first.heard(told[1], told[2], Channel(*told[3:])))
         agents[2].on_notice(lanes_.LOOK, lambda source, key: self.second.slots.stir())
         self.opened = 0
         for number in (-2, -1):  # the first makes the connection, and the next the lane; nobody takes there yet
@@ -225,10 +227,10 @@ def test_who_goes_away_while_a_value_is_given_hears_of_it(pair: Pair, monkeypatc
     """The giver finds room, then its peer stops listening; the value lies there, and a message says so."""
     give = lane.Giver.give
 
-    def late(self: lane.Giver, head: Any) -> None:
+    def late(self: lane.Giver, *args: Any) -> None:
         thread.start()
         until(lambda: pair.ring.at == AWAY)
-        give(self, head)
+        give(self, *args)
 
     found: list[float] = []
     thread = threading.Thread(target=lambda: found.append(pair.take(1).item()), daemon=True)
@@ -254,7 +256,36 @@ def test_what_a_step_has_left_lies_in_nobodys_way(pair: Pair) -> None:
     pair.send(3, torch.tensor(99.0), step=2)  # as a message: the lane is full
     assert pair.take(3, step=2).item() == 99
     pair.send(4, torch.tensor(98.0), step=2)
-    assert pair.take(4, step=2).item() == 98 and len(pair.second.slots) == 0
+    assert pair.take(4, step=2).item() == 98 and len(pair.second.slots) == 0 and not pair.second._lanes._brought
+
+
+def test_only_messages_are_counted_as_credit(pair: Pair, went: Counter[bool]) -> None:
+    pair.first.begin(1, 8)
+    pair.second.begin(1, 8)
+    for number in range(20):
+        pair.send(number, torch.ones(1))
+        pair.take(number)
+    given, taken = pair.first._credits, pair.second._credits
+    assert given is not None and taken is not None and went == {True: 20} and not given._given and not taken._taken
+    for number in range(20, 24):
+        pair.send(number, torch.ones(1), torch.ones(1))
+        pair.second.take(Slot(1, FORWARD, 1, number, 0))
+    assert given._given == taken._taken == {Channel(FORWARD, 1, 0): 4}
+    until(lambda: given._gone == given._given)
+
+
+@pytest.mark.parametrize("wrong", [{8: 99}, {9: 1, 10: ROOM}, {9: 1, 10: -5}])
+def test_what_no_tensor_can_be_is_nonsense(pair: Pair, wrong: dict[int, int]) -> None:
+    """Numbers 8 to 10 of a head: type, how many dimensions, and the first of them."""
+    ring = pair.first._lanes._giving[2].ring
+    head = [1, FORWARD, 1, 7, 0, -1, -1, 0, 0, 0, *[0] * 6]
+    for place, number in wrong.items():
+        head[place] = number
+    with ring.lock:
+        assert ring.room() is not None
+        ring.give(head, 4)
+    with pytest.raises(ProtocolError, match="cannot be"):
+        pair.take(7)
 
 
 @pytest.mark.parametrize("when", ["before it is taken", "while somebody waits"])
@@ -321,6 +352,15 @@ def test_what_goes_by_a_lane_is_recorded(agents: list[Agent], monkeypatch: pytes
     assert [(len(sends), len(recvs)) for sends, recvs in by_lanes] == [(8, 0), (0, 8)], "gradients require none"
     monkeypatch.setattr(Lanes, "give", lambda *_: False)
     assert recorded() == by_lanes
+
+
+def test_inference_and_training_in_turns(agents: list[Agent]) -> None:
+    pipe = small.pipeline(microbatches=4, schedule="gpipe", optimizer=small.SGD)
+    x, y = small.data(8)
+    for _ in range(3):
+        with torch.inference_mode():
+            pipe.predict(x)
+        assert pipe.step(x, y).loss > 0
 
 
 def test_who_watches_messages_sees_each(agents: list[Agent], went: Counter[bool]) -> None:
