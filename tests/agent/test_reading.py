@@ -17,6 +17,7 @@ from worlds import PATIENCE, until, world
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.pool import Pool
+from rpcbench.agent.reading import Reading
 from rpcbench.rpc import remote, rpc_async, rpc_sync
 from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.wire.body import Body
@@ -193,6 +194,34 @@ class _Source:
         if self.ended.is_set():
             self.failed.append("the end was told twice")
         self.ended.set()
+
+
+class _Belled:
+    """A connection with a bell, and what who listens there hears: a bell (None), a message (True), neither (False)."""
+
+    beside = None
+
+    def __init__(self, *hears: bool | None) -> None:
+        self.watch: Any = self
+        self._hears = iter(hears)
+        self.reads = 0
+
+    def listen(self, seconds: float, ear: Any) -> bool | None:
+        return next(self._hears)
+
+    def read(self) -> list[Frame]:
+        self.reads += 1
+        return []
+
+    def cut(self) -> None:
+        raise AssertionError("it has not ended")
+
+
+def test_who_listens_looks_again_after_a_bell_and_reads_after_a_message() -> None:
+    source, looks = _Belled(None, None, True, None, False), itertools.count()
+    reading = Reading(Pool("test", 1, lambda: None), source, pytest.fail, pytest.fail)
+    assert reading._follow(lambda: next(looks) >= 0, 1.0, object()) is None  # type: ignore[arg-type]
+    assert source.reads == 1 and next(looks) == 6, "before each wait, and after the message"
 
 
 def _same(one: Any, other: Any) -> bool:

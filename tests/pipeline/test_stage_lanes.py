@@ -33,6 +33,12 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(not lane.POSSIBLE, rea
 HOMES = Homes({0: 1, 1: 2}, (1,), 0)
 
 
+@pytest.fixture(autouse=True)
+def on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RPCBENCH_TRANSPORT", "RPCBENCH_SHARED_MEMORY"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def went(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
     """How many values were given by a lane, and how many not."""
@@ -257,6 +263,17 @@ def test_what_a_step_has_left_lies_in_nobodys_way(pair: Pair) -> None:
     assert pair.take(3, step=2).item() == 99
     pair.send(4, torch.tensor(98.0), step=2)
     assert pair.take(4, step=2).item() == 98 and len(pair.second.slots) == 0 and not pair.second._lanes._brought
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_inference_mode_leaves_nothing_in_a_lane(pair: Pair, went: Counter[bool], first: bool) -> None:
+    """Of each thing that is used again, the first one made in it, or outside."""
+    for number in range(4 * PLACES):
+        with torch.inference_mode(first == (number // PLACES % 2 == 0)):
+            pair.send(number, torch.full((3,), float(number)))
+            assert pair.take(number).tolist() == [number] * 3
+    pair.send(99, torch.ones(3, requires_grad=True))
+    assert pair.take(99).requires_grad and went == {True: 4 * PLACES + 1}
 
 
 def test_only_messages_are_counted_as_credit(pair: Pair, went: Counter[bool]) -> None:
