@@ -266,7 +266,8 @@ class Reading:
     def read_while(self, waiting: Waits, quiet: float = LONG, back: bool = False, ear: Ear | None = None) -> None:
         """By a thread that waits: read, if nobody does, until that ends or nothing has come for `quiet` seconds.
 
-        `back`: when it has what it waits for, it goes on as after `keep`. `ear`: a bell may end the wait, too.
+        `back`: when it has what it waits for, it goes on as after `keep`. `ear`: of this connection; a bell that rings
+        there counts as something that has come.
         """
         with uninterrupted:  # a token that is lost would never be found
             if self._reached():
@@ -363,13 +364,12 @@ class Reading:
         assert watch is not None
         comes = partial(self._comes, watch, quiet) if ear is None else partial(watch.listen, quiet, ear)
         while waiting() and (came := comes()) is not False:
-            if came is None:  # a bell: who waits looks again
-                continue
-            got = self._source.read()
-            if isinstance(got, Ending):
-                return got
-            for frame in got:
-                self._receive(frame)
+            if came:
+                got = self._source.read()
+                if isinstance(got, Ending):
+                    return got
+                for frame in got:
+                    self._receive(frame)
             if waiting():  # what has come is something else
                 now = time.monotonic()
                 until = until or now + PATIENCE

@@ -8,7 +8,7 @@ Guarantees
 - No window stops a schedule that can run to its end. Played through with equal stages the schedule has at most half of
   it there at once; and where one order of events keeps to such bounds, all do in the end, as each worker has one list.
 - Where a step has no more micro-batches than the window nothing is counted, and nobody is told anything. Nor is what
-  lies in a lane: that has few places.
+  goes by a lane: that has places for 16 more.
 """
 
 from __future__ import annotations

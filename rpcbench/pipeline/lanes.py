@@ -2,9 +2,10 @@
 
 Guarantees
 - In an autograd context what goes this way is a recorded send and recv, as a parcel is.
-- All else goes as a parcel: large values, several at once, tensors that are not plain, values for another host, for
-  one who waits for messages, or where somebody wants to see each message.
-- What lies in a lane is found also when the connection that it came with has ended.
+- All else goes as a parcel: large values, several at once, tensors that are not plain, values for another host or with
+  a device map, for one who waits for messages, or where somebody wants to see each message.
+- What lies in a lane is found also when the connection that it came with has ended; what is of a later step stays
+  there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import queue
 import secrets
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,8 @@ from torch import Tensor
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline.slots import Slot, Slots
 from rpcbench.transport.bells import Ear
-from rpcbench.transport.lane import NUMBERS, ROOM, WORKS, Giver, Taker
+from rpcbench.transport.lane import AWAY, NUMBERS, ROOM, WORKS, Giver, Taker
+from rpcbench.transport.stream import StreamConnection
 from rpcbench.wire.messages import Scope
 from rpcbench.words.errors import ProtocolError
 
@@ -38,24 +40,36 @@ _DIMENSIONS = 6
 _UNRECORDED = -1, -1
 _MOST_VIEWS = 256
 _new = tuple.__new__  # a step less than the class itself takes
-_Views: TypeAlias = dict[tuple[int, tuple[int, ...], torch.dtype], Tensor]
 
 
-def _view(views: _Views, ring: Giver | Taker, place: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """What is in a place, or is to be. Made once for each shape: the same ones come again and again."""
-    found = views.get((place, shape, dtype))
-    if found is None:
-        if len(views) >= _MOST_VIEWS:
-            views.clear()
+class _Views:
+    """Tensors that stand in the places of a ring. Each is made once: the same shapes come again and again."""
+
+    def __init__(self, ring: Giver | Taker) -> None:
+        self._ring = ring
+        self._made: dict[tuple[int, int, tuple[int, ...]], Tensor] = {}
+
+    def at(self, place: int, dtype: int, shape: tuple[int, ...]) -> Tensor:
+        """What is in a place, or is to be. ProtocolError for what does not fit there."""
+        found = self._made.get((place, dtype, shape))
+        return self._make(place, dtype, shape) if found is None else found
+
+    def _make(self, place: int, dtype: int, shape: tuple[int, ...]) -> Tensor:
+        count = math.prod(shape)
+        if not 0 <= dtype < len(_DTYPES) or min(shape, default=1) < 1 or count * _DTYPES[dtype].itemsize > ROOM:
+            raise ProtocolError(f"a peer has given a value that cannot be: number {dtype} of {shape}")
+        if len(self._made) >= _MOST_VIEWS:
+            self._made.clear()
         with torch.inference_mode(False):  # else it could not be written to outside of that
-            flat = torch.frombuffer(ring.places[place], dtype=dtype, count=math.prod(shape))
-            found = views[place, shape, dtype] = flat.view(shape)
-    return found
+            flat = torch.frombuffer(self._ring.places[place], dtype=_DTYPES[dtype], count=count)
+            made = self._made[place, dtype, shape] = flat.view(shape)
+        return made
 
 
 def _fits(value: Any) -> bool:
     return (
         type(value) is Tensor
+        and value.layout is torch.strided
         and value.is_cpu
         and value.dtype in _NUMBER
         and value.is_contiguous()
@@ -65,26 +79,25 @@ def _fits(value: Any) -> bool:
 
 
 class _Giving:
-    def __init__(self, ring: Giver) -> None:
-        self.ring = ring
-        self.views: _Views = {}
+    def __init__(self, ring: Giver, connection: StreamConnection) -> None:
+        self.ring, self.connection = ring, connection
+        self.views = _Views(ring)
 
 
 class _Taking:
     def __init__(self, ring: Taker) -> None:
         self.ring = ring
-        self.views: _Views = {}
+        self.views = _Views(ring)
 
-    def next(self) -> tuple[Slot, Tensor, Scope | None] | None:
-        """What lies there next, for its slot, with what is to be recorded of it."""
+    def next(self, last: int) -> tuple[Slot, Tensor, Scope | None] | None:
+        """What lies there next, for its slot, with what is to be recorded of it; nothing of steps after `last`."""
         ring = self.ring
         if (found := ring.next()) is None:
             return None
         place, (step, kind, stage, microbatch, source, context, message, wanted, number, dims, *sizes) = found
-        try:
-            value = _view(self.views, ring, place, tuple(sizes[:dims]), _DTYPES[number]).clone()
-        except (IndexError, ValueError, RuntimeError) as error:
-            raise ProtocolError(f"a peer has given a value that cannot be: {error}") from error
+        if step > last:
+            return None
+        value = self.views.at(place, number, tuple(sizes[: max(0, dims)])).clone()
         ring.done(value.nbytes)
         if wanted:
             value.requires_grad_()
@@ -101,22 +114,24 @@ class Lanes:
         self._giving: dict[int, _Giving] = {}
         self._refused: set[int] = set()  # who can have no lane in this step
         self._offers: queue.SimpleQueue[tuple[int, Taker]] = queue.SimpleQueue()
-        self._taking: dict[int, list[_Taking]] = {}  # by who gives; the latest last
+        self._taking: dict[int, list[_Taking]] = {}  # by who gives; the latest last, and those before it not empty yet
         self._brought: set[Slot] = set()  # of this step, and not taken yet
 
     def begin(self) -> None:
         """A step begins."""
         self._refused.clear()
         self._brought.clear()
+        for giver in self._taking:
+            self.be(giver, WORKS)
 
     # -- giving
     def give(self, to: int, slot: Slot, values: tuple[Any, ...]) -> bool:
         """Whether the values lie where their taker finds them."""
         if len(values) != 1 or self._watched() or not _fits(value := values[0]):
             return False
-        lane = self._giving.get(to)
-        if lane is None or lane.ring.over:
-            lane = self._open(to)
+        lane, connection = self._giving.get(to), self._agent.connection(to)
+        if lane is None or lane.connection is not connection or lane.ring.over:
+            lane = self._open(to, connection)
         if lane is None or not self._lay(lane, to, slot, value):
             return False
         lane.ring.tell(partial(self._agent.notify, to, LOOK, self._key))
@@ -134,22 +149,23 @@ class Lanes:
                 return False
             scope = None if recorder is None else recorder.cut((value,), to, str(slot))
             named = _UNRECORDED if scope is None else (scope.context, scope.message)
-            _view(lane.views, ring, place, shape, value.dtype).copy_(value.detach())
-            head = *slot, *named, value.requires_grad, _NUMBER[value.dtype], len(shape), *shape
+            number = _NUMBER[value.dtype]
+            lane.views.at(place, number, shape).copy_(value.detach())
+            head = *slot, *named, value.requires_grad, number, len(shape), *shape
             ring.give(head + (0,) * (NUMBERS - len(head)), value.nbytes)
         return True
 
-    def _open(self, to: int) -> _Giving | None:
+    def _open(self, to: int, connection: StreamConnection | None) -> _Giving | None:
         """A lane to a worker, which hears of it; None where they have none in common."""
-        connection = None if to in self._refused else self._agent.connection(to)
-        if connection is None:
+        if connection is None or to in self._refused:
             return None
-        made = connection.store.open_lane(name := secrets.randbits(62))
+        mapped = bool(self._agent.values.routes.to(to, False).targets)
+        made = None if mapped else connection.store.open_lane(name := secrets.randbits(62))
         if made is None:
             self._refused.add(to)
             return None
         place, ring = made
-        lane = self._giving[to] = _Giving(ring)
+        lane = self._giving[to] = _Giving(ring, connection)
         self._agent.notify(to, OPENED, (self._key, place, name))
         return lane
 
@@ -163,9 +179,14 @@ class Lanes:
         while not self._offers.empty():
             source, ring = self._offers.get()
             self._taking.setdefault(source, []).append(_Taking(ring))
-        for lane in self._taking.get(giver, ()):
-            while not slots.has(slot) and (found := lane.next()) is not None:
+        lanes = self._taking.get(giver, ())
+        while lanes and not slots.has(slot):
+            if (found := lanes[0].next(slot.step)) is not None:
                 self._bring(slots, giver, *found)
+            elif len(lanes) > 1 and lanes[0].ring.next() is None:
+                del lanes[0]  # nothing is given there since the next one was opened
+            else:
+                break
 
     def _bring(self, slots: Slots, giver: int, slot: Slot, value: Tensor, scope: Scope | None) -> None:
         if slots.aborted(slot.step):  # nor is its context there any more
@@ -183,14 +204,7 @@ class Lanes:
         return False
 
     def be(self, giver: int, at: int) -> Ear | None:
-        """What this worker is at, for one who gives. The ear to listen at, if it is that and there is one."""
-        ear = None
-        for lane in self._taking.get(giver, ()):
-            ear = lane.ring.be(at)
-        return ear
-
-    def works(self, giver: int) -> None:
-        """What was waited for is here."""
-        for lane in self._taking.get(giver, ()):
-            if lane.ring.at != WORKS:
-                lane.ring.be(WORKS)
+        """What this worker is at, for one who gives; always away where messages are watched here. The ear to listen at,
+        if it does and there is one."""
+        lanes = self._taking.get(giver)
+        return lanes[-1].ring.be(AWAY if self._watched() else at) if lanes else None

@@ -4,7 +4,7 @@ Guarantees
 - A value goes straight to the worker that needs it, by a lane or as a parcel; on that worker itself it stays where it
   is.
 - Where one does not arrive, its step ends on both sides. That a step ends is told again until it is heard.
-- A stage is not further ahead of those that take of it than `credits` allows.
+- A stage is not further ahead of those that take of it than `credits` allows, and a lane has places.
 - Nothing here holds the stages, so a pipeline is gone as soon as its driver lets go of it.
 """
 
@@ -20,7 +20,8 @@ from rpcbench.pipeline.exchange import cut_off
 from rpcbench.pipeline.lanes import Lanes
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.slots import Slot, Slots
-from rpcbench.transport.lane import AWAY, LISTENS, Taker
+from rpcbench.transport.lane import AWAY, LISTENS, WORKS, Taker
+from rpcbench.words.errors import ProtocolError
 from rpcbench.words.futures import Waits
 
 ENDS = "pipeline ends"
@@ -48,7 +49,7 @@ class Mail:
         values, giver = self.slots.take(slot), self._homes.stages[slot.source]
         if giver == self._agent.id:
             return values
-        self._lanes.works(giver)
+        self._lanes.be(giver, WORKS)
         if not self._lanes.brought(slot):
             self._agent.asking.keep(giver)
             if self._credits is not None:
@@ -117,6 +118,14 @@ def _help_along(agent: Agent, homes: Homes, lanes: Lanes, reached: Waits, slot: 
         return
     counted = slot.kind in COUNTED
     ear = lanes.be(giver, LISTENS) if counted else None
-    agent.asking.read_while(lambda: not reached(), giver, free=True, ear=ear)
+    agent.asking.read_while(partial(_waits, reached), giver, free=True, ear=ear)
     if counted and not reached():
         lanes.be(giver, AWAY)  # who waits elsewhere is woken by messages only
+
+
+def _waits(reached: Waits) -> bool:
+    """Whether a thread that reads for this is to go on; what is wrong in a lane is no fault of the connection."""
+    try:
+        return not reached()
+    except ProtocolError:  # raised again by who asks next
+        return False

@@ -110,17 +110,22 @@ class Loans:
     def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory
         self._loans: dict[int, Loan] = {}
+        self._lock = threading.Lock()
+        self._ended = False
         self._over: queue.SimpleQueue[Loan] = queue.SimpleQueue()
         self.none_over: Callable[[], bool] = self._over.empty  # whether `over` would tell of none
 
     def lend(self, start: int, size: int) -> memoryview:
-        """The bytes from `start` on. ValueError for what is no part of the mapping, or in use already."""
+        """The bytes from `start` on. ValueError for what is no part of the mapping, or in use, and at the end."""
         if not 0 <= start <= start + size <= len(self.memory) or start in self._loans:
             raise ValueError(f"{size} bytes at {start} are not there, or in use")
         piece: Bytes = np.ndarray(size, np.uint8, self.memory, start)  # not a memoryview: a view of it outlives it
         loan = Loan(piece, self._over.put)
         loan.start, loan.stop = start, start + _pages(size)
-        self._loans[start] = loan
+        with self._lock:
+            if self._ended:
+                raise ValueError("the connection has ended")
+            self._loans[start] = loan
         return piece.data
 
     def over(self) -> list[int]:
@@ -136,8 +141,10 @@ class Loans:
         return starts
 
     def forget_rest(self) -> None:
-        """Give the system what lies between the pieces that are in use. Nobody is to lend more."""
-        used = sorted((loan.start, loan.stop) for loan in list(self._loans.values()))
+        """Give the system what lies between the pieces that are in use. None is lent any more."""
+        with self._lock:
+            self._ended = True
+            used = sorted((loan.start, loan.stop) for loan in list(self._loans.values()))
         ends = [0, *(stop for _, stop in used)]
         for start, stop in zip(ends, [*(start for start, _ in used), len(self.memory)], strict=True):
             if start < stop:

@@ -27,6 +27,10 @@ class Bell:
                 with contextlib.suppress(BlockingIOError):  # rung 2**64 times, and will be heard
                     os.eventfd_write(self._descriptor, 1)
 
+    def forked(self) -> None:
+        """In a forked child: a thread that was about to ring is not here."""
+        self._lock = threading.Lock()
+
     def close(self) -> None:
         with self._lock:
             descriptor, self._descriptor = self._descriptor, -1

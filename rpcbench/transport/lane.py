@@ -9,8 +9,8 @@ or has not come yet). So nobody calls the system for a value that is not waited 
 Guarantees
 - A value is seen whole or not at all, and in order. Nobody waits for room: who finds none sends a message.
 - No value is missed: who changes its word looks afterwards, and who gives reads the word after the value is there.
-  Both need memory that all cores see in one order, but for a store that a later load overtakes; and a barrier between
-  those two. x86 has the one, and each lock taken or given back there is the other; elsewhere there are no lanes.
+  For that all cores must see the stores of one in its order, as they do on x86, and nowhere else are there lanes. Only
+  a load may overtake a store before it: between these two, on both sides, a lock is given back, which is a barrier.
 - What the other side has written is checked: nonsense is a ProtocolError.
 - Nothing is written to a ring that is `over`: its memory may be used for something else.
 """

@@ -104,7 +104,7 @@ def _taken(sock: socket.socket, deadline: float, undo: contextlib.ExitStack) -> 
         if not descriptors:
             raise ProtocolError("the peer announced shared memory, and sent none")
         memory = _mapped(descriptors[0], _size(descriptors[0]))
-        if len(descriptors) == 1 or memory is None:
+        if len(descriptors) == 1 or memory is None or not POSSIBLE:
             return memory, None
         _check_bell(descriptors[1])
         bell = Bell(descriptors.pop())

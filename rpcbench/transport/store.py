@@ -67,8 +67,8 @@ class Store(Memory):
         """The peer needs a buffer no more, or a lane."""
         if self._ours is None:
             return super().returned(place)
-        if (lane := self._lanes.pop(place, None)) is not None:
-            lane.end()
+        if (given := self._lanes.pop(place, None)) is not None:
+            given.end()
         try:
             self._ours.give_back(place)
         except KeyError:
@@ -105,6 +105,8 @@ class Store(Memory):
             return None
         made = Giver(memoryview(ours.memory)[place : place + lane.SIZE], name, bell, self)
         self._lanes[place] = made
+        if self._ours is None:  # by now
+            made.end()
         return place, made
 
     def lane_from(self, place: int, name: int) -> Taker | None:
@@ -125,11 +127,16 @@ class Store(Memory):
 
     def end(self) -> None:
         """The connection has ended: only buffers that are in use here keep their memory."""
+        theirs, self._ours, self._theirs = self._theirs, None, None
         for given in list(self._lanes.values()):
             given.end()
-        if self._theirs is not None:
-            self._theirs.forget_rest()
-        self._ours = self._theirs = None
+        if theirs is not None:
+            theirs.forget_rest()
+
+    def forked(self) -> None:
+        """In a forked child: nobody else is here to have taken a lock."""
+        if self._bell is not None:
+            self._bell.forked()
 
     def close(self) -> None:
         """Give descriptors back, once nobody reads here."""

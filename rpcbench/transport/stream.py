@@ -350,6 +350,7 @@ class StreamConnection:
 
     def forked(self) -> None:
         """In a forked child: the parent's connection is not ours; do not keep it open."""
+        self._store.forked()
         self._stream.release()
 
 

@@ -46,10 +46,10 @@ class Watch:
         return found
 
     def listen(self, seconds: float, ear: Ear) -> bool | None:
-        """As `readable`, but that a bell ends the wait, too: None where that is all. `ear`: of this peer; one of a
-        connection before hears nothing."""
+        """As `readable`, but that a bell ends the wait, too: None where that is all. `ear`: of this connection; where
+        it is of another one there is no wait."""
         if ear is not self._ear:
-            return self.readable(seconds)
+            return False
         found = self._both.poll(seconds * 1000)
         if found and (ear.descriptor, select.POLLIN) in found:
             ear.heard()

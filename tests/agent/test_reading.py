@@ -221,7 +221,7 @@ def test_who_listens_looks_again_after_a_bell_and_reads_after_a_message() -> Non
     source, looks = _Belled(None, None, True, None, False), itertools.count()
     reading = Reading(Pool("test", 1, lambda: None), source, pytest.fail, pytest.fail)
     assert reading._follow(lambda: next(looks) >= 0, 1.0, object()) is None  # type: ignore[arg-type]
-    assert source.reads == 1 and next(looks) == 6, "before each wait, and after the message"
+    assert source.reads == 1 and next(looks) == 9, "before each wait, and after what ended it"
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -115,6 +115,15 @@ def test_what_is_no_part_of_the_memory_cannot_be_lent(place: int) -> None:
         Loans(anonymous()).lend(place, 2)
 
 
+def test_nothing_is_lent_once_the_rest_has_gone_back() -> None:
+    loans = Loans(mmap.mmap(-1, 4 * mmap.PAGESIZE))
+    kept = loans.lend(0, 8)
+    loans.forget_rest()
+    with pytest.raises(ValueError, match="has ended"):
+        loans.lend(mmap.PAGESIZE, 8)
+    assert len(kept) == 8
+
+
 def test_buffers_are_used_again() -> None:
     reused = Reused()
     first = reused.room(SMALL)
