@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -63,7 +65,7 @@ def run(json_file: Path | None = None, epochs: int | None = None) -> Figures:
     """Train, print what happened, and return the figures (written to `json_file` too)."""
     console = Console()
     console.print("Starting two workers …")
-    with Cluster(2) as cluster:
+    with Cluster(2) as cluster, _one_thread():
         figures, last = train(cluster, epochs or EPOCHS)
     console.print(f"\n[bold]Test accuracy {figures.accuracy:.1%}[/bold] after {figures.seconds:.1f} s of training.\n")
     console.print("One step, 8 micro-batches on two workers:\n")
@@ -72,6 +74,17 @@ def run(json_file: Path | None = None, epochs: int | None = None) -> Figures:
     if json_file is not None:
         json_file.write_text(json.dumps(asdict(figures), indent=2) + "\n")
     return figures
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Threads of torch's own in this process, which drives, would look for work on cores that the workers need."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def train(cluster: Cluster, epochs: int) -> tuple[Figures, StepResult]:
