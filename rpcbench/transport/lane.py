@@ -64,7 +64,7 @@ class Giver(_Ring):
     def __init__(self, memory: memoryview, name: int, bell: Bell, traffic: Memory) -> None:
         super().__init__(memory, traffic)
         memory[:_HEADS] = bytes(_HEADS)  # a piece may have been used before
-        self.name, self.over = name, False
+        self.over = False
         self.lock = threading.Lock()
         """Held from `room` to `give`."""
         self._words[_NAME], self._given, self._bell = name, 0, bell

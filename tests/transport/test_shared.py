@@ -21,7 +21,7 @@ from worlds import PATIENCE
 
 from rpcbench.transport import shared
 from rpcbench.transport.arena import SIZE
-from rpcbench.transport.lane import LISTENS, NUMBERS, POSSIBLE, WORKS, Giver
+from rpcbench.transport.lane import LISTENS, NUMBERS, POSSIBLE, WORKS, Giver, Taker
 from rpcbench.transport.store import SHARED, Store
 from rpcbench.words.errors import ProtocolError
 
@@ -184,6 +184,15 @@ def opened(store: Store) -> tuple[int, Giver]:
     return found
 
 
+def at_work(one: Store, other: Store) -> tuple[int, Giver, Taker]:
+    """A lane whose taker works."""
+    place, giver = opened(one)
+    taker = other.lane_from(place, NAME)
+    assert taker is not None
+    taker.be(WORKS)
+    return place, giver, taker
+
+
 @lanes
 def test_a_lane_goes_from_one_to_the_other_and_rings_there(sockets: tuple[socket.socket, socket.socket]) -> None:
     for giving, taking in (pair := stores(sockets)), pair[::-1]:
@@ -214,10 +223,7 @@ def test_a_lane_of_another_connection_is_not_found(sockets: tuple[socket.socket,
 @lanes
 def test_a_lane_is_over_before_its_memory_is_used_again(sockets: tuple[socket.socket, socket.socket]) -> None:
     one, other = stores(sockets)
-    place, giver = opened(one)
-    taker = other.lane_from(place, NAME)
-    assert taker is not None
-    taker.be(WORKS)
+    place, giver, taker = at_work(one, other)
     del taker
     gc.collect()
     assert other.owed() == [place] and not giver.over
@@ -228,10 +234,7 @@ def test_a_lane_is_over_before_its_memory_is_used_again(sockets: tuple[socket.so
 @lanes
 def test_lanes_end_with_their_connection(sockets: tuple[socket.socket, socket.socket]) -> None:
     one, other = stores(sockets)
-    place, giver = opened(one)
-    taker = other.lane_from(place, NAME)
-    assert taker is not None
-    taker.be(WORKS)
+    _, giver, taker = at_work(one, other)
     giver.give(range(NUMBERS), 3)
     one.end()
     other.end()
