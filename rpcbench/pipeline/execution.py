@@ -142,7 +142,7 @@ class Execution:
             return [] if last else self._exchange.given(op, self._worker.values(op.stage, made))
         given = self._once(op, values) if (op.stage, op.microbatch) in self._later else self._compute(op, values)
         if last:
-            self._losses[op.microbatch] = given[0].item()
+            self._losses[op.microbatch] = given[0].item() * self._weights[op.microbatch]
         self._keep(op, values, given)
         return self._exchange.given(op, given)
 
@@ -168,8 +168,7 @@ class Execution:
             if op.stage < worker.last_stage:
                 return worker.values(op.stage, made)
             assert worker.loss_fn is not None
-            loss = worker.loss_fn(worker.computing.judged(made), self._targets(op))
-            return (loss * self._weights[op.microbatch],)
+            return (worker.loss_fn(worker.computing.judged(made), self._targets(op)),)
         finally:
             go_on(before)
 
@@ -206,10 +205,12 @@ class Execution:
         """Those of what the stage gave; none at the last stage."""
         return self._exchange.gradients(op, len(self._kept[op.stage, op.microbatch][1]))
 
-    def _roots(self, op: Op, given: _Values, gradients: Gradients) -> tuple[list[Tensor], list[Tensor] | None]:
-        """Where the stage's backward begins: what it gave, as far as gradients came for it, or the loss."""
+    def _roots(self, op: Op, given: _Values, gradients: Gradients) -> tuple[list[Tensor], list[Tensor]]:
+        """Where the stage's backward begins: what it gave, as far as gradients came for it, or the loss, by its weight
+        in the batch; to multiply that itself would be two more operations of torch."""
         if op.stage == self._worker.last_stage:
-            return [loss for loss in given if requires_grad(loss)], None
+            losses = [loss for loss in given if requires_grad(loss)]
+            return losses, [torch.full_like(loss, self._weights[op.microbatch]) for loss in losses]
         roots, came = [], []
         for value, gradient in zip(given, gradients, strict=True):
             if gradient is not None and requires_grad(value):
@@ -269,14 +270,13 @@ class Execution:
             self._sums.add(stage, gradients)
 
 
-def _grad(roots: Sequence[Tensor], inputs: Sequence[Tensor], gradients: Sequence[Tensor] | None) -> Gradients:
+def _grad(roots: Sequence[Tensor], inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Gradients:
     """`torch.autograd.grad`, without its checks: what comes back for a value was made from one of its shape.
 
     They cost more than a small backward. Tensors of other classes, and what has no usual gradient, get them.
     """
     if not _PLAIN.issuperset(map(type, (*roots, *inputs))) or not all(map(Tensor.is_floating_point, roots)):
         return torch.autograd.grad(roots, inputs, gradients, allow_unused=True)
-    begin_ = tuple(map(torch.ones_like, roots) if gradients is None else gradients)
     return _engine_run_backward(
-        tuple(roots), begin_, False, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False
+        tuple(roots), tuple(gradients), False, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False
     )
