@@ -20,7 +20,6 @@ from rpcbench.words.errors import PipelineError
 
 _BROKEN = "an add has failed, so these gradients are not whole"
 _APPLIED = "these gradients have been applied"
-_NO_OPTIMIZER = "this pipeline has no optimizer; give Pipeline one, as (torch.optim.SGD, {'lr': 0.1})"
 
 
 class Batch:
@@ -70,6 +69,24 @@ class Batch:
         self.results.append(result)
         return result
 
+    def step(self, x: Any, y: Any) -> StepResult:
+        """As `add` and then `apply`, of one batch alone: the workers agree by themselves that all have all gradients.
+
+        Ctrl-C before that changes nothing; after it, it waits until all have stepped.
+        """
+        self._check_open()
+        if self.results:
+            raise PipelineError("something was added already: apply that, or begin another batch")
+        self._closed = _BROKEN
+        with self._recorder.inside(self.context):
+            result, stepped = self._runs.step(x, y, self._keeps)
+        self._closed, self._told, self.applied = _APPLIED, stepped.over, True
+        self._whole = self.samples = result.samples
+        self.results.append(result)
+        if stepped.interrupted is not None:
+            raise stepped.interrupted
+        return result
+
     def gradients(self) -> dict[str, torch.Tensor]:
         """Gradients of all parameters that have one, under the names of the un-split model."""
         self._settle()
@@ -111,8 +128,7 @@ class Batch:
     def _apply(self, last: bool) -> None:
         self._check_open()
         self._check_added()
-        if not self._runs.crew.optimizers:
-            raise PipelineError(_NO_OPTIMIZER)
+        self._runs.crew.check_optimizer()
         self._settle()
         self._closed = _APPLIED
         with uninterrupted:  # all stages or none; if one hangs, a second Ctrl-C ends it all the same

@@ -9,10 +9,11 @@ Guarantees
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -40,8 +41,18 @@ from rpcbench.words.futures import Future, collect_all, settle_all, wait_all
 OptimizerSpec = tuple[type[torch.optim.Optimizer], dict[str, Any]]
 _NUMBERS = itertools.count()
 T = TypeVar("T")
+_Running = dict[int, Future[tuple[Any, ...]]]
 _LAST_WORDS = 0.5
 """Seconds that optimizers are waited for, after one of them has failed."""
+
+
+class Stepped(NamedTuple):
+    """A step that all optimizers have done. `over`: workers that have let go of its context by themselves.
+    `interrupted`: Ctrl-C has come too late to end it, and is yet to be raised."""
+
+    reports: list[Report]
+    over: list[int]
+    interrupted: BaseException | None
 
 
 class Crew:
@@ -109,6 +120,11 @@ class Crew:
         """`function(key, *args)` on a worker, which finds its part of this pipeline by the key."""
         return self._agent.call(id_, function, (self._key, *args), timeout=0)
 
+    def check_optimizer(self) -> None:
+        """PipelineError where there is none."""
+        if not self.optimizers:
+            raise PipelineError("this pipeline has no optimizer; give Pipeline one, as (torch.optim.SGD, {'lr': 0.1})")
+
     def check_may_update(self) -> None:
         """PipelineError where no schedule may step the optimizers within a step."""
         faults = {
@@ -124,32 +140,116 @@ class Crew:
         """Of the model's inputs those that this worker's stages take."""
         return tuple([given[number] for number in self._taken[id_]])
 
-    # -- the first phase
-    def run(self, step: int, tasks: dict[int, Task]) -> list[Report]:
+    # -- a step
+    def run(self, tasks: dict[int, Task]) -> list[Report]:
         """One step: worker id → what it does. The error of a worker's operation as it was; StageLostError."""
-        self.check()
-        self._tasks = tasks
-        running: dict[int, Future[tuple[Any, ...]]] = {}
+        running = self._begin(tasks)
         try:
-            for id_, task in tasks.items():
-                running[id_] = self._ask(id_, requests.run, *task.told)
-            told = wait_all(running.values())  # the first failure at once, whichever worker it comes from
-            return [Report.heard(each) for each in told]
+            return self._reports(running)
         except BaseException as error:
-            waits = [id_ for id_ in tasks if id_ not in running or not _succeeded(running[id_])]
-            for id_ in waits:  # for each other, perhaps; nobody waits for them, so the error is told at once
-                end(self._agent, id_, self._key, step, f"{type(error).__name__}: {error}")
-            changed = any(op.kind is Kind.UPDATE for task in tasks.values() for op in task.ops)
-            if changed:
-                self.standing.unknown()
-            self._tell_of_the_lost(error, f"in step {step}", changed)
+            for id_ in [id_ for id_ in tasks if not (id_ in running and _succeeded(running[id_]))]:
+                self._end(id_, error)  # who waits for another one, perhaps; nobody waits for it
+            self._not_run(error)
             raise
 
-    # -- the second phase
-    def apply(self, context: int, keep: bool = False, last: bool = False) -> list[int]:
+    def step(self, tasks: dict[int, Task]) -> Stepped:
+        """As `run`, and when all have gradients a step of every stage's optimizer. Errors as of `run` or `apply`."""
+        self.check_optimizer()
+        interrupted, running = None, self._begin(tasks)
+        try:
+            reports = self._reports(running)
+        except BaseException as error:
+            with uninterrupted:
+                done = self._done_all_the_same(error, running)
+            if done is None:
+                raise
+            reports, interrupted = done, error
+        number = self.standing.begin()
+        self._applied(number)
+        return Stepped(reports, [id_ for id_, report in zip(tasks, reports, strict=True) if report.over], interrupted)
+
+    def _begin(self, tasks: dict[int, Task]) -> _Running:
+        self.check()
+        self._tasks = tasks
+        return {}
+
+    def _reports(self, running: _Running) -> list[Report]:
+        """Begin what all do, and wait until it is done; the first failure at once, whichever worker it comes from."""
+        for id_, task in self._tasks.items():
+            running[id_] = self._ask(id_, requests.run, *task.told)
+        return [Report.heard(told) for told in wait_all(running.values())]
+
+    def _end(self, id_: int, error: BaseException) -> None:
+        end(self._agent, id_, self._key, self._step, _words(error))
+
+    @property
+    def _step(self) -> int:
+        return next(iter(self._tasks.values())).step
+
+    # -- a step that fails
+    def _done_all_the_same(self, error: BaseException, running: _Running) -> list[Report] | None:
+        """Of a step that goes on in spite of Ctrl-C, as all had agreed on it; else None, once it is known who did."""
+        going = self._going(error)
+        if not going:
+            self._not_run(error)
+            return None
+        number = self.standing.begin()
+        self._applying = (number, {id_: running[id_] for id_ in going if id_ in running})
+        interrupted = isinstance(error, KeyboardInterrupt)
+        self._settle(None if interrupted else _LAST_WORDS)
+        if not interrupted:
+            self._not_applied(error, number)
+            return None
+        try:
+            return [Report.heard(future.value()) for future in running.values()]
+        except Exception as failed:
+            self._not_applied(failed, number)
+            raise
+
+    def _going(self, error: BaseException) -> list[int]:
+        """Who applies this step although there is an error, or may do so; nobody else goes on with it. See `accord`."""
+        first, *others = self.workers
+        stopped = self._stop([first], error)[first]
+        if stopped:
+            for id_ in others:
+                self._end(id_, error)
+            return []
+        if stopped is False:
+            return list(self.workers)
+        rest = self._stop(others, error)
+        may = self._watch.has_ended(first, self._step)
+        return [id_ for id_ in self.workers if (may if id_ == first else not rest[id_])]
+
+    def _stop(self, ids: Sequence[int], error: BaseException) -> dict[int, bool | None]:
+        """Whether the step does not go on there; None where that is not known."""
+        asked: dict[int, Future[bool]] = {}
+        for id_ in ids:
+            with contextlib.suppress(WorkerLostError):  # which is among what is not known
+                asked[id_] = self._ask(id_, requests.stop, self._step, _words(error))
+        _answered(asked.values(), _LAST_WORDS)
+        return {id_: asked[id_].value() if id_ in asked and _succeeded(asked[id_]) else None for id_ in ids}
+
+    def _not_run(self, error: BaseException) -> None:
+        """An error has come before all had their gradients. Raises StageLostError where it comes of a death."""
+        changed = any(op.kind is Kind.UPDATE for task in self._tasks.values() for op in task.ops)
+        if changed:
+            self.standing.unknown()
+        self._tell_of_the_lost(error, f"in step {self._step}", changed)
+
+    def _not_applied(self, error: BaseException, number: int) -> None:
+        """An error has come while optimizers stepped. Raises StageLostError where it comes of a death."""
+        self._tell_of_the_lost(error, f"while optimizer step {number} was applied", changed=True)
+        error.add_note(self._apart() if self.standing.number is None else self.standing.words(self.homes))
+
+    def _applied(self, number: int) -> None:
+        self._applying = (0, {})
+        self.standing.reached(number)
+        self.on_applied(self, number)
+
+    def apply(self, context: int, keeps: bool = False, last: bool = False) -> list[int]:
         """One step of every stage's optimizer, with the gradients in this context.
 
-        `keep`: the workers keep these in place of those kept before. `last`: they need the context no more; returned
+        `keeps`: the workers keep these in place of those kept before. `last`: they need the context no more; returned
         are those that have let go of it by themselves.
         Where one fails, its error as it was, or StageLostError; either says what the stages hold.
         """
@@ -161,27 +261,22 @@ class Crew:
         try:
             with uninterrupted:  # whenever Ctrl-C comes, it is known who has been told
                 for id_ in self.workers:
-                    what = Apply(self._tasks[id_].step, context, keep, last, self._agent.id)
+                    what = Apply(self._tasks[id_].step, context, keeps, last)
                     applying[id_] = self._ask(id_, requests.apply, *what)
             free = wait_all(applying.values())
         except BaseException as error:
             self._settle(_LAST_WORDS)
-            self._tell_of_the_lost(error, f"while optimizer step {number} was applied", changed=True)
-            error.add_note(self._apart() if self.standing.number is None else self.standing.words(self.homes))
+            self._not_applied(error, number)
             raise
-        self._applying = (0, {})
-        self.standing.reached(number)
-        self.on_applied(self, number)
+        self._applied(number)
         return [id_ for id_, over in zip(applying, free, strict=True) if over]
 
     def _settle(self, seconds: float | None) -> None:
         """Take in who has applied, of those that were told to, once all have answered, or after so many seconds."""
-        changes, (number, applying) = Changes(), self._applying
+        number, applying = self._applying
         if not applying:
             return
-        for future in applying.values():
-            future.add_done_callback(lambda _: changes.tell())
-        answered = changes.wait_for(lambda: all(future.done() for future in applying.values()), seconds)
+        answered = _answered(applying.values(), seconds)
         for stage, id_ in self.homes.items():
             if id_ not in applying or _succeeded(applying[id_]):
                 self.standing.reached(number - (id_ not in applying), [stage])
@@ -287,6 +382,18 @@ class Crew:
         except WorkerLostError as error:
             self._tell_of_the_lost(error, "between two steps", changed=True)
             raise
+
+
+def _answered(futures: Iterable[Future[Any]], seconds: float | None) -> bool:
+    """Wait until all have answered, or so many seconds; whether they have."""
+    changes = Changes()
+    for future in futures:
+        future.add_done_callback(lambda _: changes.tell())
+    return changes.wait_for(lambda: all(future.done() for future in futures), seconds)
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _succeeded(future: Future[Any]) -> bool:

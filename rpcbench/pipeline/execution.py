@@ -66,10 +66,13 @@ class Execution:
         self._outputs: dict[int, Any] = {}
 
     def run(self) -> Report:
-        """Returns when all operations of this worker are done."""
+        """Returns when all operations of this worker are done, and those of all, if the step is to be applied."""
         self._worker.mail.begin(self._step, self._task.window)
         try:
-            return self._logged()
+            report = self._logged()
+            if self._task.applies:
+                self._worker.accord.reach(self._step)
+            return report
         finally:
             self._worker.slots.finish(self._step)
 

@@ -45,7 +45,7 @@ class History:
 class Trained(Protocol):
     """What a loop needs of a pipeline."""
 
-    def batch(self, x: Any, y: Any) -> AbstractContextManager[Batch]: ...
+    def accumulate(self) -> AbstractContextManager[Batch]: ...
 
     def evaluate(self, x: Any, y: Any = None, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]: ...
 
@@ -103,11 +103,14 @@ class Fit:
             self.lr_moves()
 
     def _step(self, x: Any, y: Any) -> StepResult:
-        with self.pipe.batch(x, y) as batch:
-            if self.clip is not None:
-                batch.clip(self.clip)
+        with self.pipe.accumulate() as batch:
             try:
-                batch.apply_last()
+                if self.clip is None:
+                    batch.step(x, y)
+                else:
+                    batch.add(x, y)
+                    batch.clip(self.clip)
+                    batch.apply_last()
             finally:
                 if batch.applied:  # Ctrl-C may have come meanwhile
                     self.history.losses.append(batch.result.loss)

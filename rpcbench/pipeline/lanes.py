@@ -125,13 +125,13 @@ class Lanes:
             self.be(giver, WORKS)
 
     # -- giving
-    def give(self, to: int, slot: Slot, values: tuple[Any, ...]) -> bool:
-        """Whether the values lie where their taker finds them."""
+    def give(self, to: int, slot: Slot, values: tuple[Any, ...], opens: bool = True) -> bool:
+        """Whether the values lie where their taker finds them. `opens`: a lane, where there is none yet."""
         if len(values) != 1 or self._watched() or not _fits(value := values[0]):
             return False
         lane, connection = self._giving.get(to), self._agent.connection(to)
         if lane is None or lane.connection is not connection or lane.ring.over:
-            lane = self._open(to, connection)
+            lane = self._open(to, connection) if opens else None
         if lane is None or not self._lay(lane, to, slot, value):
             return False
         lane.ring.tell(partial(self._agent.notify, to, LOOK, self._key))

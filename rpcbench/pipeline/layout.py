@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rpcbench.pipeline.ops import Kind, Op
-from rpcbench.pipeline.slots import AMONG_REPLICAS, DONE, Slot
+from rpcbench.pipeline.slots import AMONG_REPLICAS, DONE, IN_ACCORD, Slot
 from rpcbench.words.errors import PipelineError
 
 T = TypeVar("T")
@@ -36,10 +36,14 @@ class Homes:
         """Who fills a slot here; None where that is no worker."""
         if slot.kind == DONE:
             return None
+        if slot.kind in IN_ACCORD:
+            return slot.source
         return self.column[slot.source] if slot.kind in AMONG_REPLICAS else self.stages[slot.source]
 
     def taker(self, slot: Slot) -> int:
         """Who empties it."""
+        if slot.kind in IN_ACCORD:
+            return slot.microbatch
         return self.column[slot.microbatch] if slot.kind in AMONG_REPLICAS else self.stages[slot.stage]
 
 

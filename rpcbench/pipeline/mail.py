@@ -19,11 +19,12 @@ from rpcbench.pipeline.credits import COUNTED, Channel, Credits, channel
 from rpcbench.pipeline.exchange import cut_off
 from rpcbench.pipeline.lanes import Lanes
 from rpcbench.pipeline.layout import Homes
-from rpcbench.pipeline.slots import Slot, Slots
+from rpcbench.pipeline.slots import IN_ACCORD, Slot, Slots
 from rpcbench.transport.lane import AWAY, LISTENS, WORKS, Taker
 from rpcbench.words.errors import ProtocolError
 from rpcbench.words.futures import Waits
 
+_BY_LANE = (*COUNTED, *IN_ACCORD)
 ENDS = "pipeline ends"
 """The channel of notices (key, step, reason)."""
 CREDITS = "pipeline credits"
@@ -45,14 +46,15 @@ class Mail:
         self._lanes.begin()
 
     def take(self, slot: Slot) -> tuple[Any, ...]:
-        """As `Slots.take`, of a kind that is counted: who fills it hears from time to time that it has room here."""
-        values, giver = self.slots.take(slot), self._homes.stages[slot.source]
-        if giver == self._agent.id:
+        """As `Slots.take`, of a kind that goes by lanes, too: who fills it hears from time to time that it has room
+        here, if that is counted."""
+        values, giver = self.slots.take(slot), self._homes.giver(slot)
+        if giver is None or giver == self._agent.id:
             return values
         self._lanes.be(giver, WORKS)
         if not self._lanes.brought(slot):
             self._agent.asking.keep(giver)
-            if self._credits is not None:
+            if self._credits is not None and slot.kind in COUNTED:
                 self._took(self._credits, slot, giver)
         return values
 
@@ -73,11 +75,11 @@ class Mail:
         if to == self._agent.id:
             self.slots.put(slot, partial(cut_off, values))
         else:
-            if slot.kind in COUNTED:
-                if self._lanes.give(to, slot, values):
-                    return
-                if self._credits is not None:
-                    self._await_credit(self._credits, slot)
+            counted = slot.kind in COUNTED
+            if (counted or slot.kind in IN_ACCORD) and self._lanes.give(to, slot, values, opens=counted):
+                return
+            if counted and self._credits is not None:
+                self._await_credit(self._credits, slot)
             self._agent.parcels.post(to, self._key, slot, str(slot), values[0] if len(values) == 1 else values)
 
     def _await_credit(self, credits_: Credits, slot: Slot) -> None:
@@ -108,18 +110,18 @@ def end(agent: Agent, to: int, key: str, step: int, reason: str) -> None:
 
 
 def _look(homes: Homes, lanes: Lanes, slots: Slots, slot: Slot) -> None:
-    if slot.kind in COUNTED:
-        lanes.look(slots, slot, homes.stages[slot.source])
+    if slot.kind in _BY_LANE and (giver := homes.giver(slot)) is not None:
+        lanes.look(slots, slot, giver)
 
 
 def _help_along(agent: Agent, homes: Homes, lanes: Lanes, reached: Waits, slot: Slot) -> None:
     giver = homes.giver(slot)
     if giver is None:
         return
-    counted = slot.kind in COUNTED
-    ear = lanes.be(giver, LISTENS) if counted else None
+    by_lane = slot.kind in _BY_LANE
+    ear = lanes.be(giver, LISTENS) if by_lane else None
     agent.asking.read_while(partial(_waits, reached), giver, free=True, ear=ear)
-    if counted and not reached():
+    if by_lane and not reached():
         lanes.be(giver, AWAY)  # who waits elsewhere is woken by messages only
 
 

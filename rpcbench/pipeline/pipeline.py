@@ -5,7 +5,8 @@
     result = pipe.step(x, y)
 
 Guarantees
-- The driver is not in the data path: in a step each worker gets one call with its list of operations, and one to apply.
+- The driver is not in the data path: for a step each worker gets one call with its list of operations, and one more to
+  apply where somebody looks at the gradients before.
 - Parameters change only after all workers have all gradients: a step that fails in any worker changes nothing.
 - After a step, however it ends, no slot, context or gradient of it is left on any worker; but for the gradients of the
   latest one where they are to be kept, which no context holds.
@@ -127,9 +128,8 @@ class Pipeline:
         raised as it was, or StageLostError where a worker died, which says what it was at and which optimizer step each
         stage holds. No parameter has changed, unless that was in the last phase, where all have their gradients.
         """
-        with self.batch(x, y) as batch:
-            batch.apply_last()
-        return batch.result
+        with self.accumulate() as batch:
+            return batch.step(x, y)
 
     @contextlib.contextmanager
     def batch(self, x: Any, y: Any) -> Iterator[Batch]:

@@ -40,16 +40,27 @@ def learn(key: str, optimizers: dict[int, RRef[Any]]) -> None:
 # -- in a step
 def run(key: str, *told: Any) -> tuple[Any, ...]:
     """All operations of this worker in one step; a `Task` and its `Report`, as they travel."""
-    worker = here(key)
+    worker, task = here(key), Task.heard(told)
     with worker.turn:
-        return Execution(worker, Task.heard(told)).run().told
+        report = Execution(worker, task).run()
+        if task.applies and (context := worker.recorder.current()) is not None:
+            report = report._replace(over=_apply(worker, Apply(task.step, context, task.keeps, last=True)))
+        return report.told
+
+
+def stop(key: str, step: int, reason: str) -> bool:
+    """A step is not to go on. False where all have agreed on it: then it does."""
+    return here(key).slots.abort(step, reason)
 
 
 def apply(key: str, *told: Any) -> bool:
     """One step of the optimizers here, as an `Apply` says; whether this worker has let go of the context."""
-    worker, what = here(key), Apply(*told)
+    return _apply(here(key), Apply(*told))
+
+
+def _apply(worker: StageWorker, what: Apply) -> bool:
     note = worker.record.note
-    if what.keep:
+    if what.keeps:
         worker.keep(what.context)
     for stage, optimizer in worker.optimizers.items():
         if optimizer is not None:
@@ -63,7 +74,7 @@ def _let_go(worker: StageWorker, what: Apply) -> bool:
     """Unless somebody else has part in the context, who would pass the word on to workers that still apply; or the
     driver is here, whose word all wait for that have failed."""
     known = worker.recorder.known_workers(what.context)
-    if worker.recorder.agent.id == what.driver or not known <= {what.driver, *worker.workers}:
+    if worker.recorder.agent.id == worker.driver or not known <= {worker.driver, *worker.workers}:
         return False
     worker.recorder.release(what.context, told=known)
     return True

@@ -14,7 +14,7 @@ from typing import Any
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.chance import StepSeeds
 from rpcbench.pipeline.credits import window
-from rpcbench.pipeline.crew import Crew
+from rpcbench.pipeline.crew import Crew, Stepped
 from rpcbench.pipeline.orders import OrderBook, Orders
 from rpcbench.pipeline.ports import model_inputs
 from rpcbench.pipeline.tasks import Metric, Report, Task
@@ -77,18 +77,16 @@ class Runs:
 
     def train(self, x: Any, y: Any, whole: int | None = None) -> StepResult:
         """Forward and backward of a batch, as its share of `whole` samples, by default all there are."""
-        if not self.has_loss:
-            raise PipelineError("this pipeline has no loss_fn, so it cannot train; give Pipeline one")
-        samples = self._samples(x, y)
-        tasks, reports = self._run(x, y, samples, True, whole)
-        step = tasks[0].step
-        losses = {number: loss for report in reports for number, loss in report.losses.items()}
-        loss = sum([losses[number] for number in sorted(losses)])
-        if self.reduction == "mean" and whole is not None:
-            loss *= whole / samples
-        ran = zip(self._names, tasks, reports, strict=True)
-        rows = [row for id_, task, report in ran for row in report.stamps.rows(step, id_, task.ops)]
-        return StepResult(step, loss, tuple(rows), self._names, samples)
+        samples = self._to_train(x, y)
+        tasks = self._tasks(x, y, samples, whole=whole)
+        return self._result(tasks, self.crew.run(tasks), samples, whole)
+
+    def step(self, x: Any, y: Any, keeps: bool) -> tuple[StepResult, Stepped]:
+        """As `train`, and a step of the optimizers."""
+        samples = self._to_train(x, y)
+        tasks = self._tasks(x, y, samples, applies=True, keeps=keeps)
+        stepped = self.crew.step(tasks)
+        return self._result(tasks, stepped.reports, samples), stepped
 
     def outputs(self, x: Any) -> Any:
         """Outputs of the last stage for a batch, in evaluation mode, in the order of the samples."""
@@ -101,6 +99,24 @@ class Runs:
         return list(zip(microbatch.sizes(samples, len(found)), found, strict=True))
 
     # -- inside
+    def _to_train(self, x: Any, y: Any) -> int:
+        """How many samples a batch to train on has."""
+        if not self.has_loss:
+            raise PipelineError("this pipeline has no loss_fn, so it cannot train; give Pipeline one")
+        return self._samples(x, y)
+
+    def _result(
+        self, tasks: Mapping[int, Task], reports: Sequence[Report], samples: int, whole: int | None = None
+    ) -> StepResult:
+        step = next(iter(tasks.values())).step
+        losses = {number: loss for report in reports for number, loss in report.losses.items()}
+        loss = sum([losses[number] for number in sorted(losses)])
+        if self.reduction == "mean" and whole is not None:
+            loss *= whole / samples
+        ran = zip(tasks.items(), reports, strict=True)
+        rows = [row for (id_, task), report in ran for row in report.stamps.rows(step, id_, task.ops)]
+        return StepResult(step, loss, tuple(rows), self._names, samples)
+
     def _samples(self, x: Any, y: Any) -> int:
         samples, others = microbatch.samples(x), microbatch.samples(y)
         if samples != others:
@@ -109,19 +125,23 @@ class Runs:
 
     def _forwards(self, x: Any, y: Any, samples: int, metrics: Mapping[str, Metric] | None = None) -> list[Any]:
         """What each micro-batch gives, in order."""
-        _, reports = self._run(x, y, samples, False, metrics=metrics)
+        reports = self.crew.run(self._tasks(x, y, samples, train=False, metrics=metrics))
         outputs = {number: output for report in reports for number, output in report.outputs.items()}
         return [outputs[number] for number in sorted(outputs)]
 
-    def _run(
+    def _tasks(
         self,
         x: Any,
         y: Any,
         samples: int,
-        train: bool,
+        *,
+        train: bool = True,
         whole: int | None = None,
+        applies: bool = False,
+        keeps: bool = False,
         metrics: Mapping[str, Metric] | None = None,
-    ) -> tuple[list[Task], list[Report]]:
+    ) -> dict[int, Task]:
+        """A step for each worker, by its id."""
         orders = self._book.fitting(samples)
         microbatch.sizes(samples, orders.microbatches)  # an error here, before anything is sent
         orders = orders if train else orders.forwards
@@ -141,11 +161,13 @@ class Runs:
                 ideal=orders.ideal,
                 seed=seed,
                 window=self._window(orders, train),
+                applies=applies,
+                keeps=keeps,
                 metrics=metrics if last else None,
                 targets=microbatch.share(y, *share) if last and y is not None else None,
                 inputs=tuple([microbatch.share(each, *share) for each in self.crew.inputs(id_, inputs)]),
             )
-        return list(tasks.values()), self.crew.run(step, tasks)
+        return tasks
 
     def _window(self, orders: Orders, train: bool) -> int:
         """How many micro-batches a stage may be ahead of another; 0: of as many as it has."""

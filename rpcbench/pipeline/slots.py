@@ -3,9 +3,9 @@
 A slot is named by step, kind (F: for a forward, B: gradients for a backward, T: gradient of a tied weight), stage,
 micro-batch and the stage that it comes from; it is filled once, by that stage, and emptied once. Between replicas (A:
 has the gradients of a stage, G: where it is found) it is named by the replica that takes it, in place of the
-micro-batch, and the one that it comes from; and D is filled here, when an all-reduce is done. A step that was
-aborted wakes all who wait; what still comes for it, or for a step that is over, is dropped. So nothing is left after a
-step, however it ends.
+micro-batch, and the one that it comes from; and D is filled here, when an all-reduce is done. Those of an accord (R: a
+worker is ready, O: all are) are named by worker ids in the same places. A step that was aborted wakes all who wait;
+what still comes for it, or for a step that is over, is dropped. So nothing is left after a step, however it ends.
 
 What comes from another worker is opened by who takes it: until then it takes no time of whatever runs here.
 """
@@ -23,9 +23,10 @@ from rpcbench.words.futures import Waits, blocked
 
 Opened = Callable[[], Any]
 """Gives what is in a slot: some values in a tuple, or one that is none."""
-FORWARD, BACKWARD, TIED, READY, GROUP, DONE = map(ord, "FBTAGD")
+FORWARD, BACKWARD, TIED, READY, GROUP, DONE, MINE, ALL = map(ord, "FBTAGDRO")
 """Kinds are numbers, so that a slot is as it is on the wire."""
 AMONG_REPLICAS = READY, GROUP
+IN_ACCORD = MINE, ALL
 
 
 class Slot(NamedTuple):
@@ -39,6 +40,8 @@ class Slot(NamedTuple):
         """As in pictures: "F3 for stage 1"."""
         if self.kind in AMONG_REPLICAS:
             return f"{self.kind:c} for replica {self.microbatch} of stage {self.stage}"
+        if self.kind in IN_ACCORD:
+            return f"{self.kind:c} for worker {self.microbatch}"
         return f"{self.kind:c}{self.microbatch} for stage {self.stage}"
 
 
@@ -61,6 +64,7 @@ class Slots:
         self._changes = Changes()
         self._filled: dict[tuple[int, ...], Opened] = {}
         self._over: float = -1  # this step and all before are over
+        self._agreed = -1  # the latest step of an accord, which nobody ends any more
         self._aborted: dict[int, str] = {}
         self._closed = ""  # why no step goes on any more
 
@@ -117,14 +121,25 @@ class Slots:
         """Whether this step is not to go on."""
         return step <= self._over or step in self._aborted
 
-    def abort(self, step: int, reason: str) -> None:
-        """Nobody shall wait for this step any more."""
+    def abort(self, step: int, reason: str) -> bool:
+        """Nobody shall wait for this step any more. False where there was an accord on it."""
         with self._lock:
+            if step == self._agreed:
+                return False
             if step > self._over:
                 self._aborted[step] = reason
             dropped = self._drop(step)
         self._changes.tell()
         del dropped
+        return True
+
+    def agree(self, step: int) -> None:
+        """From now on nobody ends this step. PipelineError where somebody has."""
+        with self._lock:
+            if step not in self._aborted:
+                self._agreed = step
+                return
+        self.check(step)
 
     def close(self, reason: str) -> None:
         """Somebody has gone without whom no step can go on."""

@@ -23,6 +23,7 @@ from rpcbench.agent.roster import GONE, WorkerInfo
 from rpcbench.agent.serve import caller
 from rpcbench.autograd import recorder
 from rpcbench.optim import LocalOptimizer
+from rpcbench.pipeline.accord import Accord
 from rpcbench.pipeline.credits import Channel
 from rpcbench.pipeline.lanes import LOOK, OPENED
 from rpcbench.pipeline.layout import Homes
@@ -55,7 +56,7 @@ class _Directory:
         """No step goes on without its driver, who would end it, nor without a worker that it waits for."""
         if kind in GONE:
             for worker in list(self.workers.values()):
-                if who.id in worker.others:
+                if who.id == worker.driver or who.id in worker.workers:
                     worker.slots.close(f"{who.name} has gone: {reason}")
 
     def _ends(self, _source: int, told: tuple[str, int, str]) -> None:
@@ -119,9 +120,7 @@ class StageWorker:
         self.record = Record.at(record)
         self.computing = Computing(numerics, self.modules.values())
         self.optimizers: dict[int, LocalOptimizer | None] = {}
-        self.others = {caller(), *homes.stages.values(), *homes.column}
-        """Its driver, and the workers of other stages and replicas, by id."""
-        self.workers = workers
+        self.driver, self.workers = caller(), workers
         self.last_stage = len(homes.stages) - 1
         self.share = homes.replica, len(homes.column)
         """Which of how many replicas this is."""
@@ -133,6 +132,7 @@ class StageWorker:
         self.log, self.recorder = agent.part(OpLog), recorder(agent)
         self.mail = mail = Mail(agent, key, homes)
         self.slots = mail.slots
+        self.accord = Accord(agent.id, workers, mail)
         self.column = Column(agent, key, homes, mail.slots, mail.send) if len(homes.column) > 1 else None
         agent.part(_Directory).workers[key] = self
         agent.parcels.listen(key, mail)

@@ -24,7 +24,8 @@ class Task(NamedTuple):
     stage `targets` are those of its replica, and `inputs` are of the model's those that its stages take. Losses are
     shares of `whole` samples, by their `reduction`. Where it is not to `train`, the last stage's outputs are sent back,
     or with targets what the loss and `metrics` say of them. `ideal` idle share: for those who look on. `seed` is the
-    step's, for random numbers. `window`: see `credits`, 0 where there is none.
+    step's, for random numbers. `window`: see `credits`, 0 where there is none. `applies`: once all workers have all
+    gradients, see `accord`, the optimizers step with them; it `keeps` these until the next step.
     """
 
     step: int
@@ -37,6 +38,8 @@ class Task(NamedTuple):
     ideal: float | None
     seed: int
     window: int
+    applies: bool
+    keeps: bool
     metrics: Mapping[str, Metric] | None
     targets: Any
     inputs: tuple[Any, ...]
@@ -57,31 +60,34 @@ class Task(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What came of it: operations with their times, and on the last stage's worker losses, outputs or scores."""
+    """What came of it: operations with their times, and on the last stage's worker losses, outputs or scores.
+
+    `over`: the worker has let go of the context.
+    """
 
     stamps: Stamps
     losses: dict[int, float]
     outputs: dict[int, Any]
+    over: bool = False
 
     @property
     def told(self) -> tuple[Any, ...]:
         """As the result of a call."""
-        return (*map(list, self.stamps), self.losses, self.outputs)
+        return (*map(list, self.stamps), *self[1:])
 
     @staticmethod
     def heard(told: tuple[Any, ...]) -> Report:
-        began, ended, losses, outputs = told
-        return Report(Stamps(began, ended), losses, outputs)
+        began, ended, *rest = told
+        return Report(Stamps(began, ended), *rest)
 
 
 class Apply(NamedTuple):
     """The end of a training step, once all workers have all gradients: the optimizers step with those of `context`.
 
-    `keep`: these gradients until the next step. `last`: the context is over then for all workers of the pipeline.
+    `keeps`: these gradients until the next step. `last`: the context is over then for all workers of the pipeline.
     """
 
     step: int
     context: int
-    keep: bool
+    keeps: bool
     last: bool
-    driver: int

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline.ops import Op
-from rpcbench.pipeline.record import Record, files, words
+from rpcbench.pipeline.record import Doing, Record, files, words
 from rpcbench.protocol.node import Node
 
 _SECONDS = 1.0
@@ -54,6 +54,11 @@ class Watch:
         """What a worker was at in its last step, in which it had these operations."""
         record = self._records.get(id_)
         return "on another host, so it is not known at what" if record is None else words(record.place, step, ops)
+
+    def has_ended(self, id_: int, step: int) -> bool:
+        """Whether a worker may have ended the operations of its last step, which is this one."""
+        place = None if (record := self._records.get(id_)) is None else record.place
+        return place is None or (place.step == step and place.doing >= Doing.READY)
 
     def reason(self, id_: int) -> str:
         gone = self._agent.machine.ask(lambda node: node.gone.find(id_))

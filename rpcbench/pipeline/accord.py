@@ -1,0 +1,44 @@
+"""Whether a step is applied: agreed among the workers of a pipeline, so that none waits for a word of their driver.
+
+    first worker    R R R      all have their gradients ── O O O ──► its optimizers step
+    another one     ── R ──►                               ── O ──►  its optimizers step
+
+Guarantees
+- No optimizer steps before all workers have all gradients: two phases, and the first worker is who decides.
+- Once it has decided, nobody ends the step any more; a step that was ended before is applied nowhere. So who wants to
+  end one asks the first worker, and has the answer for all; only if that has gone must the others be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rpcbench.pipeline.mail import Mail
+from rpcbench.pipeline.slots import ALL, MINE, Slot
+
+_WORD = torch.zeros(1, dtype=torch.uint8)
+"""Nothing needs to be said; as a tensor it goes by the lanes that there are."""
+
+
+class Accord:
+    """One worker's part. `workers`: ids of all, `own` among them."""
+
+    def __init__(self, own: int, workers: Sequence[int], mail: Mail) -> None:
+        self._own, self._first, self._others = own, workers[0], workers[1:]
+        self._mail = mail
+
+    def reach(self, step: int) -> None:
+        """Wait until all have come so far. From then on the step is to be applied here. As `Slots.take`."""
+        if self._own == self._first:
+            for other in self._others:
+                self._mail.take(Slot(step, MINE, 0, self._own, other))
+            self._mail.slots.check(step)
+            self._mail.slots.agree(step)
+            for other in self._others:
+                self._mail.send(Slot(step, ALL, 0, other, self._own), (_WORD,))
+        else:
+            self._mail.send(Slot(step, MINE, 0, self._first, self._own), (_WORD,))
+            self._mail.take(Slot(step, ALL, 0, self._own, self._first))
+            self._mail.slots.agree(step)
