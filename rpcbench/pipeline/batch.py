@@ -122,7 +122,7 @@ class Batch:
 
     def release(self) -> None:
         """The gradients are wanted no more."""
-        self._runs.crew.after_applying(lambda: self._recorder.release(self.context, self._told))
+        self._runs.crew.steps.after_applying(lambda: self._recorder.release(self.context, self._told))
 
     # -- inside
     def _apply(self, last: bool) -> None:
@@ -130,9 +130,10 @@ class Batch:
         self._check_added()
         self._runs.crew.check_optimizer()
         self._settle()
+        self._recorder.recorded(self.context)  # raises where it is over, before anything is sent
         self._closed = _APPLIED
         with uninterrupted:  # all stages or none; if one hangs, a second Ctrl-C ends it all the same
-            self._told = self._runs.crew.apply(self.context, self._keeps, last)
+            self._told = self._runs.crew.steps.apply(self.context, self._keeps, last)
             self.applied = True
 
     def _settle(self) -> None:

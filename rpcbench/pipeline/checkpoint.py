@@ -62,7 +62,7 @@ class Checkpoints:
     def save(self, crew: Crew, folder: str | Path) -> None:
         """Write a checkpoint. StageLostError; PipelineError where the stages hold different steps; OSError."""
         target = Path(folder).absolute()
-        crew.check()
+        crew.steps.check()
         number = crew.standing.number
         target.mkdir(parents=True, exist_ok=True)
         written: dict[int, Shard] = crew.on_stages(

@@ -58,6 +58,10 @@ class Standing:
         """These stages, by default all, hold this optimizer step."""
         self.held.update(dict.fromkeys(self.held if stages is None else list(stages), (number, number)))
 
+    def doubtful(self, stages: Iterable[int]) -> None:
+        """These may hold one optimizer step more by now."""
+        self.held.update({stage: (held[0], held[1] + 1) for stage in stages if (held := self.held[stage]) is not None})
+
     def unknown(self) -> None:
         """Parameters change now, in ways that nobody counts."""
         self.held = dict.fromkeys(self.held)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ class Pipeline:
         self._runs = Runs(self.crew, book, names, stages.inputs, loss_reduction, loss_fn is not None, seeds)
         name = f"{optimizer[0].__module__}.{optimizer[0].__qualname__}" if optimizer else ""
         self._checkpoints = Checkpoints(seeds, name, checkpoint, checkpoint_every)
-        self.crew.on_applied = self._checkpoints.applied
+        self.crew.steps.on_applied = partial(self._checkpoints.applied, self.crew)
 
     # -- training
     def step(self, x: Any, y: Any) -> StepResult:

@@ -14,9 +14,12 @@ from typing import Any
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.chance import StepSeeds
 from rpcbench.pipeline.credits import window
-from rpcbench.pipeline.crew import Crew, Stepped
+from rpcbench.pipeline.crew import Crew
+from rpcbench.pipeline.oplog import Stamps
+from rpcbench.pipeline.ops import ops_in
 from rpcbench.pipeline.orders import OrderBook, Orders
 from rpcbench.pipeline.ports import model_inputs
+from rpcbench.pipeline.steps import Stepped
 from rpcbench.pipeline.tasks import Metric, Report, Task
 from rpcbench.pipeline.timeline import Timeline
 from rpcbench.words.errors import PipelineError
@@ -27,7 +30,8 @@ _STEPS = itertools.count(1)  # steps of all pipelines share one count: rows of t
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One training step. `loss`: of the whole batch. `rows`: every operation with its times, in seconds.
+    """One training step. `loss`: of the whole batch. `rows`: every operation with its times, in seconds; made when they
+    are asked for, of what each worker `ran`.
 
     `idle`: share of the workers' time, between the first operation and the last, in which none ran; `idle_ideal`:
     what the schedule cannot avoid if all stages take equally long.
@@ -35,9 +39,13 @@ class StepResult:
 
     step: int
     loss: float
-    rows: tuple[Row, ...]
+    ran: tuple[tuple[int, str, Stamps], ...]
     names: dict[int, str]
     samples: int
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(row for id_, plan, stamps in self.ran for row in stamps.rows(self.step, id_, ops_in(plan)))
 
     @property
     def timeline(self) -> Timeline:
@@ -79,13 +87,14 @@ class Runs:
         """Forward and backward of a batch, as its share of `whole` samples, by default all there are."""
         samples = self._to_train(x, y)
         tasks = self._tasks(x, y, samples, whole=whole)
-        return self._result(tasks, self.crew.run(tasks), samples, whole)
+        return self._result(tasks, self.crew.steps.run(tasks), samples, whole)
 
     def step(self, x: Any, y: Any, keeps: bool) -> tuple[StepResult, Stepped]:
         """As `train`, and a step of the optimizers."""
         samples = self._to_train(x, y)
         tasks = self._tasks(x, y, samples, applies=True, keeps=keeps)
-        stepped = self.crew.step(tasks)
+        self.crew.check_optimizer()
+        stepped = self.crew.steps.step(tasks)
         return self._result(tasks, stepped.reports, samples), stepped
 
     def outputs(self, x: Any) -> Any:
@@ -113,9 +122,8 @@ class Runs:
         loss = sum([losses[number] for number in sorted(losses)])
         if self.reduction == "mean" and whole is not None:
             loss *= whole / samples
-        ran = zip(tasks.items(), reports, strict=True)
-        rows = [row for (id_, task), report in ran for row in report.stamps.rows(step, id_, task.ops)]
-        return StepResult(step, loss, tuple(rows), self._names, samples)
+        ran = tuple([(id_, task.plan, report.stamps) for (id_, task), report in zip(tasks.items(), reports, strict=True)])
+        return StepResult(step, loss, ran, self._names, samples)
 
     def _samples(self, x: Any, y: Any) -> int:
         samples, others = microbatch.samples(x), microbatch.samples(y)
@@ -125,7 +133,7 @@ class Runs:
 
     def _forwards(self, x: Any, y: Any, samples: int, metrics: Mapping[str, Metric] | None = None) -> list[Any]:
         """What each micro-batch gives, in order."""
-        reports = self.crew.run(self._tasks(x, y, samples, train=False, metrics=metrics))
+        reports = self.crew.steps.run(self._tasks(x, y, samples, train=False, metrics=metrics))
         outputs = {number: output for report in reports for number, output in report.outputs.items()}
         return [outputs[number] for number in sorted(outputs)]
 

@@ -293,7 +293,7 @@ def test_who_waits_for_room_waits_no_more_when_the_step_ends(agents: list[Agent]
     pipe = gated()
     thread, outcome = begun(pipe.predict, small.data(32)[0])
     until(lambda: waits["for room"] == 1 and Counted.calls == credits.LEAST + 1)
-    step = next(iter(pipe.crew._tasks.values())).step
+    step = next(iter(pipe.crew._losses.tasks.values())).step
     agents[0].notify(agents[1].id, ENDS, (pipe.crew._key, step, "enough"))
     until(lambda: waits["for room"] == 0)
     Gate.allowed.release(64)

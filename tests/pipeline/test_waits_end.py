@@ -95,7 +95,7 @@ class Stepping:
         Held.go.set()
         for agent in self._agents:
             for worker in list(agent.part(stage._Directory).workers.values()):
-                for step in {task.step for task in self._pipe.crew._tasks.values()}:
+                for step in {task.step for task in self._pipe.crew._losses.tasks.values()}:
                     worker.slots._aborted[step] = "its test is over"
                     worker.slots._changes.tell()
         assert self.ended()
