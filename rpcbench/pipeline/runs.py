@@ -122,8 +122,8 @@ class Runs:
         loss = sum([losses[number] for number in sorted(losses)])
         if self.reduction == "mean" and whole is not None:
             loss *= whole / samples
-        ran = tuple([(id_, task.plan, report.stamps) for (id_, task), report in zip(tasks.items(), reports, strict=True)])
-        return StepResult(step, loss, ran, self._names, samples)
+        ran = [(id_, task.plan, report.stamps) for (id_, task), report in zip(tasks.items(), reports, strict=True)]
+        return StepResult(step, loss, tuple(ran), self._names, samples)
 
     def _samples(self, x: Any, y: Any) -> int:
         samples, others = microbatch.samples(x), microbatch.samples(y)
