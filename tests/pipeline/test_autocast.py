@@ -42,9 +42,9 @@ def forward(whole: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def backward(whole: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     losses = []
     for inputs, targets in zip(cut(x, 4), cut(y, 4), strict=True):
-        loss = single(forward(whole, inputs).float(), targets) * (len(inputs) / len(x))
-        loss.backward()
-        losses.append(loss.item())
+        loss, share = single(forward(whole, inputs).float(), targets), len(inputs) / len(x)
+        (loss * share).backward()
+        losses.append(loss.item() * share)
     return sum(losses)
 
 

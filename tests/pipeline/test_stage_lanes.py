@@ -49,8 +49,8 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
     found: Counter[bool] = Counter()
     give = Lanes.give
 
-    def told(self: Lanes, *args: Any) -> bool:
-        by_lane = give(self, *args)
+    def told(self: Lanes, *args: Any, **how: Any) -> bool:
+        by_lane = give(self, *args, **how)
         found[by_lane] += 1
         return by_lane
 

@@ -1,0 +1,319 @@
+"""Workers agree by themselves that a step is applied: all of them or none, whoever fails, dies or is interrupted."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import SGD, data, pipeline, same
+from test_deaths import check_survivor, die, undisturbed
+from test_deaths import pipeline as mortal
+from worlds import far_world, until
+
+from rpcbench import Cluster
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline import PipelineError, StageLostError
+from rpcbench.pipeline.accord import Accord
+from rpcbench.pipeline.mail import Mail
+from rpcbench.pipeline.slots import ALL, MINE, Slot, Slots
+from rpcbench.telemetry.trace import trace
+
+IDS = [4, 7, 9]
+
+
+# -- by hand
+class Post:
+    """The mail of one worker, as far as an accord needs it: `sent` goes straight into the slots of the others."""
+
+    def __init__(self, posts: dict[int, Post]) -> None:
+        self.slots, self._posts = Slots(), posts
+        self.take = self.slots.take
+
+    def send(self, slot: Slot, values: tuple[Any, ...]) -> None:
+        self._posts[slot.microbatch].slots.put(slot, lambda: values)
+
+
+@pytest.fixture
+def accords() -> dict[int, tuple[Accord, Slots]]:
+    posts: dict[int, Post] = {}
+    for id_ in IDS:
+        posts[id_] = Post(posts)
+    return {id_: (Accord(id_, IDS, post), post.slots) for id_, post in posts.items()}  # type: ignore[arg-type]
+
+
+def test_nobody_goes_on_before_all_have_come_so_far(accords: dict[int, tuple[Accord, Slots]]) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        for last in IDS:
+            step = 10 + last
+            early = [pool.submit(accords[id_][0].reach, step) for id_ in IDS if id_ != last]
+            time.sleep(0.05)  # nothing tells that they wait for it
+            assert not any(future.done() for future in early)
+            accords[last][0].reach(step)
+            assert [future.result(10) for future in early] == [None, None]
+            assert [slots.abort(step, "too late") for _, slots in accords.values()] == [False] * 3
+            for _, slots in accords.values():
+                slots.finish(step)
+                assert len(slots) == 0
+
+
+def test_what_was_ended_before_goes_on_nowhere(accords: dict[int, tuple[Accord, Slots]]) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(accords[id_][0].reach, 1) for id_ in IDS[1:]]
+        assert accords[4][1].abort(1, "enough")
+        with pytest.raises(PipelineError, match="enough"):
+            accords[4][0].reach(1)
+        assert not any(future.done() for future in waiting)
+        for id_ in IDS[1:]:
+            assert accords[id_][1].abort(1, "so it was")
+        for future in waiting:
+            with pytest.raises(PipelineError, match="so it was"):
+                future.result(10)
+
+
+def test_who_was_told_to_stop_does_not_go_on_when_the_word_comes_after_all() -> None:
+    slots = Slots()
+    slots.put(Slot(1, ALL, 0, 7, 4), lambda: (None,))
+    assert slots.abort(1, "enough")
+    with pytest.raises(PipelineError, match="enough"):
+        slots.agree(1)
+    slots.agree(2)
+    assert not slots.abort(2, "too late") and slots.abort(3, "in time")
+
+
+# -- in a pipeline
+def test_each_worker_gets_one_message_of_the_driver(agents: list[Agent]) -> None:
+    pipe = pipeline(optimizer=SGD)
+    pipe.step(*data(24))
+    with trace() as seen:
+        pipe.step(*data(24))
+    me = agents[0].id
+    rows = [row for row in seen.view["messages"].values() if row["kind"] != "Notice"]
+    assert Counter(row["to"] for row in rows if row["from"] == me) == {agents[1].id: 1, agents[2].id: 1}
+
+
+_gate, _reached = threading.Event(), threading.Event()
+
+
+class Sees(torch.optim.SGD):
+    """Says that it steps."""
+
+    stepped: Counter[int] = Counter()
+
+    def step(self, closure: Any = None) -> Any:
+        self.stepped[len(self.param_groups[0]["params"])] += 1
+        return super().step(closure)
+
+
+class Late(torch.nn.Linear):
+    """Makes the last gradient of its weight when the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 16, dtype=torch.double)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.register_hook(self._hold)
+        return super().forward(x)
+
+    def _hold(self, gradient: torch.Tensor) -> torch.Tensor:
+        _reached.set()
+        assert _gate.wait(30)
+        return gradient
+
+
+def test_no_optimizer_steps_before_all_gradients_are_there(agents: list[Agent]) -> None:
+    _gate.clear()
+    _reached.clear()
+    Sees.stepped.clear()
+    net = torch.nn.Sequential(Late(), torch.nn.Tanh(), torch.nn.Linear(16, 4, dtype=torch.double))
+    pipe = pipeline(net, optimizer=(Sees, {"lr": 0.1}), microbatches=1)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            step = pool.submit(pipe.step, *data(24))
+            assert _reached.wait(20)
+            until(lambda: any(row["state"] == "done" for row in agents[2].tables()["steps"].values()))
+            time.sleep(0.05)  # nothing tells that it waits for the accord
+            assert not Sees.stepped
+        finally:
+            _gate.set()
+        assert step.result(20).loss > 0
+    assert sum(Sees.stepped.values()) == 2
+
+
+class Interrupts(torch.optim.SGD):
+    """Interrupts the notebook while optimizers step, which goes on only afterwards."""
+
+    def step(self, closure: Any = None) -> Any:
+        if not _reached.is_set():
+            _reached.set()
+            _thread.interrupt_main()
+            time.sleep(0.3)  # the notebook asks now whether the step can be ended; nothing tells here that it has
+        return super().step(closure)
+
+
+def test_ctrl_c_is_raised_when_all_have_stepped(agents: list[Agent]) -> None:
+    _reached.clear()
+    pipe, plain = pipeline(optimizer=(Interrupts, SGD[1])), pipeline(optimizer=SGD)
+    with pytest.raises(KeyboardInterrupt):
+        pipe.step(*data(24))
+    assert pipe.optimizer_step == 1
+    plain.step(*data(24))
+    same(pipe.state_dict(), plain.state_dict())
+    assert pipe.step(*data(24)).loss == pytest.approx(plain.step(*data(24)).loss, rel=1e-12)
+    assert pipe.optimizer_step == 2
+
+
+class Breaks(Interrupts):
+    """As that, and the one that is second then fails."""
+
+    def step(self, closure: Any = None) -> Any:
+        first = not _reached.is_set()
+        super().step(closure)
+        if not first:
+            raise ArithmeticError("on purpose")
+
+
+def test_an_optimizer_that_fails_after_ctrl_c_is_told(agents: list[Agent]) -> None:
+    _reached.clear()
+    pipe = pipeline(optimizer=(Breaks, SGD[1]))
+    with pytest.raises(ArithmeticError, match="on purpose") as caught:
+        pipe.step(*data(24))
+    assert "holds optimizer step 0 or 1" in "".join(caught.value.__notes__)
+    with pytest.raises(PipelineError, match="holds optimizer step 1"):
+        pipe.step(*data(24))
+
+
+def test_a_batch_that_has_stepped_is_over(agents: list[Agent]) -> None:
+    pipe = pipeline(optimizer=SGD)
+    with pipe.accumulate() as batch:
+        batch.step(*data(24))
+        for use in (batch.apply, lambda: batch.step(*data(24)), lambda: batch.add(*data(24))):
+            with pytest.raises(PipelineError, match="have been applied"):
+                use()
+    with pipe.batch(*data(24)) as batch, pytest.raises(PipelineError, match="something was added already"):
+        batch.step(*data(24))
+
+
+# -- deaths
+def dies_at(kind: int, before: bool, sign: str) -> None:
+    """From now on, this process ends when it says a word of an accord, before or after it has gone out."""
+    send = Mail.send
+
+    def watched(self: Mail, slot: Slot, values: tuple[Any, ...]) -> None:
+        if slot.kind == kind and before:
+            die(sign)
+        send(self, slot, values)
+        if slot.kind == kind:
+            die(sign)
+
+    Mail.send = watched  # type: ignore[method-assign]
+
+
+BEFORE, AFTER, EITHER = (1, 1), (2, 2), (1, 2)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("name", "kind", "before", "lost", "left"),
+    [
+        ("worker2", MINE, True, BEFORE, BEFORE),
+        ("worker2", MINE, False, EITHER, None),  # the first worker has heard of it, or of the death
+        ("worker1", ALL, True, EITHER, BEFORE),
+        ("worker1", ALL, False, EITHER, AFTER),
+    ],
+)
+def test_a_worker_killed_while_they_agree(
+    cluster: Cluster, tmp_path: Path, name: str, kind: int, before: bool, lost: Any, left: Any
+) -> None:
+    from dying import data as small_data
+    from dying import killed
+
+    expected = [undisturbed(cluster, steps) for steps in (1, 2)]
+    pipe = mortal(cluster, optimizer=(torch.optim.SGD, {"lr": 0.1}))
+    pipe.step(*small_data())
+    cluster.rpc_sync(name, dies_at, (kind, before, str(tmp_path / "sign")))
+    error = killed(pipe, tmp_path / "sign")
+    assert error.at == {name: "after its last operation"}
+    (stage,) = error.stages
+    held = error.held[1 - stage]
+    assert held in (BEFORE, AFTER) and left in (held, None)
+    assert error.held[stage] == lost if held == BEFORE and left else error.held[stage] in (BEFORE, EITHER)
+    assert ("no parameter has changed" in str(error)) == (held == BEFORE)
+    check_survivor(cluster, pipe, next(iter(cluster.workers)), expected[held == AFTER])
+
+
+@pytest.mark.process
+def test_a_first_worker_that_does_not_answer_keeps_nobody_waiting(cluster: Cluster) -> None:
+    from dying import data as small_data
+
+    pipe = mortal(cluster, {3: Raises()}, optimizer=(torch.optim.SGD, {"lr": 0.1}))
+    pipe.step(*small_data())
+    before = pipe.state_dict()
+    pid = cluster.pid("worker1")
+    cluster.rpc_sync("worker2", Raises.arm, (pid,))
+    began = time.monotonic()
+    try:
+        with pytest.raises(ArithmeticError, match="while the other one stands"):
+            pipe.step(*small_data())
+        assert time.monotonic() - began < 5
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert pipe.optimizer_step == 1
+    assert all(torch.equal(tensor, before[name]) for name, tensor in pipe.state_dict().items())
+    assert pipe.step(*small_data()).loss > 0
+
+
+class Raises(torch.nn.Linear):
+    """Stops the other process, then fails; once."""
+
+    other = 0
+
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+
+    @classmethod
+    def arm(cls, pid: int) -> None:
+        cls.other = pid
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pid, Raises.other = Raises.other, 0
+        if pid:
+            os.kill(pid, signal.SIGSTOP)
+            raise ArithmeticError("while the other one stands")
+        return super().forward(x)
+
+
+def test_of_a_first_worker_on_another_host_nobody_knows_whether_it_had_agreed(tmp_path: Path) -> None:
+    with far_world(tmp_path, 3) as agents:
+        layers = [torch.nn.Linear(6, 16), Leaves()]
+        from rpcbench.pipeline import Pipeline, split
+
+        pipe = Pipeline(split(layers, ["worker2", "worker1"]), "1f1b", 2, torch.nn.functional.mse_loss, SGD)
+        x = torch.rand(8, 6)
+        assert pipe.step(x, torch.rand(8, 16)).loss > 0
+        gone = agents.pop()
+        Leaves.armed = gone.stop
+        with pytest.raises(StageLostError, match=r"worker2 was lost in step .*no parameter has changed") as caught:
+            pipe.step(x, torch.rand(8, 16))
+        assert caught.value.held == {0: (1, 2), 1: (1, 1)}
+
+
+class Leaves(torch.nn.Linear):
+    armed: Any = None
+
+    def __init__(self) -> None:
+        super().__init__(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        stop, Leaves.armed = Leaves.armed, None
+        if stop is not None:
+            stop()
+        return super().forward(x)
