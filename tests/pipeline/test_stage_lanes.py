@@ -390,7 +390,7 @@ def test_training_is_the_same_whichever_way_values_go(
 ) -> None:
     state, losses = trained(agents)
     assert went[True], "some go by lanes"
-    monkeypatch.setattr(Lanes, "give", lambda *_: False)
+    monkeypatch.setattr(Lanes, "give", lambda *_, **__: False)
     others, same = trained(agents)
     assert losses == same and all(torch.equal(state[name], others[name]) for name in state)
 
@@ -418,7 +418,7 @@ def test_what_goes_by_a_lane_is_recorded(
     by_lanes = recorded()
     assert went[True]
     assert [(len(sends), len(recvs)) for sends, recvs in by_lanes] == [(8, 0), (0, 8)], "gradients require none"
-    monkeypatch.setattr(Lanes, "give", lambda *_: False)
+    monkeypatch.setattr(Lanes, "give", lambda *_, **__: False)
     assert recorded() == by_lanes
 
 
@@ -470,7 +470,7 @@ def test_who_watches_messages_sees_each(agents: list[Agent], went: Counter[bool]
     told = Faults()
     agents[2].links.use(told)
     pipe.step(*small.data(8))
-    assert went == {False: 8}
+    assert went == {False: 8 + 2}, "and the two words of an accord"
     agents[1].listen(False)
     agents[2].links.remove(told)
 
