@@ -5,8 +5,8 @@
 
 Guarantees
 - No optimizer steps before all workers have all gradients: two phases, and the first worker is who decides.
-- Once it has decided, nobody ends the step any more; a step that was ended before is applied nowhere. So who wants to
-  end one asks the first worker, and has the answer for all; only if that has gone must the others be asked.
+- A step that was ended before the first worker had decided is applied nowhere. So who wants to end one asks that, and
+  as long as it lives its answer is that of all. If it has gone, each of the others can be ended until it has heard.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class Accord:
         if self._own == self._first:
             for other in self._others:
                 self._mail.take(Slot(step, MINE, 0, self._own, other))
-            self._mail.slots.check(step)
             self._mail.slots.agree(step)
             for other in self._others:
                 self._mail.send(Slot(step, ALL, 0, other, self._own), (_WORD,))

@@ -77,15 +77,16 @@ class Batch:
         self._check_open()
         if self.results:
             raise PipelineError("something was added already: apply that, or begin another batch")
+        self._recorder.recorded(self.context)  # raises where it is over, before anything is sent
         self._closed = _BROKEN
         with self._recorder.inside(self.context):
-            result, stepped = self._runs.step(x, y, self._keeps)
-        self._closed, self._told, self.applied = _APPLIED, stepped.over, True
-        self._whole = self.samples = result.samples
+            self._runs.step(x, y, self._keeps, self._stepped)
+        return self.result
+
+    def _stepped(self, result: StepResult, over: Sequence[int]) -> None:
         self.results.append(result)
-        if stepped.interrupted is not None:
-            raise stepped.interrupted
-        return result
+        self._whole = self.samples = result.samples
+        self._closed, self._told, self.applied = _APPLIED, over, True
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Gradients of all parameters that have one, under the names of the un-split model."""

@@ -58,10 +58,6 @@ class Standing:
         """These stages, by default all, hold this optimizer step."""
         self.held.update(dict.fromkeys(self.held if stages is None else list(stages), (number, number)))
 
-    def doubtful(self, stages: Iterable[int]) -> None:
-        """These may hold one optimizer step more by now."""
-        self.held.update({stage: (held[0], held[1] + 1) for stage in stages if (held := self.held[stage]) is not None})
-
     def unknown(self) -> None:
         """Parameters change now, in ways that nobody counts."""
         self.held = dict.fromkeys(self.held)
@@ -98,7 +94,8 @@ def lost_error(lost: Sequence[Lost], when: str, standing: Standing, changed: boo
     amounts = " and ".join(dict.fromkeys(_amount(standing.held[stage]) for stage in gone))
     told.append(f"{standing.layout.named(gone)}, at {amounts}, went with {them}")
     if left:
-        told.append(("" if changed else "no parameter has changed: ") + standing.words(left))
+        sure = not changed and all(held is not None and held[0] == held[1] for held in map(standing.held.get, left))
+        told.append(("no parameter has changed: " if sure else "") + standing.words(left))
     restarts = ", ".join(f"cluster.restart({each.worker!r})" for each in lost)
     told.append(f"start {them} again ({restarts}), {ANEW}")
     reasons = "; ".join(dict.fromkeys(each.reason for each in lost))

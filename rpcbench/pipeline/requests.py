@@ -40,10 +40,11 @@ def learn(key: str, optimizers: dict[int, RRef[Any]]) -> None:
 # -- in a step
 def run(key: str, *told: Any) -> tuple[Any, ...]:
     """All operations of this worker in one step; a `Task` and its `Report`, as they travel."""
-    worker, task = here(key), Task.heard(told)
+    worker, task, context = here(key), Task.heard(told), recorder().current()
     with worker.turn:
         report = Execution(worker, task).run()
-        if task.applies and (context := worker.recorder.current()) is not None:
+        if task.applies:
+            assert context is not None, "gradients are those of a context"
             report = report._replace(over=_apply(worker, Apply(task.step, context, task.keeps, last=True)))
         return report.told
 

@@ -7,7 +7,7 @@ that it is made in.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,6 @@ from rpcbench.pipeline.oplog import Stamps
 from rpcbench.pipeline.ops import ops_in
 from rpcbench.pipeline.orders import OrderBook, Orders
 from rpcbench.pipeline.ports import model_inputs
-from rpcbench.pipeline.steps import Stepped
 from rpcbench.pipeline.tasks import Metric, Report, Task
 from rpcbench.pipeline.timeline import Timeline
 from rpcbench.words.errors import PipelineError
@@ -89,13 +88,12 @@ class Runs:
         tasks = self._tasks(x, y, samples, whole=whole)
         return self._result(tasks, self.crew.steps.run(tasks), samples, whole)
 
-    def step(self, x: Any, y: Any, keeps: bool) -> tuple[StepResult, Stepped]:
-        """As `train`, and a step of the optimizers."""
+    def step(self, x: Any, y: Any, keeps: bool, done: Callable[[StepResult, list[int]], object]) -> None:
+        """As `train`, and a step of the optimizers; `done` hears what came of it, and who has let go of the context."""
         samples = self._to_train(x, y)
         tasks = self._tasks(x, y, samples, applies=True, keeps=keeps)
         self.crew.check_optimizer()
-        stepped = self.crew.steps.step(tasks)
-        return self._result(tasks, stepped.reports, samples), stepped
+        self.crew.steps.step(tasks, lambda reports, over: done(self._result(tasks, reports, samples), over))
 
     def outputs(self, x: Any) -> Any:
         """Outputs of the last stage for a batch, in evaluation mode, in the order of the samples."""

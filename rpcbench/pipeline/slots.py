@@ -134,9 +134,9 @@ class Slots:
         return True
 
     def agree(self, step: int) -> None:
-        """From now on nobody ends this step. PipelineError where somebody has."""
+        """From now on nobody ends this step. As `check`, where somebody has."""
         with self._lock:
-            if step not in self._aborted:
+            if not self.aborted(step):
                 self._agreed = step
                 return
         self.check(step)

@@ -14,18 +14,22 @@ from typing import Any
 
 import pytest
 import torch
+from dying import data as small_data
+from dying import killed
 from small import SGD, data, pipeline, same
-from test_deaths import check_survivor, die, undisturbed
+from test_deaths import check_survivor, die, leftovers, undisturbed
 from test_deaths import pipeline as mortal
 from worlds import far_world, until
 
 from rpcbench import Cluster
 from rpcbench.agent.core import Agent
-from rpcbench.pipeline import PipelineError, StageLostError
+from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, split
 from rpcbench.pipeline.accord import Accord
 from rpcbench.pipeline.mail import Mail
 from rpcbench.pipeline.slots import ALL, MINE, Slot, Slots
+from rpcbench.pipeline.steps import Steps
 from rpcbench.telemetry.trace import trace
+from rpcbench.words.errors import WorkerLostError
 
 IDS = [4, 7, 9]
 
@@ -87,6 +91,10 @@ def test_who_was_told_to_stop_does_not_go_on_when_the_word_comes_after_all() -> 
         slots.agree(1)
     slots.agree(2)
     assert not slots.abort(2, "too late") and slots.abort(3, "in time")
+    slots.close("worker4 has gone")
+    assert slots.abort(4, "nobody goes on")
+    with pytest.raises(WorkerLostError, match="worker4 has gone"):
+        slots.agree(4)
 
 
 # -- in a pipeline
@@ -171,6 +179,102 @@ def test_ctrl_c_is_raised_when_all_have_stepped(agents: list[Agent]) -> None:
     assert pipe.optimizer_step == 2
 
 
+class InterruptsTwice(torch.optim.SGD):
+    """As that, and again while the notebook waits for the end of the step."""
+
+    def step(self, closure: Any = None) -> Any:
+        if not _reached.is_set():
+            _reached.set()
+            for _ in range(2):
+                _thread.interrupt_main()
+                time.sleep(0.3)
+        return super().step(closure)
+
+
+def test_a_second_ctrl_c_leaves_no_step_uncounted(agents: list[Agent]) -> None:
+    _reached.clear()
+    pipe = pipeline(optimizer=(InterruptsTwice, SGD[1]))
+    history = pipe.fit([data(24)], progress=False)
+    assert history.interrupted and len(history.losses) == pipe.optimizer_step == 1
+
+
+def test_ctrl_c_while_a_checkpoint_is_written_leaves_no_step_uncounted(agents: list[Agent]) -> None:
+    pipe, written = pipeline(optimizer=SGD), []
+
+    def write(number: int) -> None:
+        _thread.interrupt_main()
+        for _ in range(10):  # Python raises between two steps of a loop, if it may
+            written.append(number)
+
+    pipe.crew.steps.on_applied = write
+    history = pipe.fit([data(24)], progress=False)
+    assert history.interrupted and len(history.losses) == 1 and written == [1] * 10
+
+
+@pytest.mark.parametrize("told", [1, 2])
+def test_ctrl_c_while_workers_are_told_forgets_none_of_them(agents: list[Agent], told: int) -> None:
+    """It comes when a worker has been told, and before who has told it knows that."""
+    pipe, plain = pipeline(optimizer=SGD), pipeline(optimizer=SGD)
+    ask, asked = pipe.crew.steps._ask, []
+
+    def interrupted(*what: Any) -> Any:
+        answer = ask(*what)
+        asked.append(answer)
+        if len(asked) == told:
+            _thread.interrupt_main()
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipe.crew.steps, "_ask", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pipe.step(*data(24))
+    same(pipe.state_dict(), plain.state_dict() if pipe.optimizer_step == 0 else stepped(plain))
+    before = pipe.optimizer_step
+    assert before is not None and pipe.step(*data(24)).loss > 0 and pipe.optimizer_step == before + 1
+
+
+def stepped(pipe: Pipeline) -> dict[str, torch.Tensor]:
+    pipe.step(*data(24))
+    return pipe.state_dict()
+
+
+def test_what_became_of_a_step_that_nobody_has_seen_the_end_of_is_found_out(agents: list[Agent]) -> None:
+    """As where Ctrl-C comes once more, in the midst of what follows the first."""
+    pipe = pipeline(optimizer=SGD)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Steps, "_after", lambda *_: None)
+        patch.setattr(Steps, "_reports", interrupted_at_its_end(Steps._reports))
+        with pytest.raises(KeyboardInterrupt):
+            pipe.step(*data(24))
+    assert pipe.optimizer_step is None
+    assert pipe.step(*data(24)).loss > 0 and pipe.optimizer_step == 2
+
+
+def interrupted_at_its_end(reports: Any) -> Any:
+    def interrupted(self: Steps, running: Any) -> Any:
+        reports(self, running)
+        raise KeyboardInterrupt
+
+    return interrupted
+
+
+def test_one_that_cannot_tell_the_others_keeps_nobody_waiting(agents: list[Agent]) -> None:
+    send = Mail.send
+
+    def fails(self: Mail, slot: Slot, values: tuple[Any, ...]) -> None:
+        if slot.kind == ALL:
+            raise OSError("on purpose")
+        send(self, slot, values)
+
+    pipe = pipeline(optimizer=SGD)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Mail, "send", fails)
+        with pytest.raises(OSError, match="on purpose"):
+            pipe.step(*data(24))
+        with pytest.raises(PipelineError, match="hold optimizer step 0 or 1"):
+            pipe.step(*data(24))
+
+
 class Breaks(Interrupts):
     """As that, and the one that is second then fails."""
 
@@ -198,6 +302,10 @@ def test_a_batch_that_has_stepped_is_over(agents: list[Agent]) -> None:
         for use in (batch.apply, lambda: batch.step(*data(24)), lambda: batch.add(*data(24))):
             with pytest.raises(PipelineError, match="have been applied"):
                 use()
+    with pytest.raises(RuntimeError, match="Could not find autograd context"), pipe.accumulate() as later:
+        later.release()
+        later.step(*data(24))
+    assert pipe.optimizer_step == 1
     with pipe.batch(*data(24)) as batch, pytest.raises(PipelineError, match="something was added already"):
         batch.step(*data(24))
 
@@ -233,9 +341,6 @@ BEFORE, AFTER, EITHER = (1, 1), (2, 2), (1, 2)
 def test_a_worker_killed_while_they_agree(
     cluster: Cluster, tmp_path: Path, name: str, kind: int, before: bool, lost: Any, left: Any
 ) -> None:
-    from dying import data as small_data
-    from dying import killed
-
     expected = [undisturbed(cluster, steps) for steps in (1, 2)]
     pipe = mortal(cluster, optimizer=(torch.optim.SGD, {"lr": 0.1}))
     pipe.step(*small_data())
@@ -244,16 +349,14 @@ def test_a_worker_killed_while_they_agree(
     assert error.at == {name: "after its last operation"}
     (stage,) = error.stages
     held = error.held[1 - stage]
-    assert held in (BEFORE, AFTER) and left in (held, None)
-    assert error.held[stage] == lost if held == BEFORE and left else error.held[stage] in (BEFORE, EITHER)
+    assert held == left or (left is None and held in (BEFORE, AFTER))
+    assert error.held[stage] == lost or (left is None and held == BEFORE == error.held[stage])
     assert ("no parameter has changed" in str(error)) == (held == BEFORE)
     check_survivor(cluster, pipe, next(iter(cluster.workers)), expected[held == AFTER])
 
 
 @pytest.mark.process
 def test_a_first_worker_that_does_not_answer_keeps_nobody_waiting(cluster: Cluster) -> None:
-    from dying import data as small_data
-
     pipe = mortal(cluster, {3: Raises()}, optimizer=(torch.optim.SGD, {"lr": 0.1}))
     pipe.step(*small_data())
     before = pipe.state_dict()
@@ -264,10 +367,65 @@ def test_a_first_worker_that_does_not_answer_keeps_nobody_waiting(cluster: Clust
         with pytest.raises(ArithmeticError, match="while the other one stands"):
             pipe.step(*small_data())
         assert time.monotonic() - began < 5
+        assert pipe.optimizer_step is None
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert pipe.optimizer_step == 1
     assert all(torch.equal(tensor, before[name]) for name, tensor in pipe.state_dict().items())
+    assert pipe.optimizer_step == 1
+    assert pipe.step(*small_data()).loss > 0
+
+
+class StandsStill(torch.nn.Linear):
+    """Stops its process where the gradient of its weight is made, for the so many-th time."""
+
+    def __init__(self, turn: int) -> None:
+        super().__init__(6, 6)
+        self.left, self.hooked = turn, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.hooked:
+            self.hooked = True
+            self.weight.register_hook(self._stand)
+        return super().forward(x)
+
+    def _stand(self, gradient: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return gradient
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("again", [False, True])
+def test_a_first_worker_that_stands_still_when_the_others_are_ready_decides_when_it_goes_on(
+    cluster: Cluster, again: bool
+) -> None:
+    expected = [undisturbed(cluster, steps) for steps in (1, 2)]
+    pipe = mortal(cluster, {0: StandsStill(8)}, optimizer=(torch.optim.SGD, {"lr": 0.1}))
+    pipe.load_state_dict(undisturbed(cluster, 0))
+    pipe.step(*small_data())
+    pid = cluster.pid("worker1")
+
+    def interrupt() -> None:
+        until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "worker1 to stand")
+        _thread.interrupt_main()
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pipe.step(*small_data())
+        assert pipe.optimizer_step is None
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        interrupting.join(20)
+    if again:
+        until(
+            lambda: cluster.rpc_sync("worker2", leftovers, ([pipe.crew.workers[2]],)) == [], "worker2 to wait no more"
+        )
+    state = pipe.state_dict()
+    assert pipe.optimizer_step in (1, 2)
+    assert all(torch.equal(tensor, expected[pipe.optimizer_step - 1][name]) for name, tensor in state.items())
     assert pipe.step(*small_data()).loss > 0
 
 
@@ -294,8 +452,6 @@ class Raises(torch.nn.Linear):
 def test_of_a_first_worker_on_another_host_nobody_knows_whether_it_had_agreed(tmp_path: Path) -> None:
     with far_world(tmp_path, 3) as agents:
         layers = [torch.nn.Linear(6, 16), Leaves()]
-        from rpcbench.pipeline import Pipeline, split
-
         pipe = Pipeline(split(layers, ["worker2", "worker1"]), "1f1b", 2, torch.nn.functional.mse_loss, SGD)
         x = torch.rand(8, 6)
         assert pipe.step(x, torch.rand(8, 16)).loss > 0
