@@ -247,7 +247,7 @@ class Steps:
             alone = self._losses.watch.has_ended(first, self._step)  # it may have agreed, and told nobody
             opened.going = [first, *going] if going or alone else []
         elif first in asked:
-            asked[first].add_done_callback(partial(self._late, others, error))
+            asked[first].add_done_callback(partial(self._late, others, self._step, error))
 
     def _asked_to_stop(self, ids: Sequence[int], error: BaseException) -> _Running:
         """Whether the step does not go on there; of those that are there."""
@@ -264,10 +264,10 @@ class Steps:
         failed = id_ in asked and asked[id_].done()
         return id_ in (watch.await_gone() if failed else watch.gone())
 
-    def _late(self, others: Sequence[int], error: BaseException, stopped: Future[bool]) -> None:
-        """The first worker has answered, when nobody waited for it any more."""
+    def _late(self, others: Sequence[int], step: int, error: BaseException, stopped: Future[bool]) -> None:
+        """The first worker has answered, when nobody waited for it any more; by now another step may be under way."""
         for id_ in others if _answer(stopped) else ():
-            self._end(id_, error)
+            self._tell_end(id_, step, _words(error))
 
     def _not_run(self, error: BaseException) -> None:
         """An error has come before all had their gradients. Raises StageLostError where it comes of a death."""
