@@ -54,7 +54,7 @@ class Mail:
         self._lanes.be(giver, WORKS)
         if not self._lanes.brought(slot):
             self._agent.asking.keep(giver)
-            if self._credits is not None and slot.kind in COUNTED:
+            if self._credits is not None:
                 self._took(self._credits, slot, giver)
         return values
 

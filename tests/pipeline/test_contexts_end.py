@@ -93,3 +93,13 @@ def test_nothing_is_left_where_an_optimizer_fails(agents: list[Agent], workers: 
         pipe.step(*small.data(4))
     del pipe
     nothing_left(agents)
+
+
+@pytest.mark.parametrize("workers", [["notebook", "worker2"], ["worker1", "worker2"]])
+def test_nothing_is_left_of_a_step_that_others_had_part_in(agents: list[Agent], workers: list[str]) -> None:
+    """No worker lets go by itself of a context that it does not know all of; the driver tells it."""
+    net = nn.Sequential(nn.Linear(6, 8), Asks(), nn.Linear(8, 4), Asks()).double()
+    pipe = pipeline(net, workers, torch.optim.SGD)
+    assert pipe.step(*small.data(4)).loss > 0 and pipe.optimizer_step == 1
+    del pipe
+    nothing_left(agents)

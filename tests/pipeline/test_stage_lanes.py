@@ -24,7 +24,7 @@ from rpcbench.pipeline.credits import Channel
 from rpcbench.pipeline.lanes import Lanes
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.mail import CREDITS, ENDS, Mail
-from rpcbench.pipeline.slots import FORWARD, Slot
+from rpcbench.pipeline.slots import ALL, FORWARD, MINE, Slot
 from rpcbench.testing import Faults
 from rpcbench.transport import lane
 from rpcbench.transport.bells import Ear
@@ -128,6 +128,16 @@ def test_a_tensor_is_the_same(pair: Pair, went: Counter[bool], what: str) -> Non
             assert torch.equal(found, given) and (found.dtype, found.shape) == (given.dtype, given.shape)
             assert found.requires_grad == given.requires_grad and found.is_leaf and type(found) is Tensor
     assert went == {True: 2 * PLACES}
+
+
+def test_words_of_an_accord_go_by_the_lanes_that_there_are(pair: Pair, went: Counter[bool]) -> None:
+    """For them alone none is opened: a lane has room for sixteen large values."""
+    first, second = (agent.id for agent in pair.agents)
+    for mail, slot in ((pair.first, Slot(1, ALL, 0, second, first)), (pair.second, Slot(1, MINE, 0, first, second))):
+        mail.send(slot, (torch.zeros(1, dtype=torch.uint8),))
+    assert went == {True: 1, False: 1} and not pair.second._lanes._giving
+    assert pair.second.take(Slot(1, ALL, 0, second, first))[0].item() == 0
+    assert pair.first.take(Slot(1, MINE, 0, first, second))[0].item() == 0
 
 
 class Own(Tensor):
