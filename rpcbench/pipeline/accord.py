@@ -35,9 +35,20 @@ class Accord:
             for other in self._others:
                 self._mail.take(Slot(step, MINE, 0, self._own, other))
             self._mail.slots.agree(step)
-            for other in self._others:
-                self._mail.send(Slot(step, ALL, 0, other, self._own), (_WORD,))
+            self._tell_all(step)
         else:
             self._mail.send(Slot(step, MINE, 0, self._first, self._own), (_WORD,))
             self._mail.take(Slot(step, ALL, 0, self._own, self._first))
             self._mail.slots.agree(step)
+
+    def _tell_all(self, step: int) -> None:
+        """All others hear that it goes on; who cannot be told that waits no longer, and the error is raised."""
+        failed: Exception | None = None
+        for other in self._others:
+            try:
+                self._mail.send(Slot(step, ALL, 0, other, self._own), (_WORD,))
+            except Exception as error:  # noqa: BLE001  (raised below)
+                failed = failed or error
+                self._mail.end(other, step, f"{type(error).__name__}: {error}")
+        if failed is not None:
+            raise failed

@@ -101,7 +101,11 @@ class Mail:
         """The driver hears of it from whoever fails."""
         slot, reason = Slot(*place), f"{type(error).__name__}: {error}"
         self.slots.abort(slot.step, reason)
-        end(self._agent, self._homes.taker(slot), self._key, slot.step, reason)
+        self.end(self._homes.taker(slot), slot.step, reason)
+
+    def end(self, to: int, step: int, reason: str) -> None:
+        """Tell another worker that a step is not to go on."""
+        end(self._agent, to, self._key, step, reason)
 
 
 def end(agent: Agent, to: int, key: str, step: int, reason: str) -> None:

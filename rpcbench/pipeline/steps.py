@@ -180,22 +180,12 @@ class Steps:
         if opened is None or opened.going is None:
             return
         applying = {id_: future for id_, future in opened.running.items() if id_ in opened.going}
-        answered = self._answered(applying, seconds)
+        answered = _await(applying, seconds)
         for stage, id_ in self._homes.items():
             if id_ not in applying or _succeeded(applying[id_]):
                 self.standing.reached(opened.number - (id_ not in applying), [stage])
         if answered:
             self._open = None
-
-    def _answered(self, running: _Running, seconds: float | None) -> bool:
-        """Wait until all have answered, or so many seconds; whether they have. Once one has failed, the others wait
-        for nothing of it."""
-        if not _await(running, seconds, any_failed=True):
-            return False
-        for id_, future in running.items():
-            if not future.done():
-                self._end(id_, PipelineError("another worker has failed"))
-        return _await(running, seconds)
 
     # -- a step that fails
     def _after(self, error: BaseException, opened: _Open, done: Done) -> None:
@@ -282,17 +272,12 @@ class Steps:
         error.add_note(self._apart() if self.standing.number is None else self.standing.words(self._homes))
 
 
-def _await(running: _Running, seconds: float | None, *, any_failed: bool = False) -> bool:
-    """Wait until all have answered, or `any_failed`, or so many seconds; whether it is so."""
+def _await(running: _Running, seconds: float | None) -> bool:
+    """Wait until all have answered, or so many seconds; whether they have."""
     changes, futures = Changes(), list(running.values())
     for future in futures:
         future.add_done_callback(lambda _: changes.tell())
-
-    def reached() -> bool:
-        done = [future for future in futures if future.done()]
-        return len(done) == len(futures) or (any_failed and not all(map(_succeeded, done)))
-
-    return changes.wait_for(reached, seconds)
+    return changes.wait_for(lambda: all(future.done() for future in futures), seconds)
 
 
 def _answer(future: Future[bool] | None) -> bool | None:

@@ -22,6 +22,7 @@ from test_deaths import pipeline as mortal
 from worlds import far_world, until
 
 from rpcbench import Cluster
+from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, split
 from rpcbench.pipeline.accord import Accord
@@ -275,6 +276,35 @@ def test_one_that_cannot_tell_the_others_keeps_nobody_waiting(agents: list[Agent
             pipe.step(*data(24))
         with pytest.raises(PipelineError, match="hold optimizer step 0 or 1"):
             pipe.step(*data(24))
+
+
+class FailsFirst(torch.optim.SGD):
+    """On the first worker."""
+
+    def step(self, closure: Any = None) -> Any:
+        if current.current().name == "worker1":
+            _reached.set()
+            raise ArithmeticError("on purpose")
+        return super().step(closure)
+
+
+def test_who_hears_late_of_the_accord_steps_all_the_same(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the first worker has failed by then, and the driver knows it."""
+    _reached.clear()
+    take = Mail.take
+
+    def late(self: Mail, slot: Slot) -> Any:
+        if slot.kind == ALL:
+            assert _reached.wait(20)
+            time.sleep(0.2)  # nothing tells here what the driver does about it
+        return take(self, slot)
+
+    monkeypatch.setattr(Mail, "take", late)
+    pipe = pipeline(optimizer=(FailsFirst, SGD[1]))
+    with pytest.raises(ArithmeticError, match="on purpose") as caught:
+        pipe.step(*data(24))
+    words = "stage 0 holds optimizer step 0 or 1, stage 1 holds optimizer step 1."
+    assert words in "".join(caught.value.__notes__)
 
 
 class Breaks(Interrupts):
