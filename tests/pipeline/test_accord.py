@@ -17,7 +17,7 @@ import torch
 from dying import data as small_data
 from dying import killed
 from small import SGD, data, pipeline, same
-from test_deaths import check_survivor, die, leftovers, undisturbed
+from test_deaths import check_survivor, die, undisturbed
 from test_deaths import pipeline as mortal
 from worlds import far_world, until
 
@@ -25,6 +25,7 @@ from rpcbench import Cluster
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, split
+from rpcbench.pipeline import stage as stage_
 from rpcbench.pipeline.accord import Accord
 from rpcbench.pipeline.mail import Mail
 from rpcbench.pipeline.slots import ALL, MINE, Slot, Slots
@@ -407,58 +408,46 @@ def test_a_first_worker_that_does_not_answer_keeps_nobody_waiting(cluster: Clust
     assert pipe.step(*small_data()).loss > 0
 
 
-class StandsStill(torch.nn.Linear):
-    """Stops its process where the gradient of its weight is made, for the so many-th time."""
-
-    def __init__(self, turn: int) -> None:
-        super().__init__(6, 6)
-        self.left, self.hooked = turn, False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.hooked:
-            self.hooked = True
-            self.weight.register_hook(self._stand)
-        return super().forward(x)
-
-    def _stand(self, gradient: torch.Tensor) -> torch.Tensor:
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return gradient
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("again", [False, True])
-def test_a_first_worker_that_stands_still_when_the_others_are_ready_decides_when_it_goes_on(
-    cluster: Cluster, again: bool
+@pytest.mark.parametrize("agrees", [True, False])
+def test_a_first_worker_that_is_silent_when_the_others_are_ready_decides_later(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch, agrees: bool
 ) -> None:
-    expected = [undisturbed(cluster, steps) for steps in (1, 2)]
-    pipe = mortal(cluster, {0: StandsStill(8)}, optimizer=(torch.optim.SGD, {"lr": 0.1}))
-    pipe.load_state_dict(undisturbed(cluster, 0))
-    pipe.step(*small_data())
-    pid = cluster.pid("worker1")
+    _gate.clear()
+    _reached.clear()
+    answers, abort = threading.Event(), Slots.abort
+    net = torch.nn.Sequential(Late(), torch.nn.Tanh(), torch.nn.Linear(16, 4, dtype=torch.double))
+    pipe = pipeline(net, optimizer=SGD, microbatches=1)
+    (first,) = agents[1].part(stage_._Directory).workers.values()
+
+    def silent(self: Slots, step: int, reason: str) -> bool:
+        assert self is not first.slots or answers.wait(20)
+        return abort(self, step, reason)
 
     def interrupt() -> None:
-        until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "worker1 to stand")
+        assert _reached.wait(20)
+        until(lambda: any(row["state"] == "done" for row in agents[2].tables()["steps"].values()))
         _thread.interrupt_main()
 
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            pipe.step(*small_data())
-        assert pipe.optimizer_step is None
-    finally:
-        os.kill(pid, signal.SIGCONT)
-        interrupting.join(20)
-    if again:
-        until(
-            lambda: cluster.rpc_sync("worker2", leftovers, ([pipe.crew.workers[2]],)) == [], "worker2 to wait no more"
-        )
-    state = pipe.state_dict()
-    assert pipe.optimizer_step in (1, 2)
-    assert all(torch.equal(tensor, expected[pipe.optimizer_step - 1][name]) for name, tensor in state.items())
-    assert pipe.step(*small_data()).loss > 0
+    monkeypatch.setattr(Slots, "abort", silent)
+    with ThreadPoolExecutor(1) as pool:
+        interrupting = pool.submit(interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                pipe.step(*data(24))
+            assert pipe.optimizer_step is None
+            for event in (_gate, answers) if agrees else (answers, _gate):
+                event.set()
+                if event is answers and not agrees:
+                    until(lambda: first.slots.aborted(pipe.crew.steps._step), "the step to be ended there")
+                elif agrees and event is _gate:
+                    until(lambda: first.slots._agreed == pipe.crew.steps._step, "it to agree")
+        finally:
+            _gate.set()
+            answers.set()
+        interrupting.result(20)
+    if not agrees:  # nobody else waits for it either, though nobody has asked again
+        until(lambda: not len(agents[2].part(stage_._Directory).workers[pipe.crew._key].slots), "nothing to be left")
+    assert pipe.step(*data(24)).loss > 0 and pipe.optimizer_step == 1 + agrees
 
 
 class Raises(torch.nn.Linear):
