@@ -446,7 +446,8 @@ def test_a_first_worker_that_is_silent_when_the_others_are_ready_decides_later(
             answers.set()
         interrupting.result(20)
     if not agrees:  # nobody else waits for it either, though nobody has asked again
-        until(lambda: not len(agents[2].part(stage_._Directory).workers[pipe.crew._key].slots), "nothing to be left")
+        (second,) = agents[2].part(stage_._Directory).workers.values()
+        until(lambda: second.slots.aborted(pipe.crew.steps._step), "the other one to wait no more")
     assert pipe.step(*data(24)).loss > 0 and pipe.optimizer_step == 1 + agrees
 
 
