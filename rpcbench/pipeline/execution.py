@@ -16,6 +16,7 @@ from torch.autograd.graph import _engine_run_backward
 
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.chance import begin, go_on, seed
+from rpcbench.pipeline.engine_sums import EngineSums
 from rpcbench.pipeline.exchange import Exchange, Gradients, Messages, nbytes, requires_grad
 from rpcbench.pipeline.halves import Halves
 from rpcbench.pipeline.oplog import DONE, FAILED
@@ -40,7 +41,10 @@ class Execution:
         self._step = task.step
         self._context = worker.recorder.current()
         self._tied = TiedGradients(task.step, worker.copies)
-        self._sums = Sums(worker.params, {} if self._context is None else worker.recorder.gradients(self._context))
+        before = {} if self._context is None else worker.recorder.gradients(self._context)
+        self._sums = Sums(worker.params, before)
+        usual = task.train and not before and not places_in(task.plan, Kind.WEIGHT) | places_in(task.plan, Kind.UPDATE)
+        self._engine_sums = EngineSums(worker.summable if usual else {})
         self._bounds = microbatch.bounds(task.samples, task.microbatches, *worker.share)
         self._weights = microbatch.factors(task.samples, task.microbatches, task.reduction, task.whole)
         self._stash = Stash(task.plan, worker.modules, worker.optimizers, self._weights)
@@ -90,12 +94,14 @@ class Execution:
     def _run(self) -> None:
         train, worker = self._task.train, self._worker
         worker.train(train)
-        with torch.set_grad_enabled(train), worker.computing.step():
-            self._operate()
-        worker.record.note(self._step, Doing.READY)
-        if self._context is not None and train:
-            self._add_up_tied()
-            worker.recorder.replace_leaves(self._context, self._sums.leaves())
+        with self._engine_sums:
+            with torch.set_grad_enabled(train), worker.computing.step():
+                self._operate()
+            worker.record.note(self._step, Doing.READY)
+            if self._context is not None and train:
+                self._add_up_tied()
+                leaves = [*self._sums.leaves(), *self._engine_sums.leaves()]
+                worker.recorder.replace_leaves(self._context, leaves)
 
     def _operate(self) -> None:
         """For each operation: wait for what it needs, run it, send what it makes."""
@@ -225,6 +231,8 @@ class Execution:
         values, given = self._let_go(op)
         roots, came = self._roots(op, given, gradients)
         wanted = self._exchange.wanted(op, values)
+        if op.stage in self._engine_sums:
+            return self._exchange.returned(op, values, wanted, self._engine_sums.add(op.stage, roots, came, wanted))
         inputs = [*wanted, *self._stash.parameters(op, self._worker.params[op.stage])]
         found = _grad(roots, inputs, came) if roots and inputs else [None] * len(inputs)
         self._made = found[len(wanted) :]

@@ -25,6 +25,7 @@ from rpcbench.autograd import recorder
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.accord import Accord
 from rpcbench.pipeline.credits import Channel
+from rpcbench.pipeline.engine_sums import summable
 from rpcbench.pipeline.lanes import LOOK, OPENED
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.mail import CREDITS, ENDS, Mail
@@ -125,6 +126,9 @@ class StageWorker:
         self.share = homes.replica, len(homes.column)
         """Which of how many replicas this is."""
         self.replica = homes.replica if len(homes.column) > 1 else None
+        untied = {stage: own for stage, own in self.params.items() if not self.copies.places[stage]}
+        self.summable = summable(untied) if self.replica is None else {}
+        """Those of `params` whose gradients torch's engine may add up."""
         self.turn = threading.Lock()
         """Held while a step runs here, even the rest of one that was aborted."""
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}
