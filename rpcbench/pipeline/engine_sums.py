@@ -35,7 +35,7 @@ def _plain(param: Tensor) -> bool:
 
 
 class EngineSums:
-    """Of those of these stages, all of them `summable`, that have no hooks: `stage in sums`. Around a step's backwards."""
+    """Of those of these stages, all `summable`, whose parameters have no hooks: `stage in sums`. Around a step."""
 
     def __init__(self, params: Mapping[int, Sequence[Tensor]]) -> None:
         self._params = {

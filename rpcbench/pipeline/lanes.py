@@ -115,7 +115,7 @@ class Lanes:
         self._refused: set[int] = set()  # who can have no lane in this step
         self._offers: queue.SimpleQueue[tuple[int, Taker]] = queue.SimpleQueue()
         self._taking: dict[int, list[_Taking]] = {}  # by who gives; the latest last, and those before it not empty yet
-        self._brought: set[Slot] = set()  # of this step, and not taken yet
+        self._brought: set[Slot] = set()  # of this step, in the slots, and not taken yet
 
     def begin(self) -> None:
         """A step begins."""
@@ -150,7 +150,7 @@ class Lanes:
             scope = None if recorder is None else recorder.cut((value,), to, str(slot))
             named = _UNRECORDED if scope is None else (scope.context, scope.message)
             number = _NUMBER[value.dtype]
-            lane.views.at(place, number, shape).copy_(value.detach())
+            lane.views.at(place, number, shape).copy_(value.detach() if value.requires_grad else value)
             head = *slot, *named, value.requires_grad, number, len(shape), *shape
             ring.give(head + (0,) * (NUMBERS - len(head)), value.nbytes)
         return True
@@ -174,6 +174,21 @@ class Lanes:
         """A lane that a worker has opened, to be looked at from the next look on."""
         self._offers.put((giver, ring))
 
+    def take(self, slots: Slots, slot: Slot, giver: int) -> tuple[Tensor] | None:
+        """What is to go into this slot, if it lies there next: straight to who takes it. None where it is to be looked
+        for."""
+        lanes = self._taking.get(giver)
+        if not lanes or self._watched() or slots.aborted(slot.step):
+            return None
+        if (found := lanes[0].next(slot.step)) is None:
+            return None
+        came, value, scope = found
+        if came != slot:
+            self._bring(slots, giver, came, value, scope)
+            return None
+        self._record(giver, value, scope)
+        return (value,)
+
     def look(self, slots: Slots, slot: Slot, giver: int) -> None:
         """Bring what lies there into the slots, up to this one."""
         while not self._offers.empty():
@@ -191,10 +206,13 @@ class Lanes:
     def _bring(self, slots: Slots, giver: int, slot: Slot, value: Tensor, scope: Scope | None) -> None:
         if slots.aborted(slot.step):  # nor is its context there any more
             return
-        if scope is not None and (recorder := self._agent.values.recorder) is not None:
-            recorder.cut_off(scope, (value,), giver)
+        self._record(giver, value, scope)
         self._brought.add(slot)
         slots.put(slot, lambda: value)
+
+    def _record(self, giver: int, value: Tensor, scope: Scope | None) -> None:
+        if scope is not None and (recorder := self._agent.values.recorder) is not None:
+            recorder.cut_off(scope, (value,), giver)
 
     def brought(self, slot: Slot) -> bool:
         """Whether what has just been taken had come by a lane."""

@@ -48,9 +48,12 @@ class Mail:
     def take(self, slot: Slot) -> tuple[Any, ...]:
         """As `Slots.take`, of a kind that goes by lanes, too: who fills it hears from time to time that it has room
         here, if that is counted."""
-        values, giver = self.slots.take(slot), self._homes.giver(slot)
+        giver = self._homes.giver(slot)
         if giver is None or giver == self._agent.id:
-            return values
+            return self.slots.take(slot)
+        if (lying := self._lanes.take(self.slots, slot, giver)) is not None:
+            return lying
+        values = self.slots.take(slot)
         self._lanes.be(giver, WORKS)
         if not self._lanes.brought(slot):
             self._agent.asking.keep(giver)

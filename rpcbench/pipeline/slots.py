@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from rpcbench.words.changes import Changes
@@ -38,11 +39,16 @@ class Slot(NamedTuple):
 
     def __str__(self) -> str:
         """As in pictures: "F3 for stage 1"."""
-        if self.kind in AMONG_REPLICAS:
-            return f"{self.kind:c} for replica {self.microbatch} of stage {self.stage}"
-        if self.kind in IN_ACCORD:
-            return f"{self.kind:c} for worker {self.microbatch}"
-        return f"{self.kind:c}{self.microbatch} for stage {self.stage}"
+        return _told(self.kind, self.stage, self.microbatch)
+
+
+@lru_cache(maxsize=1024)  # the same in each step
+def _told(kind: int, stage: int, microbatch: int) -> str:
+    if kind in AMONG_REPLICAS:
+        return f"{kind:c} for replica {microbatch} of stage {stage}"
+    if kind in IN_ACCORD:
+        return f"{kind:c} for worker {microbatch}"
+    return f"{kind:c}{microbatch} for stage {stage}"
 
 
 Help = Callable[[Waits, Slot], object]
