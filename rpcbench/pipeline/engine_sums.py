@@ -64,7 +64,7 @@ class EngineSums:
         """The backward of a micro-batch, from `roots` with their `gradients`; what it gives for those `wanted`, which
         are leaves of this micro-batch alone."""
         inputs = (*wanted, *self._params[stage])
-        if roots and inputs:
+        if inputs:  # else they would be all that there are
             _engine_run_backward(
                 tuple(roots), tuple(gradients), False, False, inputs, allow_unreachable=True, accumulate_grad=True
             )

@@ -178,7 +178,7 @@ class Lanes:
         """What is to go into this slot, if it lies there next: straight to who takes it. None where it is to be looked
         for."""
         lanes = self._taking.get(giver)
-        if not lanes or self._watched() or slots.aborted(slot.step):
+        if not lanes or slots.has(slot) or slots.aborted(slot.step) or self._watched():
             return None
         if (found := lanes[0].next(slot.step)) is None:
             return None

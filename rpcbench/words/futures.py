@@ -261,8 +261,7 @@ class Future(_Base[T]):
         with self._lock:
             if self._outcome is not None or (self._answer is not None and not self._taken):
                 return False
-            if waiter not in self._waiters:
-                self._waiters.append(waiter)
+            self._waiters.append(waiter)
             return True
 
     def leave(self, waiter: Waiter) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from rpcbench.pipeline.credits import Channel
 from rpcbench.pipeline.lanes import Lanes
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.mail import CREDITS, ENDS, Mail
-from rpcbench.pipeline.slots import ALL, FORWARD, MINE, Slot
+from rpcbench.pipeline.slots import ALL, FORWARD, MINE, Slot, Slots
 from rpcbench.testing import Faults
 from rpcbench.transport import lane
 from rpcbench.transport.bells import Ear
@@ -193,6 +194,51 @@ def test_values_are_taken_in_any_order_and_those_without_room_come_too(pair: Pai
     order = [*range(count)][::-1]
     assert [pair.take(number).item() for number in order] == order
     assert len(pair.second.slots) == 0 and not pair.second._lanes._brought
+
+
+def test_a_lane_keeps_no_graph(pair: Pair) -> None:
+    leaf = torch.rand(3, requires_grad=True)
+    pair.send(1, leaf * 2)
+    assert pair.take(1).is_leaf
+    gone = weakref.ref(leaf)
+    del leaf
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_lies_next_goes_straight_to_who_takes_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[int] = []
+    fill = Slots.put
+
+    def told(self: Slots, slot: Any, values: Any) -> None:
+        put.append(slot[3])
+        fill(self, slot, values)
+
+    monkeypatch.setattr(Slots, "put", told)
+    for number in range(6):
+        pair.send(number, torch.tensor(float(number)))
+    order = [0, 1, 4, 2, 3, 5]
+    assert [pair.take(number).item() for number in order] == order
+    assert put == [2, 3, 4], "those before the one that was wanted, and that one, as it had to be looked for"
+
+
+def test_nothing_is_taken_of_a_step_that_has_ended(pair: Pair) -> None:
+    for number in range(2):
+        pair.send(number, torch.ones(1))
+    pair.take(0)
+    pair.second.slots.abort(1, "enough")
+    with pytest.raises(PipelineError, match="enough"):
+        pair.take(1)
+
+
+def test_who_begins_to_look_on_within_a_step_sees_the_messages_of_it(pair: Pair, went: Counter[bool]) -> None:
+    for number in range(3):
+        pair.send(number, torch.tensor(float(number)))
+    pair.agents[1].bus.telling = True
+    assert pair.take(0).item() == 0 and pair.ring.at == AWAY
+    pair.agents[1].bus.telling = False
+    pair.send(3, torch.tensor(3.0))
+    assert [pair.take(number).item() for number in (1, 2, 3)] == [1, 2, 3] and went == {True: 3, False: 1}
 
 
 def waiting(pair: Pair, number: int) -> tuple[threading.Thread, list[Any]]:

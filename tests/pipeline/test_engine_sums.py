@@ -1,0 +1,256 @@
+"""Gradients that torch's engine adds up: the same as one by one, and in `.grad` for no longer than a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+from worlds import nothing_left, until, world
+
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline import Pipeline, split, stage
+from rpcbench.pipeline import execution as execution_
+from rpcbench.pipeline.engine_sums import EngineSums, summable
+from rpcbench.pipeline.ops import Ops, parse
+from rpcbench.pipeline.sums import Sums
+
+
+class Sometimes(nn.Module):
+    """Uses the second weight for some inputs only, and the third one never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        made = torch.Generator().manual_seed(1)
+        self.weights = nn.ParameterList([torch.rand(3, 3, generator=made) for _ in range(3)])
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = torch.tanh(value @ self.weights[0] @ self.weights[0])
+        return value @ self.weights[1].t() if value[0, 0] > 0 else value
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=5))
+def test_sums_are_those_of_one_by_one_to_the_last_bit(positive: list[bool]) -> None:
+    net = Sometimes()
+    own = list(net.parameters())
+    one_by_one, engine = Sums({0: own}, {}), EngineSums(summable({0: own}))
+    with engine:
+        for number, sign in enumerate(positive):
+            value = torch.rand(4, 3, generator=torch.Generator().manual_seed(number)) * (1 if sign else -1)
+            value.requires_grad_()
+            back = torch.rand(4, 3, generator=torch.Generator().manual_seed(number + 99))
+            wanted, *gradients = torch.autograd.grad([net(value)], [value, *own], [back], allow_unused=True)
+            one_by_one.add(0, gradients)
+            (found,) = engine.add(0, [net(value)], [back], [value])
+            assert found is not None and torch.equal(found, wanted)
+        sums, wanted_sums = dict(engine.leaves()), dict(one_by_one.leaves())
+    assert sums.keys() == wanted_sums.keys() and all(torch.equal(sums[p], wanted_sums[p]) for p in sums)
+    assert all(param.grad is None for param in own)
+
+
+def test_what_grad_was_is_there_again_and_not_counted() -> None:
+    own = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    own[0].grad = before = torch.full((2,), 5.0)
+    with pytest.raises(ZeroDivisionError), EngineSums(summable({0: own})) as _:
+        raise ZeroDivisionError
+    assert own[0].grad is before and own[1].grad is None
+    engine = EngineSums(summable({0: own}))
+    with engine:
+        engine.add(0, [own[0] * own[1]], [torch.ones(2)], [])
+        assert [gradient.tolist() for _, gradient in engine.leaves()] == [[1, 1]] * 2
+    assert own[0].grad is before and own[1].grad is None and before.tolist() == [5, 5]
+
+
+def test_a_backward_from_nothing_gives_nothing() -> None:
+    value, own = torch.ones(2, requires_grad=True), [nn.Parameter(torch.ones(2))]
+    engine = EngineSums(summable({0: own, 1: []}))
+    with engine:
+        assert engine.add(0, [], [], [value]) == [None] and engine.add(1, [value * 2], [torch.ones(2)], []) == []
+        assert engine.leaves() == [] and value.grad is None
+
+
+class Own(nn.Parameter):
+    """Of a class of the user's own."""
+
+
+def test_which_stages_can_have_it() -> None:
+    plain, shared, twice = (nn.Parameter(torch.ones(2)) for _ in range(3))
+    own = Own(torch.ones(2))
+    inner = nn.Parameter(torch.ones(2)) * 2
+    params = {0: [plain], 1: [shared], 2: [shared], 3: [twice, twice], 4: [own], 5: [inner], 6: []}
+    assert list(summable(params)) == [0, 6]
+
+
+@pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_parameters_with_hooks_go_the_other_way(hook: str) -> None:
+    hooked, free = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    params = summable({0: [hooked], 1: [free]})
+    handle = getattr(hooked, hook)(lambda *_: None)
+    assert 0 not in EngineSums(params) and 1 in EngineSums(params)
+    handle.remove()
+    assert 0 in EngineSums(params)
+
+
+# -- in a pipeline
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+        nothing_left(made)
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Stages of the micro-batches that went this way."""
+    stages: list[int] = []
+
+    class Told(EngineSums):
+        def add(self, stage: int, *how: Any) -> list[Tensor | None]:
+            stages.append(stage)
+            return super().add(stage, *how)
+
+    monkeypatch.setattr(execution_, "EngineSums", Told)
+    return stages
+
+
+def modules(agents: list[Agent]) -> dict[int, nn.Module]:
+    """Of the one pipeline there is, on its workers."""
+    return {
+        number: module
+        for agent in agents[1:]
+        for worker in agent.part(stage._Directory).workers.values()
+        for number, module in worker.modules.items()
+    }
+
+
+class Writes(torch.autograd.Function):
+    """What no function should do: it changes the gradient that it gets."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].mul_(2)
+
+
+def writing_loss(output: Tensor, target: Tensor) -> Tensor:
+    writes: Any = Writes.apply
+    return torch.as_tensor(writes(functional.cross_entropy(output, target)))
+
+
+def test_a_loss_that_writes_to_its_gradient_spoils_no_other(agents: list[Agent]) -> None:
+    x, y = small.data(16)
+    net = small.model()
+    small.step_alike(small.pipeline(loss_fn=writing_loss, optimizer=small.SGD), net, writing_loss(net(x), y), x, y)
+
+
+def alike(pipe: Pipeline, samples: int = 21) -> None:
+    x, y = small.data(samples)
+    net = small.model()
+    small.step_alike(pipe, net, functional.cross_entropy(net(x), y), x, y)
+
+
+WAYS = {"gpipe": {}, "1f1b": {}, "interleaved": {}, "recompute": {"schedule": "gpipe", "recompute": "all"}}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_of_plain_stages_go_this_way(agents: list[Agent], used: list[int], way: str) -> None:
+    pipe = small.pipeline(optimizer=small.SGD, **(WAYS[way] or {"schedule": way}))
+    alike(pipe)
+    assert sorted(used) == sorted(4 * [*range(len(pipe.stages))])
+
+
+@pytest.mark.parametrize("schedule", ["zb1p", "zbv", "async"])
+def test_halves_and_updates_within_a_step_do_not(agents: list[Agent], used: list[int], schedule: str) -> None:
+    pipe = small.pipeline(schedule=schedule, optimizer=small.SGD)
+    pipe.step(*small.data(8))
+    assert used == []
+
+
+def test_a_plan_with_whole_backwards_and_halves_loses_none(agents: list[Agent], used: list[int]) -> None:
+    def mixed(workers: int, microbatches: int, chunks: int = 1) -> Ops:
+        return parse("0F0 0F1 0B0 0I1 0W1\n1F0 1B0 1F1 1I1 1W1")
+
+    alike(small.pipeline(schedule=mixed, microbatches=2, optimizer=small.SGD))
+    assert used == []
+
+
+def test_gradients_from_before_are_added_to_one_by_one(agents: list[Agent], used: list[int]) -> None:
+    pipe = small.pipeline(optimizer=small.SGD)
+    x, y = small.data(16)
+    net = small.model()
+    for begin in (0, 8):
+        (functional.cross_entropy(net(x[begin : begin + 8]), y[begin : begin + 8]) / 2).backward()
+    with pipe.accumulate() as batch:
+        batch.add(x[:8], y[:8])
+        assert len(used) == 8
+        batch.add(x[8:], y[8:])
+        assert len(used) == 8
+        small.same(batch.gradients(), small.grads(net))
+
+
+def test_tied_weights_and_replicas_go_the_other_way(agents: list[Agent], used: list[int]) -> None:
+    layers = [nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)]
+    layers[2].weight = layers[0].weight
+    x = torch.rand(8, 6)
+    for stages in (split(layers, small.WORKERS, balance=[2, 1]), split(layers[:1], small.WORKERS, replicas=2)):
+        with Pipeline(stages, "gpipe", 2, functional.mse_loss).batch(x, x):
+            assert used == []
+
+
+def test_a_hook_that_keeps_gradients_sees_each_and_they_stay(agents: list[Agent], used: list[int]) -> None:
+    pipe, kept = small.pipeline(optimizer=small.SGD), []
+    weight = next(modules(agents)[1].parameters())
+    weight.register_hook(lambda gradient: kept.append((gradient, gradient.clone())))
+    alike(pipe)
+    assert len(kept) == 4 and all(torch.equal(gradient, copy) for gradient, copy in kept) and set(used) == {0}
+
+
+class Checked(torch.autograd.Function):
+    """Fails on the way back of large values."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        ctx.large = bool(value.abs().max() > 10)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        if ctx.large:
+            raise ValueError("too large")
+        return gradients[0]
+
+
+class Fails(nn.Linear):
+    def forward(self, value: Tensor) -> Tensor:
+        checked: Any = Checked.apply
+        return torch.as_tensor(checked(super().forward(value)))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_grad_on_the_workers_is_as_before(agents: list[Agent], used: list[int], fails: bool) -> None:
+    layers = [nn.Linear(6, 6), Fails(6, 6)]
+    pipe = Pipeline(split(layers, small.WORKERS, balance=[1, 1]), "1f1b", 4, functional.mse_loss)
+    params = [param for module in modules(agents).values() for param in module.parameters()]
+    for param in params:
+        param.grad = torch.full_like(param, 700.0)
+    before = [param.grad for param in params]
+    x = torch.ones(8, 6)
+    x[5] = 1000.0 if fails else 1.0
+    try:
+        with pipe.batch(x, torch.zeros(8, 6)) as batch:
+            assert not fails and all(gradient.abs().max() < 100 for gradient in batch.gradients().values())
+    except ValueError:
+        assert fails
+    assert used
+    until(lambda: all(param.grad is one for param, one in zip(params, before, strict=True)))
+    assert all(bool((one == 700).all()) for one in before if one is not None)
