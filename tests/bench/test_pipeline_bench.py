@@ -79,10 +79,18 @@ def test_the_command_measures_all_lines(tmp_path: Path, capsys: pytest.CaptureFi
     lines = {line["title"]: line for line in found["lines"]}
     assert found["seed"] == 3 and len(lines) == 4 + 3 + len(idle.SCHEDULES)
     calls = lines["driver's messages to a worker in a step"]
+    assert 0 < lines["an operation that does nothing"]["value"] < 1e6
     assert calls["value"] == 1 and calls["bound"] == 2 and calls["ok"]
     ratios = [line["value"] for title, line in lines.items() if title.endswith(SCHEDULES) and line["bound"] == 1]
     assert len(ratios) == 4 and all(ratio > 0 for ratio in ratios)
     assert "geometric mean" in capsys.readouterr().out
+
+
+def test_what_an_operation_takes_by_itself_is_no_overhead() -> None:
+    assert 0 < pipelines.alone(torch.ones(4, 1)) < 60
+    found = [pipelines._overhead(whole, 60.0) for whole in (210.0, 211.0)]
+    assert [line.ok for line in found] == [True, False] and found[0].value == 150
+    assert found[0].measured == "210 µs" and found[0].beside.startswith("60 µs of it") and "150 µs" in found[0].beside
 
 
 def test_what_misses_its_goal_is_marked() -> None:
