@@ -42,7 +42,7 @@ PURE = {  # prefix of module name -> what it must not import
     "rpcbench.wire.frames": _OUTSIDE | _CLOCKS,
     "rpcbench.protocol": _OUTSIDE | _CLOCKS,
 }
-NOT_PURE = {"rpcbench.words.futures", "rpcbench.words.several"}  # are torch's Futures
+NOT_PURE = {"rpcbench.words.futures"}  # is torch's Future
 LOADED_BY_OTHERS = _CLOCKS | {"selectors", "subprocess"}  # what the standard library loads says nothing of us
 
 UNPICKLERS = {  # all but the first: files of the user's own

@@ -25,7 +25,7 @@ from rpcbench.agent import current
 from rpcbench.launch.cluster import Cluster
 from rpcbench.rpc import RRef, rpc_async
 from rpcbench.words.errors import RpcError
-from rpcbench.words.several import wait_all
+from rpcbench.words.futures import wait_all
 
 WORKERS = 3
 _AT_ONCE = 100

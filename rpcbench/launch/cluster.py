@@ -40,8 +40,7 @@ from rpcbench.wire.devices import Name
 from rpcbench.words.changes import Changes
 from rpcbench.words.config import DEFAULT_TIMEOUT, NOTEBOOK, WorldConfig
 from rpcbench.words.errors import RpcError, UnknownWorkerError
-from rpcbench.words.futures import Future
-from rpcbench.words.several import wait_all
+from rpcbench.words.futures import Future, wait_all
 
 if TYPE_CHECKING:
     from rpcbench.launch.joined import Joined

@@ -32,7 +32,7 @@ from rpcbench.wire.devices import Name
 from rpcbench.words.changes import Changes
 from rpcbench.words.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, NOTEBOOK, WorldConfig
 from rpcbench.words.errors import IncompleteWorldError, RefusedError, RpcError, UnknownWorkerError
-from rpcbench.words.several import wait_all
+from rpcbench.words.futures import wait_all
 
 JOIN_SECONDS = 10.0
 _KILL_SECONDS = 10.0

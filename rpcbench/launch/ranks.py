@@ -23,8 +23,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.transport import tcp
 from rpcbench.wire.messages import Member
 from rpcbench.words.errors import CollectiveError, UnknownWorkerError, WorkerLostError
-from rpcbench.words.futures import Future
-from rpcbench.words.several import wait_all
+from rpcbench.words.futures import Future, wait_all
 
 if TYPE_CHECKING:
     from rpcbench.distributed.groups import NamedGroup

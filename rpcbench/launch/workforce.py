@@ -19,8 +19,7 @@ from rpcbench.launch.modules import execute, source_of
 from rpcbench.launch.status import ClusterStatus, Looks, Watched
 from rpcbench.rpc.rref import RRef
 from rpcbench.words.config import UNSET_TIMEOUT
-from rpcbench.words.futures import Future
-from rpcbench.words.several import wait_all
+from rpcbench.words.futures import Future, wait_all
 
 if TYPE_CHECKING:
     from rpcbench.distributed.groups import NamedGroup

@@ -11,7 +11,7 @@ import torch
 
 from rpcbench.autograd import recorder
 from rpcbench.rpc import RRef, rpc_async
-from rpcbench.words.several import settle_all
+from rpcbench.words.futures import settle_all
 
 
 def clip_grad_norm_(

@@ -17,8 +17,7 @@ from rpcbench.optim import checkpoint
 from rpcbench.optim.local import LocalOptimizer, State, merged
 from rpcbench.optim.shares import Params, Share, check_class, shares
 from rpcbench.rpc import RRef, remote, rpc_async
-from rpcbench.words.futures import Future
-from rpcbench.words.several import wait_all
+from rpcbench.words.futures import Future, wait_all
 
 
 class DistributedOptimizer:

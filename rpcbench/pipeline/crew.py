@@ -31,8 +31,7 @@ from rpcbench.pipeline.tasks import LossFn
 from rpcbench.pipeline.ties import ties
 from rpcbench.pipeline.watch import Watch
 from rpcbench.words.errors import PipelineError, WorkerLostError
-from rpcbench.words.futures import Future
-from rpcbench.words.several import settle_all, wait_all
+from rpcbench.words.futures import Future, settle_all, wait_all
 
 OptimizerSpec = tuple[type[torch.optim.Optimizer], dict[str, Any]]
 _NUMBERS = itertools.count()

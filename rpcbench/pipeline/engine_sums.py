@@ -6,7 +6,11 @@ They grow in `.grad` of the parameters, as in one process.
 Guarantees
 - They are the same as those of `Sums`, to the last bit: added in the order of the micro-batches.
 - When the step is over, however it ends, `.grad` of each parameter is what it was before.
-- Only plain parameters of one stage that have no hook: nothing that anybody has kept of a gradient changes.
+- Only plain parameters of one stage that have no hook, and each sum in memory of its own: nothing that anybody has kept
+  of a gradient changes.
+
+torch takes the first gradient of a parameter for the sum as it is, also where its memory is that of another one: two
+weights that are added up, say, get one gradient in two shapes. What came first is copied where anybody else has it.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 
 _PLAIN = Tensor, nn.Parameter
-_hooks, _later_hooks, _grad = map(attrgetter, ("_backward_hooks", "_post_accumulate_grad_hooks", "grad"))
+_hooks, _later_hooks = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
+_trained, _grad = attrgetter("requires_grad"), attrgetter("grad")
 
 
 def summable(params: Mapping[int, Sequence[Tensor]]) -> dict[int, Sequence[Tensor]]:
@@ -34,14 +39,18 @@ def _plain(param: Tensor) -> bool:
     return type(param) in _PLAIN and param.is_leaf and param.layout is torch.strided
 
 
+def _unseen(params: Sequence[Tensor]) -> bool:
+    """Whether nobody sees their gradients as they come; and they are still trained."""
+    return not any(map(_hooks, params)) and not any(map(_later_hooks, params)) and all(map(_trained, params))
+
+
 class EngineSums:
     """Of those of these stages, all `summable`, whose parameters have no hooks: `stage in sums`. Around a step."""
 
     def __init__(self, params: Mapping[int, Sequence[Tensor]]) -> None:
-        self._params = {
-            s: own for s, own in params.items() if not (any(map(_hooks, own)) or any(map(_later_hooks, own)))
-        }
+        self._params = {stage: own for stage, own in params.items() if _unseen(own)}
         self._all = [param for own in self._params.values() for param in own]
+        self._new = {stage: list(own) for stage, own in self._params.items()}  # those without a sum yet
         self._before: list[tuple[Tensor, Tensor]] = []
 
     def __contains__(self, stage: int) -> bool:
@@ -68,6 +77,8 @@ class EngineSums:
             _engine_run_backward(
                 tuple(roots), tuple(gradients), False, False, inputs, allow_unreachable=True, accumulate_grad=True
             )
+        if new := self._new[stage]:
+            self._new[stage] = [param for param in new if not _own(param)]
         return [value.grad for value in wanted]
 
     def leaves(self) -> list[tuple[Tensor, Tensor]]:
@@ -75,3 +86,20 @@ class EngineSums:
         return [
             (param, found) for param, found in zip(self._all, map(_grad, self._all), strict=True) if found is not None
         ]
+
+
+def _own(param: Tensor) -> bool:
+    """Whether there is a sum now; from then on it is the parameter's own."""
+    found = param.grad
+    if found is None:
+        return False
+    if found.layout is not torch.strided or _uses(found) > 1:
+        param.grad = found.clone()
+    return True
+
+
+def _uses(tensor: Tensor) -> int:
+    """How many tensors have its memory."""
+    storage = tensor.untyped_storage()
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count - 1  # but for `storage`

@@ -53,7 +53,6 @@ class Execution:
         self._kept: dict[tuple[int, int], tuple[_Values, _Values, int]] = {}  # see `_keep`
         self._held: dict[int, int] = dict.fromkeys(worker.modules, 0)  # stage → bytes of what is kept
         self._halves: dict[tuple[int, int], Halves] = {}
-        self._firsts: dict[tuple[Any, ...], Tensor] = {}
         self._made: Gradients | None = None  # by the latest operation, for its stage's parameters
         self._ways: dict[Kind, tuple[Callable[[Op], Any], Callable[[Op, Any], Messages]]] = {
             Kind.FORWARD: (self._exchange.taken, self._forward),
@@ -220,21 +219,13 @@ class Execution:
         in the batch; to multiply that itself would be two more operations of torch."""
         if op.stage == self._worker.last_stage:
             losses = [loss for loss in given if requires_grad(loss)]
-            return losses, [self._first(loss, self._weights[op.microbatch]) for loss in losses]
+            return losses, [torch.full_like(loss, self._weights[op.microbatch]) for loss in losses]
         roots, came = [], []
         for value, gradient in zip(given, gradients, strict=True):
             if gradient is not None and requires_grad(value):
                 roots.append(value)
                 came.append(gradient)
         return roots, came
-
-    def _first(self, loss: Tensor, weight: float) -> Tensor:
-        """The gradient of a loss: the same tensor for the same weight, as long as nobody has written to it."""
-        key = (weight, loss.shape, loss.dtype, loss.device)
-        found = self._firsts.get(key)
-        if found is None or found._version:
-            found = self._firsts[key] = torch.full_like(loss, weight)
-        return found
 
     def _backward(self, op: Op, gradients: Gradients) -> Messages:
         values, given = self._let_go(op)

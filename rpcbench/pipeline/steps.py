@@ -27,8 +27,7 @@ from rpcbench.pipeline.phases import ANEW, Standing
 from rpcbench.pipeline.tasks import Apply, Report, Task
 from rpcbench.words.changes import Changes
 from rpcbench.words.errors import PipelineError, WorkerLostError
-from rpcbench.words.futures import Future
-from rpcbench.words.several import collect_all, wait_all
+from rpcbench.words.futures import Future, collect_all, wait_all
 
 Ask = Callable[..., Future[Any]]
 """Of a worker's id, a function of `requests` and its arguments but the key."""

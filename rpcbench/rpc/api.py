@@ -35,8 +35,7 @@ from rpcbench.rpc.profiling import profiled
 from rpcbench.rpc.rref import RRef
 from rpcbench.words.config import JOIN_SECONDS
 from rpcbench.words.errors import NOT_INITIALIZED, WorkerLostError
-from rpcbench.words.futures import Future
-from rpcbench.words.several import wait_all
+from rpcbench.words.futures import Future, wait_all
 
 __all__ = [
     "AllGatherStates",

@@ -77,7 +77,7 @@ def _fresh(error: BaseException) -> BaseException:
     return twin
 
 
-def raise_fresh(error: Exception) -> None:
+def _raise(error: Exception) -> None:
     raise _fresh(error)
 
 
@@ -88,7 +88,7 @@ class Kept(Protocol):
         """It does not any more."""
 
 
-class Waiter:
+class _Waiter:
     """One thread that waits: its bell is held until it is to look again, or to raise `error`."""
 
     __slots__ = ("bell", "error", "thread")
@@ -98,10 +98,6 @@ class Waiter:
         self.bell.acquire()
         self.thread = threading.get_ident()
         self.error: Exception | None = None
-
-    def ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # another future that the thread waits for has rung it
-            self.bell.release()
 
 
 class Future(_Base[T]):
@@ -136,7 +132,7 @@ class Future(_Base[T]):
         torch._C.Future.__init__(self, [torch.device(device) for device in devices] if devices else [])
         self._help_along = help_along
         self._lock = threading.Lock()
-        self._waiters: list[Waiter] = []
+        self._waiters: list[_Waiter] = []
         self._on_cancel = on_cancel
         self._on_long = on_long
         if devices:
@@ -159,18 +155,18 @@ class Future(_Base[T]):
             awaited = bool(self._waiters) and self._ring()
             self._left = lazy and not awaited and not self._followed
         if not awaited and not self._left:
-            later(self.open_answer)
+            later(self._open)
         return True
 
     def _ring(self) -> bool:
         """Wake all who wait, under the lock; whether there was anyone."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            waiter.ring()
+            waiter.bell.release()
         return bool(waiters)
 
-    def open_answer(self) -> None:
-        """Runtime only: open the answer that has arrived, if there is one, unless another thread does."""
+    def _open(self) -> None:
+        """Open the answer that has arrived, unless another thread does."""
         if self._answer is None:
             return
         with self._lock:
@@ -202,7 +198,7 @@ class Future(_Base[T]):
         if error is None:
             super().set_result(value)
             return
-        self._set_unwrap_func(raise_fresh)  # as torch's set_exception, which would call our set_result
+        self._set_unwrap_func(_raise)  # as torch's set_exception, which would call our set_result
         super().set_result(cast(Any, _fresh(error) if isinstance(error, Exception) else RuntimeError(repr(error))))
 
     def set_result(self, result: T) -> None:
@@ -225,7 +221,7 @@ class Future(_Base[T]):
         """The value, or its error raised; blocks until it is there. Ctrl-C ends the wait, not the call."""
         while self._outcome is None:
             if self._answer is not None:
-                self.open_answer()
+                self._open()
             if self._outcome is None:
                 self._sleep()
         return self._value()
@@ -240,9 +236,11 @@ class Future(_Base[T]):
 
     def _sleep(self) -> None:
         """Until there is something to do."""
-        waiter = Waiter()
-        if not self.attend(waiter):
-            return
+        waiter = _Waiter()
+        with self._lock:
+            if self._outcome is not None or (self._answer is not None and not self._taken):
+                return
+            self._waiters.append(waiter)
         waiting = getattr(threading.current_thread(), "waiting", None)
         try:
             if waiting is None:
@@ -251,26 +249,14 @@ class Future(_Base[T]):
                 with waiting():
                     self._listen(waiter)
         except BaseException:
-            self.leave(waiter)
+            with self._lock:
+                self._waiters = [other for other in self._waiters if other is not waiter]
+            self._open()  # this thread may have been woken to do it
             raise
         if waiter.error is not None:
             raise waiter.error
 
-    def attend(self, waiter: Waiter) -> bool:
-        """Runtime only: let its bell ring as soon as there is something to do here. False where there is already."""
-        with self._lock:
-            if self._outcome is not None or (self._answer is not None and not self._taken):
-                return False
-            self._waiters.append(waiter)
-            return True
-
-    def leave(self, waiter: Waiter) -> None:
-        """Runtime only: it does not wait here any more."""
-        with self._lock:
-            self._waiters = [other for other in self._waiters if other is not waiter]
-        self.open_answer()  # its thread may have been woken to do it
-
-    def _listen(self, waiter: Waiter) -> None:
+    def _listen(self, waiter: _Waiter) -> None:
         """Until the bell rings."""
         if self._help_along is not None:
             self._help_along(waiter.bell.locked)
@@ -289,7 +275,7 @@ class Future(_Base[T]):
             self._waiters = [waiter for waiter in self._waiters if waiter.thread != thread]
             for waiter in broken:
                 waiter.error = error
-                waiter.ring()
+                waiter.bell.release()
         return bool(broken)
 
     def origins(self) -> list[Future[Any]]:
@@ -338,7 +324,7 @@ class Future(_Base[T]):
 
     def _take(self) -> None:
         if self._left and self._outcome is None:
-            self.open_answer()
+            self._open()
 
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
         super().add_done_callback(callback)
@@ -399,3 +385,92 @@ class Future(_Base[T]):
             self.cancel()
             raise
         return self._value()
+
+
+def collect_all(futures: Iterable[torch.futures.Future[Any]]) -> Future[list[torch.futures.Future[Any]]]:
+    """A future of all the given ones: done when all are, or failed as soon as one fails. As torch's, interruptible."""
+    futures = list(futures)
+    on_long = next((future._on_long for future in futures if isinstance(future, Future)), None)
+    gathered: Future[list[torch.futures.Future[Any]]] = Future(on_long=on_long, sources=futures)
+    left = len(futures)
+    lock = threading.Lock()
+
+    def ended(future: torch.futures.Future[Any]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = not left
+        try:
+            future.value()
+        except Exception as error:  # noqa: BLE001  (whatever a call raised becomes the result)
+            failure = error
+            gathered.deliver(lambda: _raise(failure), _now)
+        else:
+            if last:
+                gathered.deliver(lambda: futures, _now)
+
+    if not futures:
+        gathered.set_result(futures)
+    for future in futures:
+        future.add_done_callback(ended)
+    return gathered
+
+
+def wait_all(futures: Iterable[torch.futures.Future[T]]) -> list[T]:
+    """Values of all the given futures, in order; the first error, as soon as there is one. Interruptible.
+
+    >>> rpcbench.wait_all([rpc.rpc_async("worker1", abs, (x,)) for x in (-1, -2)])
+    [1, 2]
+    """
+    futures = list(futures)
+    left = [future for future in futures if not _is_done(future)]
+    if len(left) > 1:
+        collect_all(futures).wait()
+    for future in left if len(left) == 1 else ():
+        future.wait()  # this thread may read the answer itself
+    return [future.value() for future in futures]
+
+
+def _is_done(future: torch.futures.Future[Any]) -> bool:
+    """Raises where it has failed."""
+    done = future.done()
+    if done:
+        future.value()
+    return done
+
+
+def settle_all(futures: Iterable[torch.futures.Future[T]]) -> list[T]:
+    """As `wait_all`, but an error is raised only when all are done: nothing that was asked for is still going on."""
+    futures = list(futures)
+    for future in futures:
+        with contextlib.suppress(Exception):  # raised below, in order
+            future.wait()
+    return [future.value() for future in futures]
+
+
+def _now(job: Callable[[], None]) -> None:
+    job()
+
+
+_collect_in_torch = torch._C._collect_all
+
+
+def _collect(futures: list[Any]) -> Any:
+    if any(isinstance(future, Future) for future in futures):
+        return collect_all(futures)
+    return _collect_in_torch(futures)
+
+
+# torch.futures.collect_all and wait_all go through this function. torch's own looks at the C++ side of a future only,
+# where an error set from Python is a value like any other: it would not end the wait before all others are done.
+torch._C._collect_all = _collect
+
+_wait_in_torch = torch._C.wait
+
+
+def _wait(future: Any) -> Any:
+    return future.wait() if isinstance(future, Future) else _wait_in_torch(future)
+
+
+# For torch.jit.wait: torch's side of a future is completed only when somebody asks for it.
+torch._C.wait = cast(Any, _wait)

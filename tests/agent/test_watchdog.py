@@ -20,8 +20,7 @@ from rpcbench.agent.watchdog import ASK, Watchdog
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.words import futures
 from rpcbench.words.errors import DeadlockError
-from rpcbench.words.futures import Future
-from rpcbench.words.several import wait_all
+from rpcbench.words.futures import Future, wait_all
 
 _shared: dict[str, Any] = {}
 

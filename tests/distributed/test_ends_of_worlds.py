@@ -20,7 +20,7 @@ import rpcbench.distributed as dist
 from rpcbench.distributed import groups
 from rpcbench.distributed.groups import NamedGroup
 from rpcbench.words.errors import CollectiveError, RpcError, RpcTimeoutError, UnknownWorkerError
-from rpcbench.words.several import wait_all
+from rpcbench.words.futures import wait_all
 
 pytestmark = pytest.mark.process
 

@@ -19,7 +19,7 @@ import rpcbench.distributed as dist
 from rpcbench.distributed import groups, making
 from rpcbench.distributed.world import World
 from rpcbench.words.errors import CollectiveError, RpcError
-from rpcbench.words.several import wait_all
+from rpcbench.words.futures import wait_all
 
 pytestmark = pytest.mark.process
 

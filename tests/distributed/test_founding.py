@@ -18,7 +18,7 @@ import rpcbench
 import rpcbench.distributed as dist
 from rpcbench.distributed import backends, stores
 from rpcbench.words.errors import CollectiveError
-from rpcbench.words.several import wait_all
+from rpcbench.words.futures import wait_all
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from rpcbench.telemetry.collectives import began_since, collectives_view
 from rpcbench.telemetry.record import Player, load
 from rpcbench.words.errors import CollectiveError
 from rpcbench.words.events import Row
-from rpcbench.words.several import wait_all
+from rpcbench.words.futures import wait_all
 
 pytestmark = pytest.mark.process
 View = dict[str, dict[str, Row]]

@@ -8,7 +8,7 @@ import pytest
 
 import rpcbench
 from rpcbench.rpc import rpc_async
-from rpcbench.words.several import wait_all
+from rpcbench.words.futures import wait_all
 
 pytestmark = pytest.mark.process
 

@@ -98,6 +98,76 @@ def test_parameters_with_hooks_go_the_other_way(hook: str) -> None:
     assert 0 in EngineSums(params)
 
 
+def test_parameters_that_were_frozen_go_the_other_way() -> None:
+    param = nn.Parameter(torch.ones(2))
+    params = summable({0: [param]})
+    param.requires_grad_(False)
+    assert 0 not in EngineSums(params)
+
+
+class TwoInOne(nn.Module):
+    """Two weights of one memory on the way back: their gradients are one, in two shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        made = torch.Generator().manual_seed(1)
+        self.one = nn.Parameter(torch.rand(36, generator=made, dtype=torch.double))
+        self.other = nn.Parameter(torch.rand(36, generator=made, dtype=torch.double))
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value @ (self.one.view(6, 6) + self.other.view(6, 6))
+
+
+class Gate(nn.Module):
+    """The gradients of value and weight are one, in two shapes: of micro-batches of two samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(12, generator=torch.Generator().manual_seed(2), dtype=torch.double))
+
+    def forward(self, value: Tensor) -> Tensor:
+        return torch.tanh(value.flatten() + self.weight.view(12)).view(2, 6)
+
+
+class OwnLoss(nn.Module):
+    """Its weight's gradient is that of the loss, in another shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, dtype=torch.double))
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value.square().mean() + self.weight.squeeze()
+
+
+def test_a_hook_on_the_way_keeps_what_it_got() -> None:
+    weight, kept = nn.Parameter(torch.rand(16)), []
+    engine = EngineSums(summable({0: [weight]}))
+    with engine:
+        for _ in range(3):
+            square = weight.view(4, 4)
+            square.register_hook(lambda gradient: kept.append((gradient, gradient.clone())))
+            engine.add(0, [torch.rand(4, 4) @ square], [torch.rand(4, 4)], [])
+    assert len(kept) == 3 and all(torch.equal(gradient, copy) for gradient, copy in kept)
+
+
+def test_a_sparse_sum_is_its_own() -> None:
+    table = nn.Embedding(3, 2, sparse=True)
+    own, kept = [table.weight], []
+    engine = EngineSums(summable({0: own}))
+    with engine:
+        for number in range(2):
+            rows = table(torch.tensor([number, 2]))
+            rows.register_hook(lambda gradient: kept.append((gradient, gradient.clone())))
+            engine.add(0, [rows * 1.5], [torch.ones(2, 2)], [])
+            (found,) = [gradient for _, gradient in engine.leaves()]
+            found._values().mul_(1)
+            memories = {gradient.untyped_storage().data_ptr() for gradient, _ in kept}
+            assert found._values().untyped_storage().data_ptr() not in memories
+        assert found.to_dense().tolist() == [[1.5, 1.5], [1.5, 1.5], [3, 3]]
+    assert all(torch.equal(gradient, copy) for gradient, copy in kept)
+
+
 # -- in a pipeline
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[list[Agent]]:
@@ -151,6 +221,43 @@ def test_a_loss_that_writes_to_its_gradient_spoils_no_other(agents: list[Agent])
     x, y = small.data(16)
     net = small.model()
     small.step_alike(small.pipeline(loss_fn=writing_loss, optimizer=small.SGD), net, writing_loss(net(x), y), x, y)
+
+
+def first_of(output: Tensor, _target: Tensor) -> Tensor:
+    return output
+
+
+def mean_square(output: Tensor, _target: Tensor) -> Tensor:
+    return output.square().mean()
+
+
+SHARED = {
+    "two weights": ([nn.Linear(6, 6), TwoInOne()], mean_square),
+    "value and weight": ([nn.Linear(6, 6), Gate(), nn.Linear(6, 6), Gate()], mean_square),
+    "loss and weight": ([nn.Linear(6, 6), OwnLoss()], first_of),
+}
+
+
+@pytest.mark.parametrize("workers", [small.WORKERS, ["worker1"]], ids=["two workers", "one"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("what", SHARED)
+def test_gradients_of_one_memory_are_told_apart(
+    agents: list[Agent], used: list[int], what: str, schedule: str, workers: list[str]
+) -> None:
+    layers, loss_fn = SHARED[what]
+    net, x = nn.Sequential(*layers).double(), torch.rand(8, 6, dtype=torch.double)
+    names, params = zip(*net.named_parameters(), strict=True)
+    wanted = [torch.zeros_like(param) for param in params]
+    for part in x.split(2):
+        for total, gradient in zip(wanted, torch.autograd.grad(loss_fn(net(part), part) / 4, params), strict=True):
+            total += gradient
+    chunks = len(layers) // len(workers)
+    stages = split(net, workers, balance=[1] * len(layers))
+    looped = {"gpipe": "bfs", "1f1b": "interleaved"}
+    name = schedule if chunks == 1 else looped[schedule]
+    with Pipeline(stages, name, 4, loss_fn, chunks=chunks).batch(x, torch.zeros(8)) as batch:
+        small.same(batch.gradients(), dict(zip(names, wanted, strict=True)))
+    assert sorted(set(used)) == [*range(len(layers))]
 
 
 def alike(pipe: Pipeline, samples: int = 21) -> None:

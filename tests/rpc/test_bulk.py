@@ -22,7 +22,7 @@ import rpcbench
 from rpcbench.agent import keeper
 from rpcbench.rpc import rpc_async, rpc_sync
 from rpcbench.transport import shared
-from rpcbench.words.several import wait_all
+from rpcbench.words.futures import wait_all
 
 MB = 1 << 20
 kept: list[torch.Tensor] = []

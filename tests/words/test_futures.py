@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from rpcbench.words.errors import CallCancelled
-from rpcbench.words.futures import Future
-from rpcbench.words.several import collect_all, wait_all
+from rpcbench.words.futures import Future, collect_all, wait_all
 
 
 def here(job: Callable[[], None]) -> None:
