@@ -140,6 +140,24 @@ class OwnLoss(nn.Module):
         return value.square().mean() + self.weight.squeeze()
 
 
+def test_weights_that_come_into_use_later_are_told_apart_too() -> None:
+    net, early = TwoInOne(), nn.Parameter(torch.ones(6, dtype=torch.double))
+    own = [early, *net.parameters()]
+    one_by_one, engine = Sums({0: own}, {}), EngineSums(summable({0: own}))
+    with engine:
+        for number in range(4):
+            value = torch.rand(2, 6, dtype=torch.double)
+
+            def output(value: Tensor = value, number: int = number) -> Tensor:
+                return net(value * early) if number else value * early
+
+            back = torch.rand(2, 6, dtype=torch.double)
+            one_by_one.add(0, torch.autograd.grad([output()], own, [back], allow_unused=True))
+            engine.add(0, [output()], [back], [])
+        found, wanted = dict(engine.leaves()), dict(one_by_one.leaves())
+        assert found.keys() == wanted.keys() and all(torch.equal(found[param], wanted[param]) for param in own)
+
+
 def test_a_hook_on_the_way_keeps_what_it_got() -> None:
     weight, kept = nn.Parameter(torch.rand(16)), []
     engine = EngineSums(summable({0: [weight]}))
