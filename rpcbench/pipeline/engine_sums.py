@@ -1,13 +1,13 @@
 """Gradients that torch's engine adds up by itself while a backward goes on, each as soon as it is made: it is still in
 the core's cache then, and there is one pass over it less.
 
-They grow in `.grad` of the parameters, as in one process.
+The engine adds to `.grad`, so the sums are there while it runs, and at no other time.
 
 Guarantees
 - They are the same as those of `Sums`, to the last bit: added in the order of the micro-batches.
-- When the step is over, however it ends, `.grad` of each parameter is what it was before.
+- What `.grad` of a parameter is to anybody else does not change: not to a forward that trains something by itself.
 - Only plain parameters of one stage that have no hook, and each sum in memory of its own: nothing that anybody has kept
-  of a gradient changes.
+  of a gradient changes. (Hooks of torch's own nodes that add to `.grad`, as DDP has them, run as in one process.)
 
 torch takes the first gradient of a parameter for the sum as it is, also where its memory is that of another one: two
 weights that are added up, say, get one gradient in two shapes. What came first is copied where anybody else has it.
@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from types import TracebackType
 
 import torch
 from torch import Tensor, nn
@@ -45,57 +44,59 @@ def _unseen(params: Sequence[Tensor]) -> bool:
 
 
 class EngineSums:
-    """Of those of these stages, all `summable`, whose parameters have no hooks: `stage in sums`. Around a step."""
+    """Of those of these stages, all `summable`, that are trained and have no hooks: `stage in sums`. For one step."""
 
     def __init__(self, params: Mapping[int, Sequence[Tensor]]) -> None:
         self._params = {stage: own for stage, own in params.items() if _unseen(own)}
-        self._all = [param for own in self._params.values() for param in own]
-        self._new = {stage: list(own) for stage, own in self._params.items()}  # those without a sum yet
-        self._before: list[tuple[Tensor, Tensor]] = []
+        self._sums: dict[int, list[Tensor | None]] = {stage: [None] * len(own) for stage, own in self._params.items()}
+        self._new = {stage: [*range(len(own))] for stage, own in self._params.items()}  # places without a sum yet
 
     def __contains__(self, stage: int) -> bool:
         return stage in self._params
-
-    def __enter__(self) -> None:
-        self._before = self.leaves()
-        for param, _ in self._before:
-            param.grad = None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for param in self._all:
-            param.grad = None
-        for param, gradient in self._before:
-            param.grad = gradient
 
     def add(
         self, stage: int, roots: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[Tensor]
     ) -> list[Tensor | None]:
         """The backward of a micro-batch, from `roots` with their `gradients`; what it gives for those `wanted`, which
         are leaves of this micro-batch alone."""
-        inputs = (*wanted, *self._params[stage])
-        if inputs:  # else they would be all that there are
-            _engine_run_backward(
-                tuple(roots), tuple(gradients), False, False, inputs, allow_unreachable=True, accumulate_grad=True
-            )
-        if new := self._new[stage]:
-            self._new[stage] = [param for param in new if not _own(param)]
+        own = self._params[stage]
+        if inputs := (*wanted, *own):  # else they would be all that there are
+            before = [*map(_grad, own)]
+            _put(own, self._sums[stage])
+            try:
+                _engine_run_backward(
+                    tuple(roots), tuple(gradients), False, False, inputs, allow_unreachable=True, accumulate_grad=True
+                )
+            finally:
+                self._sums[stage] = [*map(_grad, own)]
+                _put(own, before)
+            if self._new[stage]:
+                self._part(stage)
         return [value.grad for value in wanted]
 
+    def _part(self, stage: int) -> None:
+        """Give those sums that are new memory of their own."""
+        sums, new = self._sums[stage], []
+        for place in self._new[stage]:
+            if (came := sums[place]) is None:
+                new.append(place)
+            elif came.layout is not torch.strided or _uses(came) > 1:
+                sums[place] = came.clone()
+        self._new[stage] = new
+
     def leaves(self) -> list[tuple[Tensor, Tensor]]:
-        """What there is now."""
+        """Parameters with what their gradients have added up to."""
         return [
-            (param, found) for param, found in zip(self._all, map(_grad, self._all), strict=True) if found is not None
+            (param, found)
+            for stage, own in self._params.items()
+            for param, found in zip(own, self._sums[stage], strict=True)
+            if found is not None
         ]
 
 
-def _own(param: Tensor) -> bool:
-    """Whether there is a sum now; from then on it is the parameter's own."""
-    found = param.grad
-    if found is None:
-        return False
-    if found.layout is not torch.strided or _uses(found) > 1:
-        param.grad = found.clone()
-    return True
+def _put(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    for param, gradient in zip(params, gradients, strict=True):
+        param.grad = gradient
 
 
 def _uses(tensor: Tensor) -> int:

@@ -80,7 +80,7 @@ class Exchange:
 
     def returned(self, op: Op, values: Sequence[Any], wanted: Sequence[Tensor], found: Gradients) -> Messages:
         """The messages with the gradients found for those wanted; for a value taken in two places, in the first."""
-        if len(values) == 1:  # of a plain chain
+        if len(values) == 1:  # it has come one way
             ways = self._ports[op.stage].back if wanted else ()
             return [
                 (_new(Slot, (self._step, BACKWARD, stage, op.microbatch, op.stage)), (found[0],)) for stage, _ in ways

@@ -1,8 +1,8 @@
 """One step on one worker: the loop that runs its list of operations, and what these hand to each other.
 
 All of it happens in the step's autograd context: what is sent to the stage of another worker is a recorded send, and a
-recv where it is taken, as with any call; gradients of parameters add up in the context. What a stage takes and gives is
-a tuple of values here; a stage of a plain chain has one.
+recv where it is taken, as with any call; gradients of parameters add up here, and are the context's at the end. What a
+stage takes and gives is a tuple of values here; a stage of a plain chain has one.
 """
 
 from __future__ import annotations
@@ -94,14 +94,13 @@ class Execution:
     def _run(self) -> None:
         train, worker = self._task.train, self._worker
         worker.train(train)
-        with self._engine_sums:
-            with torch.set_grad_enabled(train), worker.computing.step():
-                self._operate()
-            worker.record.note(self._step, Doing.READY)
-            if self._context is not None and train:
-                self._add_up_tied()
-                leaves = [*self._sums.leaves(), *self._engine_sums.leaves()]
-                worker.recorder.replace_leaves(self._context, leaves)
+        with torch.set_grad_enabled(train), worker.computing.step():
+            self._operate()
+        worker.record.note(self._step, Doing.READY)
+        if self._context is not None and train:
+            self._add_up_tied()
+            leaves = [*self._sums.leaves(), *self._engine_sums.leaves()]
+            worker.recorder.replace_leaves(self._context, leaves)
 
     def _operate(self) -> None:
         """For each operation: wait for what it needs, run it, send what it makes."""

@@ -175,8 +175,8 @@ class Lanes:
         self._offers.put((giver, ring))
 
     def take(self, slots: Slots, slot: Slot, giver: int) -> tuple[Tensor] | None:
-        """What is to go into this slot, if it lies there next: straight to who takes it. None where it is to be looked
-        for."""
+        """What is to go into this slot, if it lies there next: straight to who takes it. Else None, and what does lie
+        there next is in its own slot."""
         lanes = self._taking.get(giver)
         if not lanes or slots.has(slot) or slots.aborted(slot.step) or self._watched():
             return None

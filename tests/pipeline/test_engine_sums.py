@@ -1,4 +1,4 @@
-"""Gradients that torch's engine adds up: the same as one by one, and in `.grad` for no longer than a step."""
+"""Gradients that torch's engine adds up: the same as one by one, and nobody else sees them in `.grad`."""
 
 from __future__ import annotations
 
@@ -41,16 +41,15 @@ def test_sums_are_those_of_one_by_one_to_the_last_bit(positive: list[bool]) -> N
     net = Sometimes()
     own = list(net.parameters())
     one_by_one, engine = Sums({0: own}, {}), EngineSums(summable({0: own}))
-    with engine:
-        for number, sign in enumerate(positive):
-            value = torch.rand(4, 3, generator=torch.Generator().manual_seed(number)) * (1 if sign else -1)
-            value.requires_grad_()
-            back = torch.rand(4, 3, generator=torch.Generator().manual_seed(number + 99))
-            wanted, *gradients = torch.autograd.grad([net(value)], [value, *own], [back], allow_unused=True)
-            one_by_one.add(0, gradients)
-            (found,) = engine.add(0, [net(value)], [back], [value])
-            assert found is not None and torch.equal(found, wanted)
-        sums, wanted_sums = dict(engine.leaves()), dict(one_by_one.leaves())
+    for number, sign in enumerate(positive):
+        value = torch.rand(4, 3, generator=torch.Generator().manual_seed(number)) * (1 if sign else -1)
+        value.requires_grad_()
+        back = torch.rand(4, 3, generator=torch.Generator().manual_seed(number + 99))
+        wanted, *gradients = torch.autograd.grad([net(value)], [value, *own], [back], allow_unused=True)
+        one_by_one.add(0, gradients)
+        (found,) = engine.add(0, [net(value)], [back], [value])
+        assert found is not None and torch.equal(found, wanted)
+    sums, wanted_sums = dict(engine.leaves()), dict(one_by_one.leaves())
     assert sums.keys() == wanted_sums.keys() and all(torch.equal(sums[p], wanted_sums[p]) for p in sums)
     assert all(param.grad is None for param in own)
 
@@ -58,22 +57,27 @@ def test_sums_are_those_of_one_by_one_to_the_last_bit(positive: list[bool]) -> N
 def test_what_grad_was_is_there_again_and_not_counted() -> None:
     own = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     own[0].grad = before = torch.full((2,), 5.0)
-    with pytest.raises(ZeroDivisionError), EngineSums(summable({0: own})) as _:
-        raise ZeroDivisionError
-    assert own[0].grad is before and own[1].grad is None
     engine = EngineSums(summable({0: own}))
-    with engine:
+    for _ in range(2):
         engine.add(0, [own[0] * own[1]], [torch.ones(2)], [])
-        assert [gradient.tolist() for _, gradient in engine.leaves()] == [[1, 1]] * 2
+        assert own[0].grad is before and own[1].grad is None and before.tolist() == [5, 5]
+    assert [gradient.tolist() for _, gradient in engine.leaves()] == [[2, 2]] * 2
+    with pytest.raises(ZeroDivisionError):
+        engine.add(0, [divided(own[0])], [torch.ones(2)], [])
     assert own[0].grad is before and own[1].grad is None and before.tolist() == [5, 5]
+
+
+def divided(value: Tensor) -> Tensor:
+    made = value * 2
+    made.register_hook(lambda _: 1 / 0)
+    return made
 
 
 def test_a_backward_from_nothing_gives_nothing() -> None:
     value, own = torch.ones(2, requires_grad=True), [nn.Parameter(torch.ones(2))]
     engine = EngineSums(summable({0: own, 1: []}))
-    with engine:
-        assert engine.add(0, [], [], [value]) == [None] and engine.add(1, [value * 2], [torch.ones(2)], []) == []
-        assert engine.leaves() == [] and value.grad is None
+    assert engine.add(0, [], [], [value]) == [None] and engine.add(1, [value * 2], [torch.ones(2)], []) == []
+    assert engine.leaves() == [] and value.grad is None
 
 
 class Own(nn.Parameter):
@@ -144,28 +148,26 @@ def test_weights_that_come_into_use_later_are_told_apart_too() -> None:
     net, early = TwoInOne(), nn.Parameter(torch.ones(6, dtype=torch.double))
     own = [early, *net.parameters()]
     one_by_one, engine = Sums({0: own}, {}), EngineSums(summable({0: own}))
-    with engine:
-        for number in range(4):
-            value = torch.rand(2, 6, dtype=torch.double)
+    for number in range(4):
+        value = torch.rand(2, 6, dtype=torch.double)
 
-            def output(value: Tensor = value, number: int = number) -> Tensor:
-                return net(value * early) if number else value * early
+        def output(value: Tensor = value, number: int = number) -> Tensor:
+            return net(value * early) if number else value * early
 
-            back = torch.rand(2, 6, dtype=torch.double)
-            one_by_one.add(0, torch.autograd.grad([output()], own, [back], allow_unused=True))
-            engine.add(0, [output()], [back], [])
-        found, wanted = dict(engine.leaves()), dict(one_by_one.leaves())
-        assert found.keys() == wanted.keys() and all(torch.equal(found[param], wanted[param]) for param in own)
+        back = torch.rand(2, 6, dtype=torch.double)
+        one_by_one.add(0, torch.autograd.grad([output()], own, [back], allow_unused=True))
+        engine.add(0, [output()], [back], [])
+    found, wanted = dict(engine.leaves()), dict(one_by_one.leaves())
+    assert found.keys() == wanted.keys() and all(torch.equal(found[param], wanted[param]) for param in own)
 
 
 def test_a_hook_on_the_way_keeps_what_it_got() -> None:
     weight, kept = nn.Parameter(torch.rand(16)), []
     engine = EngineSums(summable({0: [weight]}))
-    with engine:
-        for _ in range(3):
-            square = weight.view(4, 4)
-            square.register_hook(lambda gradient: kept.append((gradient, gradient.clone())))
-            engine.add(0, [torch.rand(4, 4) @ square], [torch.rand(4, 4)], [])
+    for _ in range(3):
+        square = weight.view(4, 4)
+        square.register_hook(lambda gradient: kept.append((gradient, gradient.clone())))
+        engine.add(0, [torch.rand(4, 4) @ square], [torch.rand(4, 4)], [])
     assert len(kept) == 3 and all(torch.equal(gradient, copy) for gradient, copy in kept)
 
 
@@ -173,16 +175,15 @@ def test_a_sparse_sum_is_its_own() -> None:
     table = nn.Embedding(3, 2, sparse=True)
     own, kept = [table.weight], []
     engine = EngineSums(summable({0: own}))
-    with engine:
-        for number in range(2):
-            rows = table(torch.tensor([number, 2]))
-            rows.register_hook(lambda gradient: kept.append((gradient, gradient.clone())))
-            engine.add(0, [rows * 1.5], [torch.ones(2, 2)], [])
-            (found,) = [gradient for _, gradient in engine.leaves()]
-            found._values().mul_(1)
-            memories = {gradient.untyped_storage().data_ptr() for gradient, _ in kept}
-            assert found._values().untyped_storage().data_ptr() not in memories
-        assert found.to_dense().tolist() == [[1.5, 1.5], [1.5, 1.5], [3, 3]]
+    for number in range(2):
+        rows = table(torch.tensor([number, 2]))
+        rows.register_hook(lambda gradient: kept.append((gradient, gradient.clone())))
+        engine.add(0, [rows * 1.5], [torch.ones(2, 2)], [])
+        (found,) = [gradient for _, gradient in engine.leaves()]
+        found._values().mul_(1)
+        memories = {gradient.untyped_storage().data_ptr() for gradient, _ in kept}
+        assert found._values().untyped_storage().data_ptr() not in memories
+    assert found.to_dense().tolist() == [[1.5, 1.5], [1.5, 1.5], [3, 3]]
     assert all(torch.equal(gradient, copy) for gradient, copy in kept)
 
 
@@ -276,6 +277,39 @@ def test_gradients_of_one_memory_are_told_apart(
     with Pipeline(stages, name, 4, loss_fn, chunks=chunks).batch(x, torch.zeros(8)) as batch:
         small.same(batch.gradients(), dict(zip(names, wanted, strict=True)))
     assert sorted(set(used)) == [*range(len(layers))]
+
+
+class Trains(nn.Module):
+    """Makes gradients in its forward, too, of a loss of its own; those in `.grad` are the latest of these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 6).double(), nn.Linear(6, 6).double()
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.zero_grad()
+        self.head(value.detach()).square().mean().backward()
+        return self.body(value) + self.head(value)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb1p"])
+def test_a_forward_that_trains_by_itself_sees_its_own_gradients_only(agents: list[Agent], schedule: str) -> None:
+    net = nn.Sequential(Trains(), nn.Linear(6, 6).double())
+    pipe = Pipeline(split(net, small.WORKERS, balance=[1, 1]), schedule, 4, functional.mse_loss, chunks=1)
+    there = modules(agents)[0]
+    x = torch.rand(8, 6, dtype=torch.double)
+    with pipe.batch(x, x) as batch:
+        found = batch.gradients()
+    wanted = {name: torch.zeros_like(param) for name, param in net.named_parameters()}
+    for part in x.split(2):
+        loss = functional.mse_loss(net(part), part) / 4
+        for total, gradient in zip(wanted.values(), torch.autograd.grad(loss, list(net.parameters())), strict=True):
+            total += gradient
+    small.same(found, wanted)
+    assert isinstance(there, nn.Sequential)
+    for param, own in zip(there.parameters(), net[0].parameters(), strict=True):
+        assert (param.grad is None) == (own.grad is None)
+        torch.testing.assert_close(param.grad, own.grad)
 
 
 def alike(pipe: Pipeline, samples: int = 21) -> None:
