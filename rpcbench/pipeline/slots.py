@@ -117,11 +117,13 @@ class Slots:
         self._changes.tell()
 
     def check(self, step: int) -> None:
-        """As `take`, where a step does not go on."""
+        """As `take`, where a step does not go on; WorkerLostError also where another worker has noticed the loss."""
         if self._closed:
             raise WorkerLostError(f"step {step} was aborted: {self._closed}")
         if self.aborted(step):
-            raise PipelineError(f"step {step} was aborted: {self._aborted.get(step, 'it is over here')}")
+            reason = self._aborted.get(step, "it is over here")
+            died = reason.startswith(WorkerLostError.__name__)
+            raise (WorkerLostError if died else PipelineError)(f"step {step} was aborted: {reason}")
 
     def aborted(self, step: int) -> bool:
         """Whether this step is not to go on."""

@@ -24,7 +24,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, stage
 from rpcbench.pipeline.slots import FORWARD, Slot, Slots
 from rpcbench.testing import Faults
-from rpcbench.words.errors import PipelineError, StageLostError
+from rpcbench.words.errors import PipelineError, StageLostError, WorkerLostError
 
 
 class Held(nn.Module):
@@ -228,3 +228,12 @@ def test_ctrl_c_between_two_calls_ends_the_step_on_the_worker_that_has_one(
     with pipe.batch(*small.data(4)) as batch:
         assert batch.loss > 0
     assert not _taking
+
+
+@pytest.mark.parametrize("kind", [WorkerLostError, ValueError])
+def test_who_hears_of_a_death_from_another_worker_says_that_it_was_one(kind: type[Exception]) -> None:
+    """Its error may be the first that the driver gets, even before the driver knows of the death."""
+    slots = Slots()
+    slots.abort(1, f"{kind.__name__}: nobody answers at worker2: refused")
+    with pytest.raises(PipelineError if kind is ValueError else kind, match=r"step 1 was aborted: .*refused"):
+        slots.take(Slot(1, FORWARD, 0, 0, 0))
