@@ -79,7 +79,7 @@ def test_the_command_measures_all_lines(tmp_path: Path, capsys: pytest.CaptureFi
     lines = {line["title"]: line for line in found["lines"]}
     assert found["seed"] == 3 and len(lines) == 4 + 3 + len(idle.SCHEDULES)
     calls = lines["driver's messages to a worker in a step"]
-    assert 0 < lines["an operation that does nothing"]["value"] < 1e6
+    assert "in a plain loop" in lines["an operation that does nothing"]["beside"]
     assert calls["value"] == 1 and calls["bound"] == 2 and calls["ok"]
     ratios = [line["value"] for title, line in lines.items() if title.endswith(SCHEDULES) and line["bound"] == 1]
     assert len(ratios) == 4 and all(ratio > 0 for ratio in ratios)
