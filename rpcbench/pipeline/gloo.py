@@ -23,6 +23,8 @@ from rpcbench.words.errors import ConnectionLostError
 
 SECONDS = 120.0
 """So long may one all-reduce take, of 25 MB at most."""
+Made = tuple[Any, Exception | None]
+"""A group, or the error that its making has ended with."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -47,8 +49,24 @@ class Meeting(c10d.Store):
         """They are there already."""
 
 
-def group(store: Meeting, rank: int, size: int, host: str) -> Any:
-    """A new group, when all its members are there; it listens at `host`."""
+def make(store: Meeting, rank: int, size: int, host: str, done: Callable[[Made], None]) -> None:
+    """Make a new group, when all its members are there; it listens at `host`. `done` gets it, or the error.
+
+    All of it happens on a thread of its own: if a member leaves when others know where it was, these wait inside gloo
+    for `SECONDS`, and nothing can end that.
+    """
+
+    def made() -> None:
+        try:
+            told: Made = (_group(store, rank, size, host), None)
+        except Exception as error:  # noqa: BLE001  (raised by who waits for it)
+            told = None, error
+        done(told)
+
+    threading.Thread(target=made, name="rpcbench gloo", daemon=True).start()
+
+
+def _group(store: Meeting, rank: int, size: int, host: str) -> Any:
     options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stub lacks it
     options._timeout = datetime.timedelta(seconds=SECONDS)
     options._devices = [c10d.ProcessGroupGloo.create_device(hostname=host, lazy_init=False)]

@@ -65,8 +65,11 @@ class Column:
         self.part()
         rounds = itertools.count()
         meeting = gloo.Meeting(lambda key, value: self._exchange(Slot(step, GROUP, next(rounds), 0, 0), (key, value)))
-        host = gloo.host_for(self._agent, self.ids)
-        self._group = gloo.group(meeting, self.rank, len(self.ids), host)
+        host, slot = gloo.host_for(self._agent, self.ids), Slot(step, DONE, _NOBODY, 0, self.rank)
+        gloo.make(meeting, self.rank, len(self.ids), host, lambda made: self._slots.put(slot, lambda: made))
+        self._group, error = self._slots.take(slot)
+        if error is not None:
+            raise error
         self.since = step
 
     def part(self) -> None:

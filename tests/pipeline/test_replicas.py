@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from small import SGD, data, grads, model, same
 from torch import nn
 from torch.nn import functional
-from worlds import far_world, nothing_left, world
+from worlds import PATIENCE, far_world, nothing_left, world
 
 from rpcbench import Cluster
 from rpcbench.agent import current
@@ -323,6 +324,26 @@ def test_sparse_gradients_are_refused(agents: list[Agent]) -> None:
     x = torch.arange(4)
     with pytest.raises(PipelineError, match="sparse gradients cannot be added up over replicas"):
         replicated(net, optimizer=SGD).step(x, x)
+
+
+def test_a_replica_that_leaves_while_all_meet_leaves_nobody_waiting(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others know by then where it was, and wait inside gloo for it to connect."""
+    get, fails = gloo.Meeting.get, iter([True])
+
+    def once(self: gloo.Meeting, key: str) -> bytes:
+        if next(fails, False):
+            raise ArithmeticError("on purpose")
+        return get(self, key)
+
+    monkeypatch.setattr(gloo.Meeting, "get", once)
+    pipe, begin = replicated(optimizer=SGD), time.monotonic()
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        pipe.step(*data(4))
+    assert pipe.step(*data(4)).loss > 0
+    assert time.monotonic() - begin < PATIENCE < gloo.SECONDS
+    assert equal(pipe)
 
 
 def test_between_hosts_it_goes_the_workers_own_way_and_that_is_told(tmp_path: Path) -> None:
