@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rpcbench.wire.devices import Route
 from rpcbench.wire.messages import Gradients, Scope, WalkFailed
@@ -12,6 +12,16 @@ from rpcbench.words.ids import Id
 
 if TYPE_CHECKING:
     import torch
+
+
+class Crossing(NamedTuple):
+    """A value that went out, or came in where `label` is None, beside the messages: see `Recorder.crossed`."""
+
+    context: int
+    message: int
+    other: int
+    label: object
+    requires_grad: bool
 
 
 class Passes(Protocol):
@@ -62,6 +72,15 @@ class Recorder(Protocol):
 
     def cut_off(self, scope: Scope, tensors: Sequence[torch.Tensor], source: int) -> None:
         """Such a message has come in."""
+        ...
+
+    def crossing(self) -> tuple[int, int] | None:
+        """Context and number of a value that goes out as by `cut`, but is recorded later, see `crossed`; None outside
+        of any context, or where that is over."""
+        ...
+
+    def crossed(self, crossings: Sequence[Crossing]) -> None:
+        """Record values that went out or came in."""
         ...
 
     def unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:

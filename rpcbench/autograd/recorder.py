@@ -23,6 +23,7 @@ import torch
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.agent.hooks import Crossing
 from rpcbench.autograd import graph
 from rpcbench.autograd.gradients import Leaves
 from rpcbench.autograd.modes import same_modes
@@ -154,13 +155,16 @@ class AutogradRecorder:
         self, node: Node, context: int, sent: Sent, recvs: Iterable[int] | None, tensors: bool, kept: SentTensors | None
     ) -> Scope | None:
         """`kept`: what a backward pass goes back through."""
-        message = global_id(self.agent.id, self._messages.next())
+        message = self._next_message()
         scope = node.contexts.record_send(context, message, sent, recvs, tensors)
         if scope is not None:
             recorded = self._kept(context)
             if kept is not None:
                 recorded.sends[message] = kept
         return scope
+
+    def _next_message(self) -> int:
+        return global_id(self.agent.id, self._messages.next())
 
     def _kept(self, context: int) -> Recorded:
         """What is kept for a context that is open; made if it is new here."""
@@ -192,6 +196,21 @@ class AutogradRecorder:
 
     def cut_off(self, scope: Scope, tensors: Sequence[torch.Tensor], source: int) -> None:
         self._machine.ask(self._record_recv, scope, source, any(map(_RECORDED, tensors)))
+
+    def crossing(self) -> tuple[int, int] | None:
+        context = self._current.get()
+        return None if context not in self._contexts else (context, self._next_message())
+
+    def crossed(self, crossings: Sequence[Crossing]) -> None:
+        self._machine.ask(self._record_crossings, crossings)
+
+    def _record_crossings(self, node: Node, crossings: Sequence[Crossing]) -> None:
+        for context, message, other, label, requires_grad in crossings:
+            if label is None:
+                scope = _new(Scope, (context, message, (message,) if requires_grad else ()))
+                node.contexts.record_recv(scope, other, requires_grad)
+            else:
+                node.contexts.record_send(context, message, _new(Sent, (other, str(label))), (), requires_grad)
 
     def unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:
         """A call outside any context goes out with these tensors: warn, once for each function, of a graph that is cut.

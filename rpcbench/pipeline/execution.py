@@ -96,6 +96,7 @@ class Execution:
         worker.train(train)
         with torch.set_grad_enabled(train), worker.computing.step():
             self._operate()
+        worker.mail.settle()
         worker.record.note(self._step, Doing.READY)
         if self._context is not None and train:
             self._add_up_tied()

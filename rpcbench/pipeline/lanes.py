@@ -1,7 +1,8 @@
 """Small tensors between the stages of a pipeline lie in shared memory until they are taken, see `transport.lane`.
 
 Guarantees
-- In an autograd context what goes this way is a recorded send and recv, as a parcel is.
+- In an autograd context each value that goes this way is a recorded send and recv, as a parcel is: at once where
+  somebody looks at tables, else before this worker waits, and at the end of its operations. Nobody waits for that.
 - All else goes as a parcel: large values, several at once, tensors that are not plain, values for another host or with
   a device map, for one who waits for messages, or where somebody wants to see each message.
 - What lies in a lane is found also when the connection that it came with has ended; what is of a later step stays
@@ -20,11 +21,11 @@ import torch
 from torch import Tensor
 
 from rpcbench.agent.core import Agent
+from rpcbench.agent.hooks import Crossing
 from rpcbench.pipeline.slots import Slot, Slots
 from rpcbench.transport.bells import Ear
 from rpcbench.transport.lane import AWAY, NUMBERS, ROOM, WORKS, Giver, Taker
 from rpcbench.transport.stream import StreamConnection
-from rpcbench.wire.messages import Scope
 from rpcbench.words.errors import ProtocolError
 
 OPENED = "pipeline lanes"
@@ -89,8 +90,8 @@ class _Taking:
         self.ring = ring
         self.views = _Views(ring)
 
-    def next(self, last: int) -> tuple[Slot, Tensor, Scope | None] | None:
-        """What lies there next, for its slot, with what is to be recorded of it; nothing of steps after `last`."""
+    def next(self, last: int) -> tuple[Slot, Tensor, tuple[int, int]] | None:
+        """What lies there next, for its slot, with its context and number there; nothing of steps after `last`."""
         ring = self.ring
         if (found := ring.next()) is None:
             return None
@@ -101,9 +102,7 @@ class _Taking:
         ring.done(value.nbytes)
         if wanted:
             value.requires_grad_()
-        behind = (message,) if wanted else ()
-        scope = None if (context, message) == _UNRECORDED else _new(Scope, (context, message, behind))
-        return _new(Slot, (step, kind, stage, microbatch, source)), value, scope
+        return _new(Slot, (step, kind, stage, microbatch, source)), value, (context, message)
 
 
 class Lanes:
@@ -116,23 +115,26 @@ class Lanes:
         self._offers: queue.SimpleQueue[tuple[int, Taker]] = queue.SimpleQueue()
         self._taking: dict[int, list[_Taking]] = {}  # by who gives; the latest last, and those before it not empty yet
         self._brought: set[Slot] = set()  # of this step, in the slots, and not taken yet
+        self._crossed: list[Crossing] = []  # not recorded yet
 
     def begin(self) -> None:
         """A step begins."""
         self._refused.clear()
         self._brought.clear()
+        self._crossed.clear()  # of a step that has failed, and its context with it
         for giver in self._taking:
             self.be(giver, WORKS)
 
     # -- giving
     def give(self, to: int, slot: Slot, values: tuple[Any, ...], opens: bool = True) -> bool:
-        """Whether the values lie where their taker finds them. `opens`: a lane, where there is none yet."""
+        """Whether the values lie where their taker finds them. `opens`: a lane, where there is none yet; else they say
+        nothing but that they have come, and are not recorded."""
         if len(values) != 1 or self._watched() or not _fits(value := values[0]):
             return False
         lane, connection = self._giving.get(to), self._agent.connection(to)
         if lane is None or lane.connection is not connection or lane.ring.over:
             lane = self._open(to, connection) if opens else None
-        if lane is None or not self._lay(lane, to, slot, value):
+        if lane is None or not self._lay(lane, to, slot, value, opens):
             return False
         lane.ring.tell(partial(self._agent.notify, to, LOOK, self._key))
         return True
@@ -141,18 +143,18 @@ class Lanes:
         """Whether each message is to be seen, so that nothing may go beside them."""
         return self._agent.bus.telling or not self._agent.links.plain
 
-    def _lay(self, lane: _Giving, to: int, slot: Slot, value: Tensor) -> bool:
+    def _lay(self, lane: _Giving, to: int, slot: Slot, value: Tensor, recorded: bool) -> bool:
         ring, recorder, shape = lane.ring, self._agent.values.recorder, tuple(value.shape)
         with ring.lock:
             place = ring.room()
             if place is None:
                 return False
-            scope = None if recorder is None else recorder.cut((value,), to, str(slot))
-            named = _UNRECORDED if scope is None else (scope.context, scope.message)
+            named = (recorder.crossing() if recorded and recorder is not None else None) or _UNRECORDED
             number = _NUMBER[value.dtype]
             lane.views.at(place, number, shape).copy_(value.detach() if value.requires_grad else value)
             head = *slot, *named, value.requires_grad, number, len(shape), *shape
             ring.give(head + (0,) * (NUMBERS - len(head)), value.nbytes)
+        self._note(named, to, slot, value.requires_grad)
         return True
 
     def _open(self, to: int, connection: StreamConnection | None) -> _Giving | None:
@@ -182,11 +184,11 @@ class Lanes:
             return None
         if (found := lanes[0].next(slot.step)) is None:
             return None
-        came, value, scope = found
+        came, value, named = found
         if came != slot:
-            self._bring(slots, giver, came, value, scope)
+            self._bring(slots, giver, came, value, named)
             return None
-        self._record(giver, value, scope)
+        self._note(named, giver, None, value.requires_grad)
         return (value,)
 
     def look(self, slots: Slots, slot: Slot, giver: int) -> None:
@@ -203,16 +205,12 @@ class Lanes:
             else:
                 break
 
-    def _bring(self, slots: Slots, giver: int, slot: Slot, value: Tensor, scope: Scope | None) -> None:
+    def _bring(self, slots: Slots, giver: int, slot: Slot, value: Tensor, named: tuple[int, int]) -> None:
         if slots.aborted(slot.step):  # nor is its context there any more
             return
-        self._record(giver, value, scope)
+        self._note(named, giver, None, value.requires_grad)
         self._brought.add(slot)
         slots.put(slot, lambda: value)
-
-    def _record(self, giver: int, value: Tensor, scope: Scope | None) -> None:
-        if scope is not None and (recorder := self._agent.values.recorder) is not None:
-            recorder.cut_off(scope, (value,), giver)
 
     def brought(self, slot: Slot) -> bool:
         """Whether what has just been taken had come by a lane."""
@@ -220,6 +218,19 @@ class Lanes:
             self._brought.remove(slot)
             return True
         return False
+
+    # -- both
+    def _note(self, named: tuple[int, int], other: int, label: Slot | None, requires_grad: bool) -> None:
+        if named != _UNRECORDED:
+            self._crossed.append(_new(Crossing, (*named, other, label, requires_grad)))
+            if self._agent.bus.listening:
+                self.settle()
+
+    def settle(self) -> None:
+        """Record what has gone out and come in until now."""
+        if self._crossed and (recorder := self._agent.values.recorder) is not None:
+            crossed, self._crossed = self._crossed, []
+            recorder.crossed(crossed)
 
     def be(self, giver: int, at: int) -> Ear | None:
         """What this worker is at, for one who gives; always away where messages are watched here. The ear to listen at,

@@ -51,11 +51,13 @@ class Mail:
         giver = self._homes.giver(slot)
         if giver is None or giver == self._agent.id:
             return self.slots.take(slot)
-        if (lying := self._lanes.take(self.slots, slot, giver)) is not None:
+        lanes = self._lanes
+        if (lying := lanes.take(self.slots, slot, giver)) is not None:
             return lying
+        lanes.settle()
         values = self.slots.take(slot)
-        self._lanes.be(giver, WORKS)
-        if not self._lanes.brought(slot):
+        lanes.be(giver, WORKS)
+        if not lanes.brought(slot):
             self._agent.asking.keep(giver)
             if self._credits is not None:
                 self._took(self._credits, slot, giver)
@@ -96,6 +98,10 @@ class Mail:
     def offered(self, giver: int, lane: Taker) -> None:
         """A worker has opened a lane to this one, and gives nothing there before this one looks."""
         self._lanes.offer(giver, lane)
+
+    def settle(self) -> None:
+        """Record in the step's context what has gone and come until now."""
+        self._lanes.settle()
 
     def came(self, place: tuple[int, ...], values: Callable[[], Any]) -> None:
         self.slots.put(place, values)

@@ -19,6 +19,7 @@ from worlds import nothing_left, ties, until, world
 
 from rpcbench.agent import asking
 from rpcbench.agent.core import Agent
+from rpcbench.autograd import recorder
 from rpcbench.pipeline import Pipeline, split, stage
 from rpcbench.pipeline import lanes as lanes_
 from rpcbench.pipeline.credits import Channel
@@ -476,6 +477,60 @@ def test_what_goes_by_a_lane_is_recorded(
     assert [(len(sends), len(recvs)) for sends, recvs in by_lanes] == [(8, 0), (0, 8)], "gradients require none"
     monkeypatch.setattr(Lanes, "give", lambda *_, **__: False)
     assert recorded() == by_lanes
+
+
+def known(agent: Agent, context: int) -> tuple[list[str], int, set[int]] | None:
+    """What an agent has of a context: labels of what it sent, how much has come, and with whom; None: it has none."""
+    found = agent.machine.ask(lambda node: node.contexts.contexts.get(context))
+    return None if found is None else ([sent.label for sent in found.sends.values()], len(found.recvs), found.known)
+
+
+def test_nobody_waits_for_the_record_of_what_has_gone(pair: Pair) -> None:
+    """It is made before who gives or takes waits, or when that is asked for."""
+    given, (one, other) = torch.ones(1, requires_grad=True), pair.agents
+    with (here := recorder(one)).inside(context := here.new_context()):
+        for number in range(4):
+            pair.send(number, given)
+    pair.take(0)
+    assert known(one, context) == ([], 0, set()) and known(other, context) is None
+    pair.first.settle()
+    assert known(one, context) == ([f"F{number} for stage 1" for number in range(4)], 0, {other.id})
+    pair.second.settle()
+    assert known(other, context) == ([], 1, {one.id})
+    pair.take(2)  # it does not lie there next, so it might have to be waited for: what has come until then is recorded
+    assert known(other, context) == ([], 2, {one.id})
+    pair.second.begin(2, 0)
+    pair.second.settle()
+    assert known(other, context) == ([], 2, {one.id}), "nothing is left of a step that has ended"
+    here.release(context)
+
+
+def test_who_looks_at_tables_sees_each_at_once(pair: Pair) -> None:
+    one, other = pair.agents
+    one.bus.listening = other.bus.listening = True
+    with (here := recorder(one)).inside(context := here.new_context()):
+        pair.send(0, torch.ones(1, requires_grad=True))
+        assert known(one, context) == (["F0 for stage 1"], 0, {other.id})
+    pair.take(0)
+    assert known(other, context) == ([], 1, {one.id})
+    one.bus.listening = other.bus.listening = False
+    here.release(context)
+
+
+def test_no_record_is_made_of_words_nor_of_a_context_that_is_over(pair: Pair) -> None:
+    one, other = pair.agents
+    word = Slot(1, ALL, 0, other.id, one.id)
+    with (here := recorder(one)).inside(context := here.new_context()):
+        pair.first.send(word, (torch.zeros(1, dtype=torch.uint8),))
+        assert pair.second.take(word)[0].item() == 0
+        pair.first.settle()
+        assert known(one, context) == ([], 0, set())
+        here.release(context)
+        pair.send(0, torch.ones(1, requires_grad=True))
+    pair.take(0)
+    for mail in (pair.first, pair.second):
+        mail.settle()
+    assert known(one, context) is known(other, context) is None
 
 
 def test_who_watches_what_it_takes_sees_each_as_well(pair: Pair, went: Counter[bool]) -> None:
