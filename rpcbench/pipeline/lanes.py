@@ -24,7 +24,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.agent.hooks import Crossing
 from rpcbench.pipeline.slots import Slot, Slots
 from rpcbench.transport.bells import Ear
-from rpcbench.transport.lane import AWAY, NUMBERS, ROOM, WORKS, Giver, Taker
+from rpcbench.transport.lane import AWAY, LISTENS, NUMBERS, ROOM, WORKS, Giver, Taker
 from rpcbench.transport.stream import StreamConnection
 from rpcbench.words.errors import ProtocolError
 
@@ -40,6 +40,8 @@ _NUMBER = {dtype: number for number, dtype in enumerate(_DTYPES)}
 _DIMENSIONS = 6
 _UNRECORDED = -1, -1
 _MOST_VIEWS = 256
+_SOON = 0.01
+"""Seconds that are no long wait: a bell is all that a thread listens for, and it counts as one that runs."""
 _new = tuple.__new__  # a step less than the class itself takes
 
 
@@ -106,7 +108,7 @@ class _Taking:
 
 
 class Lanes:
-    """One worker's, in the pipeline `key`. All but `offer` is for the thread that runs the step."""
+    """One worker's, in the pipeline `key`. All but `offer` and `wake` is for the thread that runs the step."""
 
     def __init__(self, agent: Agent, key: str) -> None:
         self._agent, self._key = agent, key
@@ -116,6 +118,7 @@ class Lanes:
         self._taking: dict[int, list[_Taking]] = {}  # by who gives; the latest last, and those before it not empty yet
         self._brought: set[Slot] = set()  # of this step, in the slots, and not taken yet
         self._crossed: list[Crossing] = []  # not recorded yet
+        self._ear: Ear | None = None  # where the thread that runs the step waits
 
     def begin(self) -> None:
         """A step begins."""
@@ -190,6 +193,24 @@ class Lanes:
             return None
         self._note(named, giver, None, value.requires_grad)
         return (value,)
+
+    def listen(self, slots: Slots, slot: Slot, giver: int) -> bool:
+        """Wait for a moment, for what is to go into this slot: whether something lies in the lane now."""
+        lanes = self._taking.get(giver)
+        if not lanes or len(lanes) > 1 or (ear := self.be(giver, LISTENS)) is None:
+            return False
+        ring, self._ear = lanes[0].ring, ear
+        try:  # it looks at the slots after that, and who changes them looks for the ear
+            ear.wait_while(lambda: not (ring.lies() or slots.has(slot) or slots.aborted(slot.step)), _SOON)
+            return ring.lies()
+        finally:
+            self._ear = None
+            ring.be(WORKS)
+
+    def wake(self) -> None:
+        """Something has changed that a thread may wait for, which listens; by any thread."""
+        if (ear := self._ear) is not None:
+            ear.ring()
 
     def look(self, slots: Slots, slot: Slot, giver: int) -> None:
         """Bring what lies there into the slots, up to this one."""

@@ -37,7 +37,7 @@ class Mail:
     def __init__(self, agent: Agent, key: str, homes: Homes) -> None:
         self._agent, self._key, self._homes = agent, key, homes
         self._lanes = lanes = Lanes(agent, key)
-        self.slots = Slots(partial(_help_along, agent, homes, lanes), partial(_look, homes, lanes))
+        self.slots = Slots(partial(_help_along, agent, homes, lanes), partial(_look, homes, lanes), lanes.wake)
         self._credits: Credits | None = None
 
     def begin(self, step: int, window: int) -> None:
@@ -55,6 +55,8 @@ class Mail:
         if (lying := lanes.take(self.slots, slot, giver)) is not None:
             return lying
         lanes.settle()
+        if lanes.listen(self.slots, slot, giver) and (lying := lanes.take(self.slots, slot, giver)) is not None:
+            return lying
         values = self.slots.take(slot)
         lanes.be(giver, WORKS)
         if not lanes.brought(slot):

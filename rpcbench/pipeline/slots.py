@@ -62,10 +62,13 @@ def _nothing(*_: object) -> None:
 
 
 class Slots:
-    """The slots of one worker in one pipeline. Steps are numbered upward."""
+    """The slots of one worker in one pipeline. Steps are numbered upward. `changed` is called after each change that
+    ends a wait."""
 
-    def __init__(self, help_along: Help = _nothing, look: Look = _nothing) -> None:
-        self._help_along, self._look = help_along, look
+    def __init__(
+        self, help_along: Help = _nothing, look: Look = _nothing, changed: Callable[[], object] = _nothing
+    ) -> None:
+        self._help_along, self._look, self._changed = help_along, look, changed
         self._lock = threading.Lock()
         self._changes = Changes()
         self._filled: dict[tuple[int, ...], Opened] = {}
@@ -78,7 +81,7 @@ class Slots:
         with self._lock:  # else what is put while a step ends would stay
             if slot[0] > self._over and slot[0] not in self._aborted:
                 self._filled[slot] = values
-        self._changes.tell()
+        self.stir()
 
     def take(self, slot: Slot) -> tuple[Any, ...]:
         """What was put there, waited for. PipelineError where the step is aborted, WorkerLostError where all are."""
@@ -115,6 +118,7 @@ class Slots:
     def stir(self) -> None:
         """Let those who wait look again."""
         self._changes.tell()
+        self._changed()
 
     def check(self, step: int) -> None:
         """As `take`, where a step does not go on; WorkerLostError also where another worker has noticed the loss."""
@@ -137,7 +141,7 @@ class Slots:
             if step > self._over:
                 self._aborted[step] = reason
             dropped = self._drop(step)
-        self._changes.tell()
+        self.stir()
         del dropped
         return True
 
@@ -154,7 +158,7 @@ class Slots:
         with self._lock:
             self._closed, self._over = reason, math.inf
             dropped = self._drop(self._over)
-        self._changes.tell()
+        self.stir()
         del dropped
 
     def finish(self, step: int) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import threading
+from collections.abc import Callable
 
 
 class Bell:
@@ -24,8 +26,7 @@ class Bell:
         """Harmless once it is closed."""
         with self._lock:
             if self._descriptor >= 0:
-                with contextlib.suppress(BlockingIOError):  # rung 2**64 times, and will be heard
-                    os.eventfd_write(self._descriptor, 1)
+                _ring(self._descriptor)
 
     def forked(self) -> None:
         """In a forked child: a thread that was about to ring is not here."""
@@ -39,19 +40,49 @@ class Bell:
 
 
 class Ear:
-    """The end that hears."""
+    """The end that hears. Who waits there has its `turn`: of two, one would hear what is for the other."""
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.closed = False
+        self.turn = threading.Lock()
+        self._lock = threading.Lock()
+        self._poll = select.poll()
+        self._poll.register(self.descriptor, select.POLLIN)
+
+    def wait_while(self, waiting: Callable[[], bool], seconds: float) -> None:
+        """Wait until that ends, or nothing has rung for so many seconds; not at all where somebody else waits."""
+        if not self.turn.acquire(blocking=False):
+            return
+        try:
+            while waiting() and not self.closed and self._poll.poll(seconds * 1000):
+                self.heard()
+        finally:
+            self.turn.release()
 
     def heard(self) -> None:
         """What has rung until now has been heard."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
 
+    def ring(self) -> None:
+        """As its bell does, from this process. Harmless once it is closed."""
+        with self._lock:
+            if not self.closed:
+                _ring(self.descriptor)
+
+    def forked(self) -> None:
+        """In a forked child: a thread that waited, or rang, is not here."""
+        self.turn, self._lock = threading.Lock(), threading.Lock()
+
     def close(self) -> None:
         """Once nobody waits at it."""
-        if not self.closed:
-            self.closed = True
-            os.close(self.descriptor)
+        with self.turn, self._lock:
+            if not self.closed:
+                self.closed = True
+                os.close(self.descriptor)
+
+
+def _ring(descriptor: int) -> None:
+    with contextlib.suppress(BlockingIOError):  # rung 2**64 times, and will be heard
+        os.eventfd_write(descriptor, 1)

@@ -108,6 +108,10 @@ class Taker(_Ring):
         self.at, self._taken, self._ear = AWAY, 0, ear
         self._barrier = threading.Lock()
 
+    def lies(self) -> bool:
+        """Whether there is one."""
+        return self._words[_GIVEN] != self._taken
+
     def next(self) -> tuple[int, tuple[int, ...]] | None:
         """The place of the next value and its numbers, if there is one. `done` comes next."""
         count = self._words[_GIVEN] - self._taken

@@ -135,8 +135,9 @@ class Store(Memory):
 
     def forked(self) -> None:
         """In a forked child: nobody else is here to have taken a lock."""
-        if self._bell is not None:
-            self._bell.forked()
+        for one in (self._bell, self.ear):
+            if one is not None:
+                one.forked()
 
     def close(self) -> None:
         """Give descriptors back, once nobody reads here."""

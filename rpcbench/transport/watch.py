@@ -47,14 +47,17 @@ class Watch:
 
     def listen(self, seconds: float, ear: Ear) -> bool | None:
         """As `readable`, but that a bell ends the wait, too: None where that is all. `ear`: of this connection; where
-        it is of another one there is no wait."""
-        if ear is not self._ear:
+        it is of another one, or somebody else waits there, there is no wait."""
+        if ear is not self._ear or not ear.turn.acquire(blocking=False):
             return False
-        found = self._both.poll(seconds * 1000)
-        if found and (ear.descriptor, select.POLLIN) in found:
-            ear.heard()
-            return True if len(found) > 1 else None
-        return bool(found)
+        try:
+            found = self._both.poll(seconds * 1000)
+            if found and (ear.descriptor, select.POLLIN) in found:
+                ear.heard()
+                return True if len(found) > 1 else None
+            return bool(found)
+        finally:
+            ear.turn.release()
 
     def await_some(self) -> None:
         """Wait until a read would not. Who waits in a read of a unix socket is woken also when the peer has read."""

@@ -273,7 +273,7 @@ def test_one_that_cannot_tell_the_others_keeps_nobody_waiting(agents: list[Agent
     pipe = pipeline(optimizer=SGD)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Mail, "send", fails)
-        with pytest.raises(OSError, match="on purpose"):
+        with pytest.raises((OSError, PipelineError), match="on purpose"):  # of who could not tell, or was told why
             pipe.step(*data(24))
         with pytest.raises(PipelineError, match="hold optimizer step 0 or 1"):
             pipe.step(*data(24))

@@ -33,7 +33,7 @@ from rpcbench.transport.bells import Ear
 from rpcbench.transport.lane import AWAY, PLACES, ROOM, WORKS
 from rpcbench.transport.watch import Watch
 from rpcbench.wire import devices
-from rpcbench.words.errors import PipelineError, ProtocolError
+from rpcbench.words.errors import PipelineError, ProtocolError, WorkerLostError
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(not lane.POSSIBLE, reason="no lanes here")]
 HOMES = Homes({0: 1, 1: 2}, (1,), 0)
@@ -249,7 +249,7 @@ def waiting(pair: Pair, number: int) -> tuple[threading.Thread, list[Any]]:
     def take() -> None:
         try:
             found.append(pair.take(number).item())
-        except (PipelineError, ProtocolError) as error:
+        except (PipelineError, ProtocolError, WorkerLostError) as error:
             found.append(error)
 
     thread = threading.Thread(target=take, daemon=True)
@@ -293,6 +293,47 @@ def test_who_waits_listens_and_is_woken_without_a_message(
     pair.send(number, torch.tensor(5.0))
     thread.join(20)
     assert found == [5.0] and went == {True: 1} and pair.ring.at == WORKS
+
+
+ENDS_OF_WAITS: dict[str, Callable[[Pair], Any]] = {
+    "a value": lambda pair: pair.send(1, torch.tensor(5.0)),
+    "a message": lambda pair: pair.second.came(Slot(1, FORWARD, 1, 1, 0), lambda: torch.tensor(5.0)),
+    "the step's end": lambda pair: pair.second.slots.abort(1, "enough"),
+    "a worker's end": lambda pair: pair.second.slots.close("worker1 has gone"),
+}
+
+
+@pytest.mark.parametrize("what", ENDS_OF_WAITS)
+def test_who_waits_for_a_moment_does_nothing_else(pair: Pair, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """It listens for a bell, and whatever ends the wait rings it."""
+    monkeypatch.setattr(lanes_, "_SOON", 60.0)
+    monkeypatch.setattr(Watch, "listen", pytest.fail)
+    thread, found = waiting(pair, 1)
+    until(lambda: pair.second._lanes._ear is not None and pair.second._lanes._ear.turn.locked())
+    ENDS_OF_WAITS[what](pair)
+    thread.join(20)
+    assert len(found) == 1 and pair.ring.at == WORKS and pair.second._lanes._ear is None
+    assert found == [5.0] if what in ("a value", "a message") else isinstance(found[0], PipelineError | WorkerLostError)
+
+
+def test_a_bell_for_something_else_ends_no_wait(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes_, "_SOON", 60.0)
+    thread, found = waiting(pair, 1)
+    until(lambda: pair.second._lanes._ear is not None)
+    pair.second._lanes.wake()
+    pair.second.came(Slot(1, FORWARD, 1, 2, 0), lambda: torch.tensor(6.0))
+    pair.send(1, torch.tensor(5.0))
+    thread.join(20)
+    assert found == [5.0] and pair.take(2).item() == 6
+
+
+def test_who_waits_where_another_pipeline_does_waits_for_messages(pair: Pair, went: Counter[bool]) -> None:
+    with pair.ring._ear.turn:
+        thread, found = waiting(pair, 1)
+        until(lambda: pair.ring.at == AWAY)
+        pair.send(1, torch.tensor(5.0))
+        thread.join(20)
+    assert found == [5.0] and went == {False: 1}
 
 
 def test_who_has_waited_long_waits_for_messages_and_gets_one(pair: Pair, went: Counter[bool]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import queue
 import select
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -71,6 +73,59 @@ def test_in_a_forked_child_nobody_waits_for_who_was_about_to_ring(pair: tuple[Be
     bell.close()
 
 
+def test_who_waits_goes_on_until_it_has_what_it_waits_for(pair: tuple[Bell, Ear]) -> None:
+    bell, ear = pair
+    looks: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    over: list[bool] = []
+
+    def waits() -> bool:
+        looks.put(True)
+        return not over
+
+    thread = threading.Thread(target=ear.wait_while, args=(waits, 60), daemon=True)
+    thread.start()
+    looks.get(timeout=20)
+    bell.ring()  # of something else
+    looks.get(timeout=20)
+    over.append(True)
+    ear.ring()
+    thread.join(20)
+    assert not thread.is_alive() and not rings(ear)
+    ear.wait_while(lambda: True, 0)  # nothing rings
+    assert ear.turn.acquire(blocking=False)
+    ear.turn.release()
+
+
+def test_nobody_waits_where_another_one_does_nor_where_nothing_rings_any_more(pair: tuple[Bell, Ear]) -> None:
+    _, ear = pair
+    with ear.turn:
+        ear.wait_while(pytest.fail, 60)
+        closing = threading.Thread(target=ear.close, daemon=True)
+        closing.start()
+        closing.join(0.1)
+        assert not ear.closed, "somebody may wait at its descriptor"
+    closing.join(20)
+    assert ear.closed
+    ear.wait_while(lambda: True, 60)
+    other = Ear()
+    if other.descriptor != ear.descriptor:
+        os.dup2(other.descriptor, ear.descriptor)
+    ear.ring()
+    assert not rings(other)
+    if other.descriptor != ear.descriptor:
+        os.close(ear.descriptor)
+    other.close()
+
+
+def test_in_a_forked_child_nobody_waits_for_who_has_waited(pair: tuple[Bell, Ear]) -> None:
+    _, ear = pair
+    ear.turn.acquire()
+    ear._lock.acquire()
+    ear.forked()
+    ear.ring()
+    ear.close()
+
+
 # -- with a socket
 @pytest.fixture
 def watched(pair: tuple[Bell, Ear]) -> Iterator[tuple[Bell, Ear, socket.socket, Watch]]:
@@ -92,6 +147,14 @@ def test_a_bell_ends_the_wait_for_a_message(watched: tuple[Bell, Ear, socket.soc
     assert watch.listen(20, ear) is True
     bell.ring()
     assert watch.listen(20, ear) is True and not rings(ear), "both, and the bell was heard, too"
+
+
+def test_of_two_who_listen_one_does(watched: tuple[Bell, Ear, socket.socket, Watch]) -> None:
+    bell, ear, _, watch = watched
+    bell.ring()
+    with ear.turn:
+        assert watch.listen(20, ear) is False and rings(ear)
+    assert watch.listen(20, ear) is None
 
 
 def test_who_only_waits_for_messages_hears_no_bell(watched: tuple[Bell, Ear, socket.socket, Watch]) -> None:
