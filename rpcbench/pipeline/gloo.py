@@ -100,5 +100,6 @@ def _error(future: Any) -> ConnectionLostError | None:
 
 
 def let_go(groups: list[Any]) -> None:
-    """Forget these groups. Gloo waits for what they are still at, so that is for a thread of its own to wait for."""
+    """Forget these groups, which nothing but this list has. Gloo waits for what they are still at, so that is for a
+    thread of its own to wait for."""
     threading.Thread(target=groups.clear, name="rpcbench gloo", daemon=True).start()

@@ -74,10 +74,10 @@ class Column:
 
     def part(self) -> None:
         """Forget the group, which may be broken."""
-        self.since, group = _NOBODY, self._group
-        self._group = None
-        if group is not None:
-            gloo.let_go([group])
+        self.since = _NOBODY
+        if self._group is not None:
+            groups, self._group = [self._group], None  # nothing else has it: who drops it last waits for it
+            gloo.let_go(groups)
 
     def add_up(self, step: int, stage: int, flats: Sequence[torch.Tensor]) -> None:
         """Let each of these be the sum over all replicas."""

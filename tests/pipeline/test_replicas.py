@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, buckets, gloo, schedule, split
 from rpcbench.pipeline.ops import Kind, Op
+from rpcbench.pipeline.shared import Column
 
 FOUR = ["worker1", "worker2", "worker3", "worker4"]
 SCHEDULES = ["sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev"]
@@ -331,6 +333,11 @@ def test_a_replica_that_leaves_while_all_meet_leaves_nobody_waiting(
 ) -> None:
     """The others know by then where it was, and wait inside gloo for it to connect."""
     get, fails = gloo.Meeting.get, iter([True])
+    make, devices = gloo.c10d.ProcessGroupGloo.create_device, []
+
+    def kept(**where: Any) -> Any:
+        devices.append(make(**where))  # else it may be gone before the others look for it, and that ends their wait
+        return devices[-1]
 
     def once(self: gloo.Meeting, key: str) -> bytes:
         if next(fails, False):
@@ -338,12 +345,29 @@ def test_a_replica_that_leaves_while_all_meet_leaves_nobody_waiting(
         return get(self, key)
 
     monkeypatch.setattr(gloo.Meeting, "get", once)
+    monkeypatch.setattr(gloo.c10d.ProcessGroupGloo, "create_device", kept)
     pipe, begin = replicated(optimizer=SGD), time.monotonic()
     with pytest.raises(ArithmeticError, match="on purpose"):
         pipe.step(*data(4))
     assert pipe.step(*data(4)).loss > 0
     assert time.monotonic() - begin < PATIENCE < gloo.SECONDS
     assert equal(pipe)
+
+
+def test_nobody_but_a_thread_of_its_own_waits_for_the_end_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the last reference, however soon it drops that."""
+    column, gone = Column.__new__(Column), []
+    column._group = nn.Module()
+    group = weakref.ref(column._group)
+
+    def at_once(groups: list[Any]) -> None:
+        groups.clear()
+        gone.append(group() is None)
+
+    monkeypatch.setattr(gloo, "let_go", at_once)
+    column.part()
+    column.part()
+    assert gone == [True]
 
 
 def test_between_hosts_it_goes_the_workers_own_way_and_that_is_told(tmp_path: Path) -> None:
