@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from rpcbench.bench import idle, pipelines
 from rpcbench.bench.fixed_cost import FixedCost, cost
-from rpcbench.bench.pipeline_sides import Order, Side, ours, theirs
+from rpcbench.bench.pipeline_sides import Order, Side, Steps, ours, theirs
 from rpcbench.bench.pipeline_work import MODELS, SCHEDULES
 from rpcbench.cli.main import main
 from rpcbench.launch.cluster import Cluster
@@ -21,6 +22,12 @@ from rpcbench.pipeline import simulate
 from rpcbench.pipeline.ops import Op, parse
 
 TRIES = 40  # of a second or so; one is enough where nothing else runs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tracker() -> None:
+    """A process that multiprocessing starts once, and keeps, is no leak of whichever test comes first."""
+    resource_tracker.ensure_running()
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +98,40 @@ def test_what_an_operation_takes_by_itself_is_no_overhead() -> None:
     found = [pipelines._overhead(whole, 60.0) for whole in (210.0, 211.0)]
     assert [line.ok for line in found] == [True, False] and found[0].value == 150
     assert found[0].measured == "210 µs" and found[0].beside.startswith("60 µs of it") and "150 µs" in found[0].beside
+
+
+def test_a_rate_is_all_samples_in_all_seconds_so_a_step_that_is_held_up_counts() -> None:
+    order = Order("MLP", "gpipe", 3, 0)
+    mine, other = Steps([0.25, 0.25, 1.0], [0.0] * 3, 2.0), Steps([0.5, 0.5, 0.5], [0.0] * 3, 3.0)
+    line = pipelines._compared(order, mine, other)
+    assert line.title == "MLP, gpipe" and line.measured == "512 samples/s" and line.value == 1 and line.ok
+    assert line.beside == "torch 512: 1.00x, in CPU time 1.50x"
+    assert not pipelines._compared(order, other._replace(seconds=[0.5, 0.5, 0.6]), other).ok
+
+
+def test_both_sides_are_started_as_often_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    class Stand:
+        def __init__(self, name: str, seconds: float) -> None:
+            self._name, self._seconds = name, seconds
+
+        def __enter__(self) -> Stand:
+            begun.append(self._name)
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            begun.append(f"end {self._name}")
+
+        def run(self, order: Order) -> Steps:
+            return Steps([self._seconds * begun.count(self._name)] * order.steps, [1.0] * order.steps, 1.0)
+
+    monkeypatch.setattr(pipelines, "ours", lambda: Stand("ours", 1.0))
+    monkeypatch.setattr(pipelines, "theirs", lambda: Stand("theirs", 2.0))
+    *lines, mean = pipelines._against_torch(pipelines.QUICK._replace(starts=3, rounds=2), 0)
+    assert begun == ["ours", "theirs", "end theirs", "end ours"] * 3
+    assert [line.measured for line in lines] == ["128 samples/s"] * 2 + ["16 samples/s"] * 2, "1, 2 and 3 s a step"
+    assert [line.value for line in (*lines, mean)] == [2.0] * 5 and mean.ok
 
 
 def test_what_misses_its_goal_is_marked() -> None:
