@@ -69,6 +69,7 @@ class Agent:
         self.on_thread: Job = lambda: None  # first on each thread that runs users' functions
         self.on_error: Callable[[BaseException], object] = lambda error: None  # what a caller's function raised here
         self.asynchronous: set[tuple[int, int]] = set()  # (caller, call) whose function has returned a Future
+        self.on_leave: list[Job] = []  # before others can hear of it
         self.on_end: list[Job] = []
         self.on_long_wait: Callable[[float], object] = lambda seconds: None  # called by the thread that waits
         self.closing = Flag()
@@ -132,6 +133,8 @@ class Agent:
         if not self.running:
             return
         try:
+            for job in self.on_leave:
+                job()
             if graceful and (late := self.waiting.settle(timeout or None)):
                 raise RpcError(f"{late} calls of {self.name} were still in flight after {timeout} s")
             leaving = not graceful or self.config.world_size is None

@@ -2,7 +2,7 @@
 
 Listens only while somebody looks, and for messages only while somebody looks at those. A member's tables begin with a
 snapshot; a batch that is missing, or that left rows out, asks for a new one. Nothing here waits for a worker, but
-`settle`, which is asked to.
+`settle`, which is asked to, also before this process leaves the world.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ World = dict[int, dict[str, Any]]
 Wake = Callable[[], None]
 SETTLE_SECONDS = 5.0
 """How long to wait, by default, for what members have to tell: a process that is stopped tells nothing."""
+LAST_NEWS_SECONDS = 0.5
+"""As long before this process leaves while somebody looks: what they see then is how it all ended."""
 
 
 class Collector:
@@ -41,6 +43,7 @@ class Collector:
         self._probes = Probes(agent)
         agent.on_notice(TELEMETRY, self._heard)
         agent.on_member(self._member)
+        agent.on_leave.append(lambda: self.settle(LAST_NEWS_SECONDS))
         agent.on_end.append(self._wake)
 
     def subscribe(self, wake: Wake, level: int = CHANGES) -> Callable[[], None]:

@@ -8,29 +8,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rpcbench.pipeline.timeline import idle_share
-from rpcbench.telemetry.views import View, World, everybody, is_up, rows_of
+from rpcbench.telemetry.views import View, World, everybody, rows_of
 from rpcbench.words.events import Row, Table
 
 STEPS_DRAWN = 4
 STEPS_LISTED = 8
+_UNTOLD = "untold"
 
 
 def pipeline_view(world: World) -> View:
     """Where each micro-batch is. Sections: workers, steps, lanes, ops.
 
     `steps` lists the latest steps. A step's `state` is `complete` once all workers have said so, `failed` where an
-    operation has raised, the step was given up or a worker is gone, else `running`. A complete one has its measured
-    `idle` share; `ideal` is what the schedule cannot avoid. `ops` holds the operations of the latest few, times in
-    monotonic seconds, `end` None while an op runs, `held` the bytes of activations that its stage holds after it.
-    `lanes` (`step/worker`) sum that up for a worker: its stages, of which `replica` where there are several, how many
-    operations are `done` of those `planned`, which is `next` while it waits for something, how `busy` it was, bytes
-    `held` now and at the `peak`.
+    operation has raised, the step was given up or a worker is lost, else `running`; one that a worker has not told the
+    end of before it left is not listed: nobody knows how that was. A complete one has its measured `idle` share;
+    `ideal` is what the schedule cannot avoid. `ops` holds the operations of the latest few, times in monotonic seconds,
+    `end` None while an op runs, `held` the bytes of activations that its stage holds after it. `lanes` (`step/worker`)
+    sum that up for a worker: its stages, of which `replica` where there are several, how many operations are `done` of
+    those `planned`, which is `next` while it waits for something, how `busy` it was, bytes `held` now and at `peak`.
     Steps are ordered by when they began, as a new pipeline counts from 0 again.
     """
-    found = _gathered(world)
-    order = sorted(found, key=lambda number: found[number].begin)
-    steps = {str(number): _step(found[number], world) for number in order[-STEPS_LISTED:]}
-    drawn = [(steps[str(number)], found[number]) for number in order[-STEPS_DRAWN:]]
+    found = sorted(_gathered(world).values(), key=lambda step: step.begin)
+    known = [(row, step) for step in found if (row := _step(step, world))["state"] != _UNTOLD]
+    steps = {str(step.number): row for row, step in known[-STEPS_LISTED:]}
+    drawn = known[-STEPS_DRAWN:]
     return {
         "workers": everybody(world, ()),
         "steps": steps,
@@ -84,7 +85,10 @@ def _state(step: _Step, world: World) -> str:
     workers = {worker for part in step.parts.values() for worker in part["workers"]}
     if workers and workers <= step.parts.keys() and states == {"done"}:
         return "complete"
-    return "failed" if "failed" in states or not all(is_up(world, worker) for worker in workers) else "running"
+    members = {world[worker]["state"] if worker in world else "lost" for worker in workers}
+    if "failed" in states or "lost" in members:
+        return "failed"
+    return _UNTOLD if "left" in members else "running"
 
 
 def _lanes(row: Row, step: _Step) -> Iterator[tuple[str, Row]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +14,12 @@ from worlds import config, until, world
 
 from rpcbench.agent import bus
 from rpcbench.agent.core import Agent
+from rpcbench.agent.publish import Publisher
 from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.rpc.start import start_agent
 from rpcbench.telemetry import collect
 from rpcbench.telemetry.collect import Collector
+from rpcbench.words.config import LAST_WORDS_SECONDS
 
 
 @pytest.fixture
@@ -173,3 +177,35 @@ def test_who_goes_just_before_it_is_asked_is_not_waited_for(
     monkeypatch.setattr(collector._probes, "ask", late)
     assert collector.settle(20)
     stop()
+
+
+@pytest.mark.parametrize("graceful", [False, True])
+def test_who_looks_is_told_all_before_this_process_leaves(
+    collector: Collector, agents: list[Agent], graceful: bool
+) -> None:
+    go_on = threading.Event()
+    pause = SimpleNamespace(wait=lambda seconds: go_on.wait(20))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(agents[1].part(Publisher), "_pause", pause)
+            collector.subscribe(lambda: None)
+            until(lambda: equal(collector, agents))
+            rrefs = [remote("worker1", int, (1,))]
+            until(lambda: len(collector.world()[1]["tables"]["owned"]) == 1)
+            rrefs.append(remote("worker1", int, (2,)))  # it tells of this one when the pause is over
+            assert rrefs[1].to_here() == 2
+            agents[0].shutdown(graceful)
+            assert len(collector.world()[1]["tables"]["owned"]) == 2
+    finally:
+        go_on.set()
+
+
+def test_a_member_that_tells_nothing_holds_nobody_back_who_leaves(
+    collector: Collector, agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents[1].part(Publisher), "_probed", lambda source, number: None)
+    collector.subscribe(lambda: None)
+    until(lambda: equal(collector, agents))
+    begin = time.monotonic()
+    agents[0].shutdown(graceful=False)
+    assert time.monotonic() - begin < 5 * (collect.LAST_NEWS_SECONDS + LAST_WORDS_SECONDS)

@@ -77,6 +77,19 @@ def test_who_is_gone_ends_a_step_that_was_not_complete():
     assert step(OPS, DONE, states=gone)["state"] == "complete"
 
 
+def test_who_has_not_been_heard_for_a_while_may_still_end_a_step():
+    assert step(OPS, [DONE[0], part(2)], states=("up", "up", "suspect", "up"))["state"] == "running"
+
+
+def test_a_step_is_not_listed_whose_end_a_worker_has_not_told_before_it_left():
+    left = ("left",) * 4
+    assert pipeline_view(world(OPS, [DONE[0], part(2)], states=left)) == {
+        **pipeline_view(world(states=left)), "steps": {}, "lanes": {}, "ops": {},
+    }  # fmt: skip
+    assert step(OPS, DONE, states=left)["state"] == "complete"
+    assert step(OPS, [DONE[0], part(2, "failed")], states=left)["state"] == "failed"
+
+
 def test_a_lane_says_what_it_waits_for():
     parts = [part(1, plan="0F0 0F1 0B0"), part(2, plan="1F0 1B0")]
     lanes = pipeline_view(world([op(1, "0F0", 0.0, 1.0), op(1, "0F1", 1.0, None)], parts))["lanes"]
