@@ -40,7 +40,9 @@ def check(batch_norm: str) -> None:
 
 def warn_of_microbatches(stages: Sequence[Stage], microbatches: int) -> None:
     """UserWarning, at the line that makes the pipeline, that names the batch norms of all stages."""
-    found = [stage.key(own).rstrip(".") for stage in stages for own, _ in _batch_norms(stage.module)]
+    found = [
+        stage.key(own).rstrip(".") for stage in stages for own, layer in _batch_norms(stage.module) if layer.training
+    ]
     if found and microbatches > 1:
         warnings.warn(_TOLD.format(names=", ".join(found), count=microbatches), UserWarning, stacklevel=3)
 
@@ -80,7 +82,7 @@ class Deferred:
         self._moments: dict[Any, _Moments] = {}
         self._counting = False
         for layer in (layer for module in modules for _, layer in _batch_norms(module)):
-            if layer.track_running_stats and layer.running_mean is not None:
+            if layer.training and layer.track_running_stats and layer.running_mean is not None:
                 layer.track_running_stats = False  # in training it leaves its buffers alone; in evaluation it uses them
                 layer.register_forward_pre_hook(self._see)
                 self._moments[layer] = _Moments()

@@ -41,22 +41,34 @@ class Checkpoints:
     """`every`: optimizer steps from one checkpoint in `folder` to the next; 0 for none."""
 
     def __init__(self, seeds: StepSeeds, optimizer: str, folder: str | Path | None, every: int) -> None:
-        if every < 0 or bool(every) != bool(folder):
+        if not isinstance(every, int) or every < 0 or bool(every) != bool(folder):
             raise PipelineError(
                 f"checkpoint={folder!r}, checkpoint_every={every!r}: give both, a folder and a number of optimizer "
                 "steps of at least 1, or none"
             )
         self._seeds, self._optimizer = seeds, optimizer
         self._folder, self._every = folder, every
+        self._newest: int | None = (
+            None  # of which optimizer step that in the folder is, if this pipeline has written it
+        )
 
     def applied(self, crew: Crew, number: int) -> None:
         """Write a checkpoint if it is time for one."""
         if self._folder is not None and number % self._every == 0:
-            try:
-                self.save(crew, self._folder)
-            except Exception as error:
-                error.add_note(f"optimizer step {number} is done; what failed is the checkpoint after it")
-                raise
+            self._write(crew, self._folder, f"optimizer step {number} is done; what failed is the checkpoint after it")
+            self._newest = number
+
+    def moved(self, crew: Crew) -> None:
+        """Learning rates have moved on: where there is a checkpoint of this optimizer step, it is to have them so."""
+        if self._folder is not None and self._newest is not None and self._newest == crew.standing.number:
+            self._write(crew, self._folder, "the learning rates have moved; what failed is the checkpoint after it")
+
+    def _write(self, crew: Crew, folder: str | Path, failed: str) -> None:
+        try:
+            self.save(crew, folder)
+        except Exception as error:
+            error.add_note(failed)
+            raise
 
     # -- saving
     def save(self, crew: Crew, folder: str | Path) -> None:
@@ -111,6 +123,7 @@ class Checkpoints:
         manifest = _read(source, self._optimizer)
         sources = _sources(source, manifest, _names(crew, _shapes_in(manifest), f"the checkpoint in {source}"))
         crew.on_stages(shards.check, {stage: (own,) for stage, own in sources.items()})
+        self._newest = None
         with crew.standing.replaced(manifest["optimizer_step"]):
             crew.on_stages(shards.read, {stage: (*crew.stage(stage), own) for stage, own in sources.items()})
         self._seeds.base, self._seeds.drawn = manifest["seeds"]["base"], manifest["seeds"]["drawn"]

@@ -18,6 +18,7 @@ from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.chance import begin, go_on, seed
 from rpcbench.pipeline.engine_sums import EngineSums
 from rpcbench.pipeline.exchange import Exchange, Gradients, Messages, nbytes, requires_grad
+from rpcbench.pipeline.faults import DETACHED, IN_PLACE, explain, scalar, versions
 from rpcbench.pipeline.halves import Halves
 from rpcbench.pipeline.oplog import DONE, FAILED
 from rpcbench.pipeline.ops import Kind, Op, places_in
@@ -28,6 +29,7 @@ from rpcbench.pipeline.stash import Stash
 from rpcbench.pipeline.sums import Sums
 from rpcbench.pipeline.tasks import Metric, Report, Task
 from rpcbench.pipeline.ties import TiedGradients
+from rpcbench.words.errors import PipelineError
 
 _Values = tuple[Any, ...]
 _PLAIN = frozenset((Tensor, nn.Parameter))
@@ -93,7 +95,7 @@ class Execution:
 
     def _run(self) -> None:
         train, worker = self._task.train, self._worker
-        worker.train(train)
+        worker.modes.set(train)
         with torch.set_grad_enabled(train), worker.computing.step():
             self._operate()
         worker.mail.settle()
@@ -115,8 +117,11 @@ class Execution:
             log.begin()
             try:
                 made = does(op, needed)
-            except BaseException:
-                log.end(0, self._held[op.stage], self._failed())
+            except BaseException as error:
+                failed = self._failed()
+                log.end(0, self._held[op.stage], failed)
+                if failed:
+                    explain(error, op, self._step)
                 raise
             sent, self._reduced = self._reduced, 0
             for _, message in made:
@@ -166,6 +171,8 @@ class Execution:
 
     def _module(self, op: Op, values: _Values) -> Any:
         """The stage's own forward."""
+        if op.stage in self._worker.changing:
+            values = tuple([value.clone() if isinstance(value, Tensor) else value for value in values])
         with self._worker.computing.forward(self._worker.modules[op.stage], op.kind is Kind.FORWARD):
             return self._stash.forward(op, values)
 
@@ -177,15 +184,25 @@ class Execution:
             if op.stage < worker.last_stage:
                 return worker.values(op.stage, made)
             assert worker.loss_fn is not None
-            return (worker.loss_fn(worker.computing.judged(made), self._targets(op)),)
+            loss = scalar(worker.loss_fn(worker.computing.judged(made), self._targets(op)))
+            if not loss.requires_grad and torch.is_grad_enabled() and self._trains(op, values):
+                raise PipelineError(DETACHED)
+            return (loss,)
         finally:
             go_on(before)
 
+    def _trains(self, op: Op, values: _Values) -> bool:
+        """Whether a stage, or one before it, has something to train."""
+        return bool(self._worker.params[op.stage]) or any(map(requires_grad, values))
+
     def _once(self, op: Op, values: _Values) -> _Values:
         """As `_compute`, and nothing is kept for a backward."""
-        wants = bool(self._worker.params[op.stage]) or any(map(requires_grad, values))
+        wants = self._trains(op, values)
+        before = versions(values)
         with torch.no_grad():
             given = self._compute(op, values)
+        if versions(values) != before:
+            raise PipelineError(IN_PLACE)
         return tuple(
             value.detach().requires_grad_(wants and (value.is_floating_point() or value.is_complex()))
             if isinstance(value, Tensor)

@@ -50,6 +50,14 @@ class Trained(Protocol):
     def evaluate(self, x: Any, y: Any = None, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]: ...
 
 
+class Rates(Protocol):
+    """The learning rates; `needs_value`: they move by a loss."""
+
+    needs_value: bool
+
+    def step(self, *args: Any) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """One call of `Pipeline.fit`, which says what its arguments are. `sums`: losses are sums, not means, of samples."""
@@ -61,7 +69,7 @@ class Fit:
     progress: bool
     on_step: Callable[[StepResult], object] | None
     clip: float | None
-    lr_moves: Callable[[], None] | None
+    rates: Rates | None
     lr_step: str
     validate: Iterable[Any] | None
     metrics: Mapping[str, Metric] | None
@@ -74,6 +82,8 @@ class Fit:
             raise PipelineError(f"the loader can be gone through once only, not {self.epochs} times: give a DataLoader")
         if self.lr_step not in ("epoch", "step"):
             raise PipelineError(f"lr_step must be 'epoch' or 'step', not {self.lr_step!r}")
+        if self.metrics and self.validate is None:
+            raise PipelineError("metrics are of a validation: give fit validate=, a loader of pairs, as well")
         with Progress(self.loader, self.epochs, self.progress) as progress:
             try:
                 for epoch in range(self.epochs):
@@ -89,18 +99,23 @@ class Fit:
             result = self._step(x, y)
             total += result.loss * (1 if self.sums else result.samples)
             samples += result.samples
-            self._move("step")
+            self._move("step", result.loss)
             progress.step(result)
             if self.on_step is not None:
                 self.on_step(result)
         self.history.epochs.append(total if self.sums else total / samples)
-        self._move("epoch")
+        judged = self.rates is not None and self.rates.needs_value
+        if not judged:  # before a validation, which may be cut short
+            self._move("epoch")
         if self.validate is not None:
             self.history.validation.append(self.pipe.evaluate(self.validate, metrics=self.metrics))
+        if judged:
+            validated = self.history.validation[-1] if self.validate is not None else {}
+            self._move("epoch", validated.get("loss", self.history.epochs[-1]))
 
-    def _move(self, ended: str) -> None:
-        if self.lr_moves is not None and self.lr_step == ended:
-            self.lr_moves()
+    def _move(self, ended: str, value: float | None = None) -> None:
+        if self.rates is not None and self.lr_step == ended:
+            self.rates.step(*([value] if self.rates.needs_value else []))
 
     def _step(self, x: Any, y: Any) -> StepResult:
         with self.pipe.accumulate() as batch:

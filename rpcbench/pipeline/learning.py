@@ -6,6 +6,8 @@ workers when it returns.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from rpcbench.optim import LocalOptimizer
@@ -24,12 +26,22 @@ class Schedulers:
         if not crew.optimizers:
             raise PipelineError("lr_scheduler needs an optimizer; give Pipeline one, as (torch.optim.SGD, {'lr': 0.1})")
         self._crew = crew
+        self.on_moved: Callable[[], object] = lambda: None
         scheduler, kwargs = spec
+        self.needs_value = needs_value(scheduler)
         crew.on_workers(_schedule, scheduler, kwargs)
 
     def step(self, *args: Any) -> None:
         """After the optimizer's step, once an epoch or a batch, as the scheduler is meant; `args` as its own `step`."""
         self._crew.on_workers(_advance, args)
+        self.on_moved()
+
+
+def needs_value(scheduler: Any) -> bool:
+    """Whether it can only step with something that was measured, as ReduceLROnPlateau."""
+    _self, *others = inspect.signature(scheduler.step).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(each.default is inspect.Parameter.empty and each.kind in positional for each in others)
 
 
 def rate(crew: Crew) -> float:

@@ -97,7 +97,8 @@ def children(model: Model) -> list[Link]:
     else:
         raise PipelineError(
             f"{type(model).__name__} cannot be cut: it is no plain nn.Sequential, so the order of its modules is not "
-            "known. Give split() an nn.Sequential, or a list of modules to be run one after the other"
+            "known. Give split() an nn.Sequential, a list of modules to be run one after the other, or what "
+            "traced(model, x) gives, which follows its forward"
         )
     return [_link(name, item) for name, item in named]
 

@@ -1,6 +1,7 @@
 """Batches of a loader through a pipeline: scores and outputs of all its samples.
 
-A loader is what is iterated and is no batch: a `DataLoader`, a generator. A tensor, tuple, list or dict is a batch.
+A loader is what is iterated and is no batch: a `DataLoader`, a generator, a list of pairs. A tensor, tuple, dict or
+other list is a batch.
 A score is a mean over samples, whatever the sizes of batches and micro-batches; a loss that is a sum stays a sum.
 """
 
@@ -21,7 +22,12 @@ _EMPTY = "the loader gives no batch; one that is used up, as a generator, must b
 
 def is_batch(data: Any) -> bool:
     """Whether it is one batch, and no loader."""
-    return isinstance(data, torch.Tensor | tuple | list | dict)
+    return isinstance(data, torch.Tensor | tuple | list | dict) and not is_list_of_pairs(data)
+
+
+def is_list_of_pairs(data: Any) -> bool:
+    """Whether it is what `list(loader)` gives; so is an empty list."""
+    return isinstance(data, list) and all(isinstance(item, tuple | list) and len(item) == 2 for item in data)
 
 
 def pairs(loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
@@ -47,8 +53,10 @@ def predicted(runs: Runs, data: Any) -> Any:
 
 def evaluated(runs: Runs, data: Any, targets: Any, metrics: Mapping[str, Metric]) -> dict[str, float]:
     """Loss and metrics of a batch with its targets, or of all pairs of a loader."""
-    if (targets is None) == is_batch(data):
+    if targets is None and is_batch(data):
         raise PipelineError("give evaluate a batch and its targets, as evaluate(x, y), or a loader of such pairs")
+    if targets is not None and not isinstance(data, torch.Tensor | tuple | list | dict):
+        raise PipelineError("give evaluate a batch and its targets, as evaluate(x, y), or a loader, which has both")
     if "loss" in metrics or not (metrics or runs.has_loss):
         raise PipelineError("evaluate needs a loss_fn of the pipeline or metrics, and no metric can be called 'loss'")
     totals: dict[str, float] = {}

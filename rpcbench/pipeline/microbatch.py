@@ -21,6 +21,8 @@ def sizes(samples: int, microbatches: int) -> list[int]:
     """Samples in each micro-batch, as even as can be, larger ones first. PipelineError if one would be empty."""
     if microbatches < 1:
         raise PipelineError(f"microbatches must be at least 1, not {microbatches}")
+    if not samples:
+        raise PipelineError(f"a batch of 0 samples cannot make {microbatches} micro-batches: it is empty")
     if samples < microbatches:
         raise PipelineError(
             f"a batch of {samples} samples cannot make {microbatches} micro-batches: give larger batches, "

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from rpcbench.words.errors import PipelineError
 
@@ -85,6 +85,17 @@ def text(ops: Ops) -> str:
 def parse(written: str) -> Ops:
     """The ops of a text, a line per worker; empty lines around it are left out. PipelineError at a wrong word."""
     return [[Op.parse(word) for word in line.split()] for line in written.strip().splitlines()]
+
+
+def read(made: Any) -> Ops:
+    """What a schedule has made: ops or their words, in a list for each worker, or as text. PipelineError for others."""
+    if isinstance(made, str):
+        return parse(made)
+    if isinstance(made, list | tuple) and all(isinstance(own, list | tuple) for own in made):
+        read = [[Op.parse(op) if isinstance(op, str) else op for op in own] for own in made]
+        if all(isinstance(op, Op) for own in read for op in own):
+            return read
+    raise PipelineError(f"a schedule is a list of operations for each worker, as [['0F0', '0B0'], …], not {made!r:.80}")
 
 
 @lru_cache(maxsize=64)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from rpcbench.pipeline.layout import dealt, reducing
-from rpcbench.pipeline.ops import Kind, Ops, Schedule
+from rpcbench.pipeline.ops import Kind, Ops, Schedule, read
+from rpcbench.pipeline.planned import maker
 from rpcbench.pipeline.recompute import Recompute, with_recompute
-from rpcbench.pipeline.schedules import named
 from rpcbench.pipeline.simulate import simulate
 from rpcbench.pipeline.validate import placement, validate
 from rpcbench.words.errors import PipelineError
@@ -74,7 +74,7 @@ class OrderBook:
         recompute: Recompute,
         replicas: int = 1,
     ) -> None:
-        self._schedule = named(schedule) if isinstance(schedule, str) else schedule
+        self._schedule = maker(schedule)
         self._workers, self._chunks, self._recompute = workers, chunks, recompute
         self.microbatches, self._replicas = microbatches * replicas, replicas
         self._cached = lru_cache(maxsize=16)(self._make)
@@ -105,7 +105,8 @@ class OrderBook:
     def _row(self, microbatches: int, replica: int) -> Orders:
         """Of one replica, its micro-batches counted from 0."""
         chunks = {} if self._chunks is None else {"chunks": self._chunks}
-        ops = with_recompute(self._schedule(self._workers, microbatches, **chunks), self._wanted(replica), microbatches)
+        made = read(self._schedule(self._workers, microbatches, **chunks))
+        ops = with_recompute(made, self._wanted(replica), microbatches)
         stage_count = 1 + max((op.stage for own in ops for op in own), default=-1)
         validate(ops, stage_count, microbatches)
         if len(ops) != self._workers:

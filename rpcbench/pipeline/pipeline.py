@@ -33,6 +33,7 @@ from rpcbench.pipeline.crew import Crew, OptimizerSpec
 from rpcbench.pipeline.fitting import Fit, History
 from rpcbench.pipeline.learning import Schedulers, SchedulerSpec, rate
 from rpcbench.pipeline.loaders import evaluated, predicted
+from rpcbench.pipeline.modes import warn_of_rest
 from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.ops import Ops, Schedule
 from rpcbench.pipeline.orders import OrderBook
@@ -98,6 +99,7 @@ class Pipeline:
         checkpoint_every: int = 0,
     ) -> None:
         self._agent: Agent = current.current()
+        _check(stages, optimizer, lr_scheduler)
         names = {self._agent.member(worker).id: worker for worker in stages.workers}
         book = OrderBook(schedule, len(stages.row), microbatches, chunks, recompute, stages.replicas)
         microbatch.weights([1], loss_reduction)
@@ -107,6 +109,8 @@ class Pipeline:
         self.microbatches = microbatches
         row = stages.cut(book.whole.homes)
         self.stages: list[Stage] = replicated(row, stages.workers, stages.replicas)
+        if loss_fn is not None and stages.whole is None:
+            warn_of_rest(link.module for link in stages.links)
         if batch_norm == batchnorm.WARN and loss_fn is not None:
             batchnorm.warn_of_microbatches(row, microbatches)
         self.crew = Crew(self._agent, self.stages, loss_fn, optimizer, numerics, stages.replicas)
@@ -120,6 +124,8 @@ class Pipeline:
         name = f"{optimizer[0].__module__}.{optimizer[0].__qualname__}" if optimizer else ""
         self._checkpoints = Checkpoints(seeds, name, checkpoint, checkpoint_every)
         self.crew.steps.on_applied = partial(self._checkpoints.applied, self.crew)
+        if self._schedulers is not None:
+            self._schedulers.on_moved = partial(self._checkpoints.moved, self.crew)
 
     # -- training
     def step(self, x: Any, y: Any) -> StepResult:
@@ -180,7 +186,8 @@ class Pipeline:
         """A step for each batch of a loader, which gives pairs of inputs and targets; `epochs` times.
 
         clip: largest norm of all gradients together. lr_step: whether lr_scheduler, if there is one, moves after each
-        "epoch" or each "step". validate, metrics: as for `evaluate`, after each epoch. on_step:
+        "epoch" or each "step"; one that needs a value, as ReduceLROnPlateau, gets the loss of that, or of the
+        validation. validate, metrics: as for `evaluate`, after each epoch. on_step:
         called with each StepResult. progress: show a bar with loss, idle share and samples a second. Ctrl-C ends it,
         and what has been done is returned as ever; the error of a step is raised, and those before it stay done.
 
@@ -188,8 +195,8 @@ class Pipeline:
             history.losses, history.epochs
         """
         sums = self._runs.reduction == "sum"
-        moves = None if self._schedulers is None else self._schedulers.step
-        return Fit(self, sums, loader, epochs, progress, on_step, clip, moves, lr_step, validate, metrics).run()
+        rates = self._schedulers
+        return Fit(self, sums, loader, epochs, progress, on_step, clip, rates, lr_step, validate, metrics).run()
 
     @property
     def lr(self) -> float:
@@ -274,4 +281,19 @@ class Pipeline:
 
     def __repr__(self) -> str:
         where = ", ".join(f"{stage.index} on {stage.worker}" for stage in self.stages)
-        return f"<Pipeline of {len(self.stages)} stages ({where}), {self.microbatches} micro-batches>"
+        replicas = f" in each of {self.crew.layout.replicas} replicas" if self.crew.layout.replicas > 1 else ""
+        count = f"{self.crew.layout.stages} stages{replicas}"
+        return f"<Pipeline of {count} ({where}), {self.microbatches} micro-batches>"
+
+
+def _check(stages: Stages, optimizer: OptimizerSpec | None, lr_scheduler: SchedulerSpec | None) -> None:
+    """PipelineError for what is none of these."""
+    if not isinstance(stages, Stages):
+        raise PipelineError(f"stages must be what split(model, workers) gives, not a {type(stages).__name__}")
+    for name, given, example in (
+        ("optimizer", optimizer, "(torch.optim.SGD, {'lr': 0.1})"),
+        ("lr_scheduler", lr_scheduler, "(torch.optim.lr_scheduler.StepLR, {'step_size': 30})"),
+    ):
+        two = isinstance(given, tuple) and len(given) == 2 and callable(given[0]) and isinstance(given[1], Mapping)
+        if given is not None and not two:
+            raise PipelineError(f"{name} must be a class and its arguments, as {example}, not {given!r:.80}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rpcbench.pipeline import ops as _ops
 from rpcbench.pipeline.ops import Ops, Schedule
@@ -16,7 +17,8 @@ from rpcbench.words.errors import PipelineError
 class Plan:
     """What each worker does, in `ops`; it can run to its end. Printed it is text that `schedule` reads again.
 
-    It is a schedule itself, for just these numbers: `Pipeline(stages, schedule=plan, microbatches=plan.microbatches)`.
+    It is a schedule itself, for these numbers: `Pipeline(stages, schedule=plan, microbatches=plan.microbatches)`. A
+    batch that has fewer samples than that does without the operations of the micro-batches that it lacks.
     """
 
     ops: Ops
@@ -29,14 +31,17 @@ class Plan:
     __repr__ = __str__
 
     def __call__(self, workers: int, microbatches: int, chunks: int = 0) -> Ops:
-        """The ops; PipelineError for other numbers than those it was made for. `chunks`: 0 for what it has."""
+        """The ops of so many micro-batches; PipelineError for more than it was made for, and for other workers.
+
+        `chunks`: 0 for what it has.
+        """
         mine = (len(self.ops), self.microbatches)
-        if (workers, microbatches) != mine or chunks * workers not in (0, self.stages):
+        if workers != mine[0] or microbatches > mine[1] or chunks * workers not in (0, self.stages):
             raise PipelineError(
                 f"this schedule is for {mine[0]} workers with {self.stages} stages and {mine[1]} micro-batches, "
                 f"not for {workers} workers and {microbatches} micro-batches"
             )
-        return [list(own) for own in self.ops]
+        return [[op for op in own if op.microbatch < microbatches] for own in self.ops]
 
     def check(self, most_live: int) -> None:
         """PipelineError, with the op, if a worker would keep more activations than `most_live` at once."""
@@ -55,8 +60,8 @@ def schedule(
 ) -> Plan:
     """A plan from a schedule's name or function, for these numbers; or from a text or lists that have them already.
 
-    The text has a line per worker and a word per op: stage, F, B, I, W or R, micro-batch. PipelineError where it is not
-    all of the work, or can never end; it names the op.
+    The text has a line per worker and a word per op: stage, F, B, I, W, R or U, micro-batch. PipelineError where it is
+    not all of the work, or can never end; it names the op.
 
     >>> from rpcbench.pipeline import schedule
     >>> print(schedule("1f1b", workers=2, microbatches=2))
@@ -68,26 +73,40 @@ def schedule(
     ...
     rpcbench.words.errors.PipelineError: this schedule never ends: ops[0][1] = 0B0 waits for 1B0 at ops[1][0]; ...
     """
-    ops = _made(what, workers, microbatches, chunks)
+    ops = _ops.read(_made(what, workers, microbatches, chunks))
     every = [op for own in ops for op in own]
     if not every:
         raise PipelineError("this schedule has no operation")
     stages, numbers = 1 + max(op.stage for op in every), 1 + max(op.microbatch for op in every)
+    if (workers or len(ops), microbatches or numbers) != (len(ops), numbers):
+        raise PipelineError(
+            f"asked for {workers} workers and {microbatches} micro-batches, the schedule has made one of {len(ops)} "
+            f"workers and {numbers} micro-batches"
+        )
     validate(ops, stages, numbers)
     return Plan(ops, stages, numbers)
 
 
-def _made(what: str | Schedule | Ops, workers: int | None, microbatches: int | None, chunks: int | None) -> Ops:
-    if isinstance(what, list) or (isinstance(what, str) and _is_text(what)):
+def maker(what: str | Schedule) -> Schedule:
+    """Of a schedule's name, function, plan or text. PipelineError for what is none of them."""
+    if isinstance(what, str):
+        return schedule(what) if is_text(what) else named(what)
+    if not callable(what):
+        raise PipelineError(f"a schedule is a name, as '1f1b', a function, or what schedule() makes, not {what!r}")
+    return what
+
+
+def _made(what: str | Schedule | Ops, workers: int | None, microbatches: int | None, chunks: int | None) -> Any:
+    if isinstance(what, list) or (isinstance(what, str) and is_text(what)):
         if (workers, microbatches, chunks) != (None, None, None):
             raise PipelineError("operations that are written down are for numbers of their own: leave the others out")
-        return _ops.parse(what) if isinstance(what, str) else what
-    make = named(what) if isinstance(what, str) else what
+        return what
+    make = maker(what)
     if workers is None or microbatches is None:
         raise PipelineError("say for how many workers and micro-batches: schedule('1f1b', workers=4, microbatches=8)")
     return make(workers, microbatches, **({} if chunks is None else {"chunks": chunks}))
 
 
-def _is_text(what: str) -> bool:
+def is_text(what: str) -> bool:
     """A single word that has not the shape of an op is a name."""
     return len(what.split()) != 1 or (what.strip()[0].isdigit() and what.strip()[-1].isdigit())

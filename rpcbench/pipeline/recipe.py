@@ -54,6 +54,12 @@ class Recipe(nn.Module):
         for path, value in own.items():
             _set(self, path, value, path in state)
 
+    @property
+    def changes_in_place(self) -> bool:
+        """Whether a step may change a value that it gets."""
+        targets = [_function(step.target, {}) for step in self._steps if isinstance(step.target, str)]
+        return any(isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable for op in targets)
+
     def forward(self, *values: Any) -> Any:
         held = dict(zip(self._takes, values, strict=True))
         held.update((path, _get(self, path)) for path in self._own)

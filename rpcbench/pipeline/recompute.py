@@ -27,14 +27,14 @@ def _before(op: Op, wanted: Callable[[int, int], bool]) -> list[Op]:
 
 
 def _wanted(recompute: Recompute, microbatches: int) -> Callable[[int, int], bool]:
-    if not isinstance(recompute, str):
+    if callable(recompute):
         return recompute
     words: dict[str, Callable[[int, int], bool]] = {
         "none": lambda stage, microbatch: False,
         "all": lambda stage, microbatch: True,
         "except_last": lambda stage, microbatch: microbatch < microbatches - 1,
     }
-    if recompute not in words:
+    if not isinstance(recompute, str) or recompute not in words:
         raise PipelineError(
             f"unknown recompute {recompute!r}; there are {', '.join(map(repr, words))}, or a function of stage and "
             "micro-batch that says True or False"

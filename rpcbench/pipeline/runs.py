@@ -27,7 +27,7 @@ from rpcbench.words.events import Row
 _STEPS = itertools.count(1)  # steps of all pipelines share one count: rows of two pipelines never mix
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StepResult:
     """One training step. `loss`: of the whole batch. `rows`: every operation with its times, in seconds; made when they
     are asked for, of what each worker `ran`.
@@ -41,6 +41,9 @@ class StepResult:
     ran: tuple[tuple[int, str, Stamps], ...]
     names: dict[int, str]
     samples: int
+
+    def __repr__(self) -> str:
+        return f"<step {self.step}: loss {self.loss:.6g} of {self.samples} samples, idle {self.idle:.1%}>"
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -79,7 +82,7 @@ class Runs:
         self.reduction, self.has_loss = reduction, has_loss
         self.updates = book.whole.updates
         self._book, self._names, self._inputs = book, names, inputs
-        self._seeds = seeds
+        self._seeds, self._others = seeds, StepSeeds(seeds.base + 1)
         self._windows: dict[tuple[int, bool], int] = {}  # by micro-batches, and whether it trains
 
     def train(self, x: Any, y: Any, whole: int | None = None) -> StepResult:
@@ -151,7 +154,8 @@ class Runs:
         orders = self._book.fitting(samples)
         microbatch.sizes(samples, orders.microbatches)  # an error here, before anything is sent
         orders = orders if train else orders.forwards
-        step, seed, inputs = next(_STEPS), self._seeds.draw(), model_inputs(x, self._inputs)
+        seeds = self._seeds if train else self._others  # what is looked at in between changes no training
+        step, seed, inputs = next(_STEPS), seeds.draw(), model_inputs(x, self._inputs)
         tasks: dict[int, Task] = {}
         for place, id_ in enumerate(self._names):
             share = orders.microbatches, orders.replica(place), orders.replicas

@@ -12,7 +12,7 @@ inside; a buffer belongs to one stage, a parameter may be in several.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any
@@ -23,7 +23,7 @@ from torch import nn
 from rpcbench.pipeline.balance import balanced
 from rpcbench.pipeline.check import Check, check
 from rpcbench.pipeline.layout import check_count
-from rpcbench.pipeline.lazy import Tied
+from rpcbench.pipeline.lazy import Tied, built
 from rpcbench.pipeline.lazy_ties import Names, checked_ties, tied_in
 from rpcbench.pipeline.links import Link, Model, children, expanded
 from rpcbench.pipeline.ports import Ports, Wiring, connect, model_inputs
@@ -60,7 +60,7 @@ class Stage:
             yield self.key(own), tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Stages:
     """A model to be cut for these workers. Made by `split`.
 
@@ -76,6 +76,10 @@ class Stages:
     whole: nn.Module | None = None
     replicas: int = 1
     ties: Names = ()
+
+    def __repr__(self) -> str:
+        sizes = "balanced" if self.sizes is None else f"of {_list([*map(str, self.sizes)])}"
+        return f"<Stages {sizes}, from {len(self.links)} modules, for {_list(self.workers)}>"
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -111,15 +115,15 @@ class Stages:
         """Run the stages here, one after the other, on a batch, and the whole model: are they the same?
 
         Says the largest difference of their outputs, in evaluation mode, and what crosses each cut. Models that are no
-        traced ones are run as the row of modules that they are.
+        traced ones are run as the row of modules that they are; lazy ones are built for it, here.
         """
         inputs = model_inputs(x, self.inputs)
-        whole = self.whole
+        whole, call = self.whole, call_of(x)
         if whole is None:
             (one,) = replace(self, workers=self.workers[:1], sizes=(len(self.links),), replicas=1).cut()
-            return check(self.cut(), inputs, one.module, [inputs[number] for number in one.ports.inputs], {})
-        args, kwargs = call_of(x)
-        return check(self.cut(), inputs, whole, args, kwargs)
+            whole, call = built(one.module, one.tied), (tuple(inputs[number] for number in one.ports.inputs), {})
+        stages = [replace(stage, module=built(stage.module, stage.tied)) for stage in self.cut()]
+        return check(stages, inputs, whole, *call)
 
     def _sizes(self, stages: int) -> Sequence[int]:
         if self.sizes is None:
@@ -214,7 +218,8 @@ def _checked_inputs(inputs: Sequence[str]) -> tuple[str, ...]:
 
 
 def _checked_workers(workers: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(workers, str) or not workers or not all(isinstance(worker, str) for worker in workers):
+    named = isinstance(workers, Iterable) and not isinstance(workers, str)
+    if not named or not workers or not all(isinstance(worker, str) for worker in workers):
         raise PipelineError(f'workers must be a list of names as ["worker1", "worker2"], not {workers!r}')
     twice = sorted({worker for worker in workers if list(workers).count(worker) > 1})
     if twice:

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from rpcbench.pipeline.engine_sums import summable
 from rpcbench.pipeline.lanes import LOOK, OPENED
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.mail import CREDITS, ENDS, Mail
+from rpcbench.pipeline.modes import Modes, changes_in_place
 from rpcbench.pipeline.numerics import Computing, Numerics
 from rpcbench.pipeline.oplog import OpLog
 from rpcbench.pipeline.ports import Ports, Segment, inputs_of, sendable
@@ -38,8 +38,6 @@ from rpcbench.pipeline.tasks import LossFn
 from rpcbench.pipeline.ties import Copies, Tie
 from rpcbench.rpc import RRef
 from rpcbench.words.errors import PipelineError
-
-_training = attrgetter("training")
 
 
 class _Directory:
@@ -116,7 +114,9 @@ class StageWorker:
         self.loss_fn = loss_fn
         self.ports, self.inputs = ports, inputs_of(ports.values())
         self.params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
-        self._layers = [layer for module in self.modules.values() for layer in module.modules()]
+        self.modes = Modes(self.modules.values())
+        self.changing = {stage for stage, module in self.modules.items() if changes_in_place(module)}
+        """Stages that may change what they take."""
         self.copies = Copies(ties, self.modules, self.params)
         self.record = Record.at(record)
         self.computing = Computing(numerics, self.modules.values())
@@ -162,12 +162,6 @@ class StageWorker:
     def between_steps(self) -> AbstractContextManager[object]:
         """No step runs here inside."""
         return self.turn
-
-    def train(self, mode: bool) -> None:
-        """All layers are in training mode, or in evaluation mode."""
-        if {*map(_training, self._layers)} != {mode}:
-            for module in self.modules.values():
-                module.train(mode)
 
     def values(self, stage: int, made: Any) -> tuple[Any, ...]:
         """What the stage's module has returned, as the values that go to other stages."""

@@ -78,7 +78,10 @@ def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 @contextlib.contextmanager
 def _training(model: nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
+    resting = [module for module, mode in modes.items() if not mode] if model.training else []
     model.train()
+    for module in resting:
+        module.training = False
     try:
         yield
     finally:
@@ -114,6 +117,9 @@ def _simplify(module: fx.GraphModule) -> None:
         name = str(node.target)
         if node.op == "call_function" and "_assert" in name:
             graph.erase_node(node)
+        elif node.target is torch.ops.aten.dropout.default and not node.args[2]:  # of a module in evaluation mode
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
         elif node.target is torch.ops.aten.dropout.default:
             path = f"_{node.name}"
             module.add_submodule(path, nn.Dropout(node.args[1]))
@@ -146,7 +152,8 @@ def _links(model: nn.Module, module: fx.GraphModule, spec: Any) -> Iterator[Link
         takes = [n for n in module.graph.nodes if n in wanted and n not in piece.nodes and n.op != "get_attr"]
         made: Any = _pytree.tree_unflatten(outputs, spec) if last else tuple(gives)
         part = _part(piece, takes, made, module, names)
-        yield Link(piece.path, part, tuple(n.name for n in takes), None if last else tuple(n.name for n in gives), "")
+        taken = tuple(str(n.target) if n.op == "placeholder" else n.name for n in takes)  # as forward calls them
+        yield Link(piece.path, part, taken, None if last else tuple(n.name for n in gives), "")
 
 
 def _pieces(graph: fx.Graph) -> list[_Piece]:

@@ -6,6 +6,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch import nn
+
+from rpcbench.launch.cluster import Cluster
+from rpcbench.pipeline import Pipeline, split
 
 CROWD = """
 import gc, threading, torch
@@ -36,3 +41,21 @@ def test_forwards_of_several_threads_do_not_lock_each_other_out() -> None:
     """It takes two seconds, or for ever; no thread could end it then."""
     done = subprocess.run([sys.executable, "-c", CROWD], capture_output=True, text=True, timeout=60)
     assert done.stdout == "done\n", done.stderr
+
+
+@pytest.mark.process
+def test_what_is_looked_at_between_steps_changes_no_training(cluster: Cluster) -> None:
+    x, y, seen = torch.randn(6, 4), torch.randn(6, 2), []
+    for looks in (False, True):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+        stages = split(model, cluster.workers, balance=[1, 2])
+        pipe = Pipeline(stages, "1f1b", 3, nn.functional.mse_loss, (torch.optim.SGD, {"lr": 0.5}))
+        losses = []
+        for _ in range(3):
+            losses.append(pipe.step(x, y).loss)
+            if looks:
+                pipe.predict(x)
+                pipe.evaluate(x, y)
+        seen.append(losses)
+    assert seen[0] == seen[1] and len(set(seen[0])) == 3
