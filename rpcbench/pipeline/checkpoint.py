@@ -48,9 +48,7 @@ class Checkpoints:
             )
         self._seeds, self._optimizer = seeds, optimizer
         self._folder, self._every = folder, every
-        self._newest: int | None = (
-            None  # of which optimizer step that in the folder is, if this pipeline has written it
-        )
+        self._newest: int | None = None  # optimizer step of the checkpoint in the folder, if it was written here
 
     def applied(self, crew: Crew, number: int) -> None:
         """Write a checkpoint if it is time for one."""

@@ -109,8 +109,8 @@ class Pipeline:
         self.microbatches = microbatches
         row = stages.cut(book.whole.homes)
         self.stages: list[Stage] = replicated(row, stages.workers, stages.replicas)
-        if loss_fn is not None and stages.whole is None:
-            warn_of_rest(link.module for link in stages.links)
+        if loss_fn is not None:
+            warn_of_rest([link.module for link in stages.links] if stages.whole is None else [stages.whole])
         if batch_norm == batchnorm.WARN and loss_fn is not None:
             batchnorm.warn_of_microbatches(row, microbatches)
         self.crew = Crew(self._agent, self.stages, loss_fn, optimizer, numerics, stages.replicas)

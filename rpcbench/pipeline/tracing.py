@@ -6,13 +6,13 @@
 Guarantees
 - A part has the operations of one module, and those that its parents do right after it. Every parameter that is used
   has a part, under its un-split name, and is the model's own; one that is tied has the name of where it is used.
-- Batches may have other sizes than the sample; dropout follows train and eval as ever.
+- Batches may have other sizes than the sample; dropout follows train and eval as ever, but where it is in evaluation
+  mode when the model is traced.
 - What tracing cannot keep true, such as batch norm in train mode, is refused.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,13 +54,13 @@ def traced(model: nn.Module, sample: Any) -> Traced:
 
     `sample`: what the model is called with: a tensor, a tuple of them, or a dict by the names of forward's arguments;
     dimension 0 counts the samples, two or more. The forward must do the same whatever the values in its tensors are.
-    Parameters that it does not use are in no part. PipelineError where it cannot be traced.
+    Parameters that it does not use are in no part. Dropout that is in evaluation mode drops nothing, then or later.
+    PipelineError where it cannot be traced.
     """
     args, kwargs = (
         ((), sample) if isinstance(sample, dict) else (sample if isinstance(sample, tuple) else (sample,), {})
     )
-    with _training(model):
-        program = _exported(model, args, kwargs)
+    program = _exported(model, args, kwargs)
     module = program.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
     _simplify(module)
@@ -73,20 +73,6 @@ def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(batch, dict):
         return (), batch
     return (batch if isinstance(batch, tuple) else (batch,)), {}
-
-
-@contextlib.contextmanager
-def _training(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    resting = [module for module, mode in modes.items() if not mode] if model.training else []
-    model.train()
-    for module in resting:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:

@@ -106,15 +106,24 @@ def test_a_traced_model_trains_as_it_is(agents: list[Agent], schedule: str, at: 
 
 
 def test_dropout_follows_train_and_eval(agents: list[Agent]) -> None:
-    model, (x, y) = language(0.5).eval(), data(12)
+    model, (x, y) = language(0.5), data(12)
     pipe = Pipeline(stages(model, ["layers.1"]), "gpipe", 3, loss_fn)
-    assert not any(module.training for module in model.modules()), "tracing leaves the mode as it was"
-    torch.testing.assert_close(pipe.predict(x)["logits"], model(**x)["logits"])
+    assert all(module.training for module in model.modules()), "tracing leaves the mode as it was"
+    torch.testing.assert_close(pipe.predict(x)["logits"], model.eval()(**x)["logits"])
     losses = set()
     for _ in range(2):
         with pipe.batch(x, y) as batch:
             losses.add(batch.result.loss)
     assert len(losses) == 2, "other samples dropped in each step"
+
+
+def test_a_model_traced_in_evaluation_mode_trains_so_and_is_told_of(agents: list[Agent]) -> None:
+    model, (x, y) = language(0.5).eval(), data(12)
+    with pytest.warns(UserWarning, match=r"model\.train\(\)"):
+        pipe = Pipeline(stages(model, ["layers.1"]), "gpipe", 3, loss_fn)
+    assert not any(module.training for module in model.modules())
+    with pipe.batch(x, y) as batch:
+        assert batch.result.loss == pytest.approx(loss_fn(model(**x), y).item(), rel=1e-12)
 
 
 def test_the_parts_are_the_models_own() -> None:
