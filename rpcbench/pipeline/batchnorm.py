@@ -82,7 +82,7 @@ class Deferred:
         self._moments: dict[Any, _Moments] = {}
         self._counting = False
         for layer in (layer for module in modules for _, layer in _batch_norms(module)):
-            if layer.training and layer.track_running_stats and layer.running_mean is not None:
+            if layer.track_running_stats and layer.running_mean is not None:
                 layer.track_running_stats = False  # in training it leaves its buffers alone; in evaluation it uses them
                 layer.register_forward_pre_hook(self._see)
                 self._moments[layer] = _Moments()

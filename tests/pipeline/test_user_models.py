@@ -74,6 +74,16 @@ def test_a_checkpoint_has_the_learning_rates_to_which_they_have_moved_after_its_
     assert last.lr == 0.125, "who has only loaded it writes nothing there"
 
 
+def test_who_has_loaded_another_checkpoint_leaves_its_own_as_it_is(tmp_path: Path) -> None:
+    more = {"lr_scheduler": HALVED, "checkpoint": tmp_path / "own", "checkpoint_every": 1}
+    pipe, again = pipeline(**more), pipeline(**more)
+    pipe.step(*batch())
+    pipe.save(tmp_path / "other")
+    assert pipe.load(tmp_path / "other") == 1
+    pipe.lr_scheduler.step()
+    assert pipe.lr == 0.25 and again.resume() == 1 and again.lr == 0.5
+
+
 @pytest.mark.parametrize("lr_step", ["step", "epoch"])
 def test_a_resumed_fit_ends_at_the_losses_of_one_that_was_not_disturbed(tmp_path: Path, lr_step: str) -> None:
     data = [batch(), batch(), batch()]
