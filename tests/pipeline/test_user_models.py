@@ -93,6 +93,7 @@ def test_a_resumed_fit_ends_at_the_losses_of_one_that_was_not_disturbed(tmp_path
     resumed = pipeline(**more)
     assert resumed.resume() == 6
     assert resumed.fit(data, epochs=2, lr_step=lr_step, progress=False).losses == whole.losses[6:]
+    assert resumed.lr == 0.5 * 0.5 ** {"step": 12, "epoch": 4}[lr_step]
 
 
 def test_a_plateau_is_judged_by_the_loss_of_the_epoch_or_of_the_validation() -> None:
