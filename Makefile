@@ -5,13 +5,23 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test lab docs lessons lint clean
+# Tests run side by side, two for each core. Compiled modules are kept, which not every machine does by itself.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto
+
+.PHONY: demo test test-all test-ray test-spawn test-oldest flaky lab docs lessons lint clean
 
 demo: $(READY)
 	$(BIN)/rpcbench demo
 
 test: $(READY)
-	$(BIN)/pytest
+	$(PYTEST)
+
+test-all: $(READY)
+	$(PYTEST) -m "not ray" --hypothesis-profile=long
+	$(MAKE) test-ray test-spawn test-oldest
+
+flaky: $(READY)
+	$(BIN)/python tests/flaky.py
 
 lab: $(READY)
 	$(BIN)/rpcbench lab

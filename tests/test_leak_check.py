@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
+from leaks import MARK
+
+from rpcbench.launch.cluster import Cluster
 
 GRACE = 0.2
 
@@ -22,7 +27,7 @@ def test_a_process_that_left_our_session_is_told_and_ended(leak_check) -> None:
 
 def test_a_thread_is_told(leak_check) -> None:
     end = threading.Event()
-    thread = threading.Thread(target=end.wait, name="the-one-left")
+    thread = threading.Thread(target=end.wait, name="the-one-left", daemon=True)
     with pytest.raises(AssertionError, match="thread the-one-left"), leak_check(GRACE):
         thread.start()
     end.set()
@@ -44,6 +49,23 @@ def test_files_are_told_but_for_shared_secrets(leak_check) -> None:
         Path(os.environ["XDG_RUNTIME_DIR"], "rpcbench-abc").mkdir()
 
 
+def test_what_another_run_starts_is_not_told(leak_check) -> None:
+    with leak_check(GRACE):
+        others = {**os.environ, MARK: "that of another run"}
+        done = subprocess.run(["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], env=others, stdout=subprocess.PIPE, text=True)
+    os.kill(int(done.stdout), signal.SIGKILL)
+
+
+def test_the_warm_fork_server_is_shared_and_no_leak(leak_check) -> None:
+    """Also a worker that it has forked is told."""
+    with leak_check(), Cluster(1) as cluster:
+        first = psutil.Process(cluster.pid("worker1")).ppid()
+    with pytest.raises(AssertionError, match="process"), leak_check(GRACE):
+        left = Cluster(1)
+        assert psutil.Process(left.pid("worker1")).ppid() == first
+    left.shutdown()
+
+
 def test_what_was_cleaned_up_is_not_told(leak_check) -> None:
     with leak_check():
         subprocess.run([sys.executable, "-c", ""], check=True)
@@ -57,9 +79,11 @@ def test_what_was_cleaned_up_is_not_told(leak_check) -> None:
 def test_a_skipped_browser_test_fails_where_one_is_required(tmp_path: Path, required: str, outcome: str) -> None:
     test = "import pytest\n@pytest.mark.browser\ndef test_it():\n    pytest.skip('no Chromium')\n"
     (tmp_path / "test_it.py").write_text(test)
-    (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
+    for name in ("conftest.py", "leaks.py", "running.py", "exercises.py"):
+        (tmp_path / name).write_text(Path(__file__).with_name(name).read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    browser\n    alone\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "markers=browser", str(tmp_path)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         env={**os.environ, "RPCBENCH_REQUIRE_BROWSER": required},
         capture_output=True,
         text=True,

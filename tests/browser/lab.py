@@ -95,6 +95,20 @@ class Lab:
         self.wrong: list[str] = []
         self._address, self._token, self._browser = address, token, browser
 
+    def leave(self) -> None:
+        """Close all pages, and end all kernels; returns when they are gone."""
+        for context in self._browser.contexts:
+            context.close()
+        for session in json.loads(self._request("GET", "sessions")):
+            self._request("DELETE", f"sessions/{session['id']}")
+
+    def _request(self, method: str, what: str) -> bytes:
+        """What the server answers. Errors: urllib.error.HTTPError."""
+        headers = {"Authorization": f"token {self._token}"}
+        request = urllib.request.Request(f"{self._address}/api/{what}", method=method, headers=headers)
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            return bytes(answer.read())
+
     def open(
         self, notebook: nbformat.NotebookNode, name: str, width: int = 1400, height: int = 2400, scale: float = 1
     ) -> Notebook:

@@ -64,7 +64,11 @@ class Layer:
         return [*told(self.weight), isinstance(self.weight, nn.Parameter), self.weight.rename(None).tolist()]
 
 
-@pytest.mark.parametrize("value", [x(), x(requires_grad=True), x().align_to("C", "N"), x().sum()], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [x(), x(requires_grad=True), x().align_to("C", "N"), x().sum()],
+    ids=["plain", "with gradient", "aligned", "scalar"],
+)
 def test_there_and_back_on_the_wire(value: NamedTensor) -> None:
     made = Codec().decode(Codec().encode({"a": [value, value], "plain": torch.ones(2)})[0])
     found = made["a"][0]

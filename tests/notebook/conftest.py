@@ -47,7 +47,8 @@ class Reply:
 class Kernel:
     """One kernel and its client."""
 
-    def __init__(self):
+    def __init__(self, kind=""):
+        self.kind = kind  # of its workers
         self.manager = KernelManager(kernel_name="python3")
         self.manager.start_kernel()
         self.client = self.manager.client()
@@ -154,12 +155,15 @@ class Kernel:
         self.manager.shutdown_kernel(now=True)
 
 
-@pytest.fixture(scope="module", params=["process", "kernel"])
-def kernel(request):
-    """A kernel with a cluster of two, for all tests of a module; the parameter is the kind of the workers."""
-    made = Kernel()
+_NAMES = "sorted(name for name in globals() if not name.startswith('_'))"
+
+
+@pytest.fixture(scope="session", params=["process", "kernel"])
+def shared_kernel(request):
+    """A kernel with a cluster of two, for all tests; the parameter is the kind of the workers."""
+    made = Kernel(request.param)
     try:
-        started = made.run(f"%load_ext rpcbench\n%cluster start 2 --kind {request.param}")
+        started = made.run(f"%load_ext rpcbench\n%cluster start 2 --kind {made.kind}")
         assert started.status == "ok", started.traceback
         assert "worker1, worker2" in started.text
         yield made
@@ -167,3 +171,16 @@ def kernel(request):
         assert "No cluster runs" in made.run("%cluster stop").text
     finally:
         made.close()
+
+
+@pytest.fixture(scope="module")
+def kernel(shared_kernel):
+    """The shared kernel. Afterwards names that tests have left are gone, and two workers of its kind serve."""
+    here, there = shared_kernel.value(_NAMES), shared_kernel.run(f"%%remote worker1\nprint({_NAMES})").text
+    yield shared_kernel
+    for magic, before in (("", here), ("%%remote all\n", there)):
+        forget = f"for name in set({_NAMES}) - set({before}):\n    del globals()[name]"
+        done = shared_kernel.run(f"{magic}{forget}")
+        assert done.status == "ok", done.traceback
+    now = shared_kernel.value("(cluster.workers, cluster.kind == 'kernel')")
+    assert now == f"(['worker1', 'worker2'], {shared_kernel.kind == 'kernel'})"

@@ -137,5 +137,4 @@ def test_a_cluster_stops_while_messages_are_held(kernel):
     assert kernel.value("(stepper.is_on, stepper.held)") == "(False, [])"
     assert kernel.run("stepper.cell.wait(20)").status == "error"
     assert kernel.run("stepper.go()").status == "ok"
-    kind = "kernel" if kernel.value("cluster.kind") == "'kernel'" else "process"
-    assert kernel.run(f"%cluster start 2 --kind {kind}").status == "ok"
+    assert kernel.run(f"%cluster start 2 --kind {kernel.kind}").status == "ok"

@@ -198,5 +198,5 @@ def test_a_kernel_that_forgets_the_magics_says_so_to_the_pages(kernel, page):
     page.kept += reply.comms + reply.strays
     assert page.hears(watch, kind="comm_close") == {}
     assert page.asks(do="start", size=2) == {}
-    started = kernel.run("%load_ext rpcbench\n%cluster start 2")  # for what the fixture does at its end
+    started = kernel.run(f"%load_ext rpcbench\n%cluster start 2 --kind {kernel.kind}")
     assert started.status == "ok", started.traceback

@@ -13,6 +13,10 @@ from torch.nn import functional
 from rpcbench.pipeline import Pipeline, split
 
 WORKERS = ["worker1", "worker2"]
+STAGES = {
+    "sequential": 1, "gpipe": 1, "1f1b": 1, "interleaved": 2, "bfs": 2, "zb1p": 2, "zbv": 2, "dualpipev": 2
+}  # fmt: skip
+"""Every schedule that trains in steps, and how many stages each worker has in tests of it."""
 SGD = (torch.optim.SGD, {"lr": 0.3, "momentum": 0.9})
 
 

@@ -11,6 +11,7 @@ import small
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small import STAGES
 from torch import nn
 from worlds import until
 
@@ -25,7 +26,7 @@ from rpcbench.pipeline.validate import gives, needs, placement
 from rpcbench.testing import Faults
 from rpcbench.words.errors import PipelineError
 
-NAMES = ["sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev", "async"]
+NAMES = [*STAGES, "async"]
 Ways = list[tuple[int, int]]
 
 

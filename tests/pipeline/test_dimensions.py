@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import grads, same
+from small import STAGES, grads, same
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,7 +17,6 @@ from rpcbench.named import NamedTensor, name_parameters
 from rpcbench.pipeline import Pipeline, PipelineError, part, split
 
 WORKERS = ["worker1", "worker2"]
-SCHEDULES = {"sequential": 2, "gpipe": 2, "1f1b": 2, "interleaved": 4, "bfs": 4, "zb1p": 4, "zbv": 4, "dualpipev": 4}
 Y = torch.tensor([0, 2, 1, 3, 3, 1, 0])
 
 
@@ -87,13 +86,13 @@ def stating(model: Whole, **changes: Any) -> dict[str, Any]:
 
 
 def pipeline(model: Any, schedule: str = "1f1b", balance: Any = None, **changes: Any) -> Pipeline:
-    balance = balance or {2: [2, 2], 4: [1, 1, 1, 1]}[SCHEDULES[schedule]]
+    balance = balance or {1: [2, 2], 2: [1, 1, 1, 1]}[STAGES[schedule]]
     stages = split(model, WORKERS, balance=balance, inputs=("x",) if isinstance(model, dict) else ())
     fields: dict[str, Any] = {"microbatches": 3, "loss_fn": functional.cross_entropy}
     return Pipeline(stages, schedule, optimizer=(torch.optim.SGD, {"lr": 0.3}), **{**fields, **changes})
 
 
-@pytest.mark.parametrize(("schedule", "recompute"), [*((each, "none") for each in SCHEDULES), ("zbv", "all")])
+@pytest.mark.parametrize(("schedule", "recompute"), [*((each, "none") for each in STAGES), ("zbv", "all")])
 def test_named_tensors_and_gradients_between_stages(agents: list[Agent], schedule: str, recompute: str) -> None:
     plain, model = chain(names=False), chain(names=True)
     functional.cross_entropy(plain(x()), Y).backward()
@@ -112,7 +111,7 @@ def test_names_that_parts_state(agents: list[Agent], schedule: str) -> None:
     functional.cross_entropy(model(x()), Y).backward()
     row = [*stating(Whole()).items()]
     row = {**dict(row[:2]), "same": part(nn.Identity(), takes=("h",), gives={"h": ("N", "H")}), **dict(row[2:])}
-    pipe = pipeline(row, schedule, [1, 3] if SCHEDULES[schedule] == 2 else None)
+    pipe = pipeline(row, schedule, [1, 3] if STAGES[schedule] == 1 else None)
     with pipe.batch(x(), Y) as batch:
         same(batch.gradients(), grads(model))
         batch.apply()

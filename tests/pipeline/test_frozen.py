@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
+from covering import pairs
+from small import STAGES
 from torch import nn
 from torch.nn import functional
-from worlds import nothing_left, world
 
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, split
 
 WORKERS = ["worker1", "worker2"]
-SCHEDULES = {"gpipe": 2, "1f1b": 2, "interleaved": 4, "zb1p": 4, "zbv": 4, "dualpipev": 4}
 FROZEN = {
     "the first": {0},
     "the first two": {0, 1},
@@ -25,13 +21,6 @@ FROZEN = {
     "the first and the last": {0, 3},
     "all": {0, 1, 2, 3},
 }
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    with world(tmp_path, 3) as made:
-        yield made
-        nothing_left(made)
 
 
 def model(frozen: set[int]) -> nn.Sequential:
@@ -51,7 +40,7 @@ def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("schedule", "frozen", "recompute"),
-    [*itertools.product(SCHEDULES, FROZEN, ["none"]), *itertools.product(["gpipe", "zbv"], FROZEN, ["all"])],
+    pairs(STAGES, FROZEN, ["none", "all"]),
 )
 def test_only_what_is_not_frozen_gets_gradients(
     agents: list[Agent], schedule: str, frozen: str, recompute: str
@@ -60,7 +49,7 @@ def test_only_what_is_not_frozen_gets_gradients(
     loss = functional.cross_entropy(whole(x), y)
     if loss.requires_grad:
         loss.backward()
-    balance = {2: [2, 2], 4: [1, 1, 1, 1]}[SCHEDULES[schedule]]
+    balance = {1: [2, 2], 2: [1, 1, 1, 1]}[STAGES[schedule]]
     stages = split(model(FROZEN[frozen]), WORKERS, balance=balance)
     sgd = (torch.optim.SGD, {"lr": 0.1})
     pipe = Pipeline(stages, schedule, 5, functional.cross_entropy, sgd, recompute=recompute)

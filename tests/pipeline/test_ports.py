@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small import STAGES
 from torch import Tensor, nn
 from torch.nn import functional
-from worlds import nothing_left, world
 
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, part, split
 from rpcbench.pipeline.ports import OUTSIDE, Way
 
 WORKERS = ["worker1", "worker2"]
-SCHEDULES = {"sequential": 2, "gpipe": 2, "1f1b": 2, "interleaved": 4, "bfs": 4, "zb1p": 4, "zbv": 4, "dualpipev": 4}
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    with world(tmp_path, 3) as made:
-        yield made
-        nothing_left(made)
 
 
 class Embed(nn.Module):
@@ -104,13 +94,13 @@ def data(samples: int) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def pipeline(model: Whole, schedule: str, **changes: Any) -> Pipeline:
-    balance = {2: [2, 2], 4: [1, 1, 1, 1]}[SCHEDULES[schedule]]
+    balance = {1: [2, 2], 2: [1, 1, 1, 1]}[STAGES[schedule]]
     stages = split(parts(model), WORKERS, balance=balance, inputs=("tokens", "mask"))
     return Pipeline(stages, schedule, **{"microbatches": 5, "loss_fn": functional.cross_entropy, **changes})
 
 
 @pytest.mark.parametrize("recompute", ["none", "all"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", STAGES)
 def test_gradients_of_values_that_skip_stages(agents: list[Agent], schedule: str, recompute: str) -> None:
     model, (x, y) = whole(), data(13)
     loss = functional.cross_entropy(model(**x), y)
@@ -200,7 +190,7 @@ def test_a_value_that_is_taken_and_not_used_gets_no_gradient(agents: list[Agent]
         "same": part(nn.Identity(), takes=("a",), gives=("a",)),
         "add": part(Add(), takes=("a", "c")),
     }
-    balance = {2: [1, 3], 4: [1, 1, 1, 1]}[SCHEDULES[schedule]]
+    balance = {1: [1, 3], 2: [1, 1, 1, 1]}[STAGES[schedule]]
     pipe = Pipeline(split(listed, WORKERS, balance=balance), schedule, 3, functional.mse_loss)
     with pipe.batch(x, y) as batch:
         found = batch.gradients()

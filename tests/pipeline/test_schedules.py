@@ -7,6 +7,7 @@ from textwrap import dedent
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small import STAGES
 
 from rpcbench.pipeline.ops import Kind, Op, Ops, Schedule, parse, text
 from rpcbench.pipeline.schedules import gpipe, named, one_f_one_b
@@ -14,7 +15,7 @@ from rpcbench.pipeline.simulate import simulate
 from rpcbench.pipeline.validate import placement
 from rpcbench.words.errors import PipelineError
 
-NAMES = ["sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev"]
+NAMES = list(STAGES)
 SCHEDULES = st.sampled_from([named(name) for name in NAMES])
 WORKERS = st.integers(1, 6)
 MICROBATCHES = st.integers(1, 12)

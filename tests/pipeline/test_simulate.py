@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small import STAGES
 
 from rpcbench.pipeline.ops import Kind, Op, parse
 from rpcbench.pipeline.schedules import gpipe, named, one_f_one_b
@@ -14,7 +15,7 @@ from rpcbench.pipeline.validate import placement, validate
 from rpcbench.words.errors import PipelineError
 
 SCHEDULES = st.sampled_from([gpipe, one_f_one_b])
-NAMES = ["sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev"]
+NAMES = list(STAGES)
 WORKERS = st.integers(1, 6)
 MICROBATCHES = st.integers(1, 12)
 COSTS = st.sampled_from([equal_stages, lambda op: 1.0])

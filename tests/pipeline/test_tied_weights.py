@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import step_alike
+from small import STAGES, step_alike
 from torch import nn
 from torch.nn import functional
 from worlds import nothing_left, world
@@ -18,7 +18,6 @@ from rpcbench.pipeline import Pipeline, split
 from rpcbench.pipeline.split import Stages
 
 WORKERS = ["worker1", "worker2", "worker3"]
-SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb1p": 2, "zbv": 2, "dualpipev": 2}
 
 
 @pytest.fixture
@@ -48,12 +47,12 @@ def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(0, 9, (samples,), generator=made), torch.randint(0, 9, (samples,), generator=made)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", STAGES)
 def test_training_with_tied_weights_is_that_of_one_process(agents: list[Agent], schedule: str) -> None:
     whole, (x, y) = model(), data(13)
     optimizer = torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.9)
     pipe = Pipeline(
-        stages(model(), SCHEDULES[schedule]), schedule, 5, functional.cross_entropy,
+        stages(model(), STAGES[schedule]), schedule, 5, functional.cross_entropy,
         (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
     )  # fmt: skip
     for _ in range(3):

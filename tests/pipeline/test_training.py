@@ -5,15 +5,15 @@ from __future__ import annotations
 import _thread
 import itertools
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from covering import pairs
+from small import STAGES
 from torch import nn
 from torch.nn import functional
-from worlds import nothing_left, until, world
+from worlds import until
 
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, split
@@ -25,14 +25,6 @@ from rpcbench.telemetry.views import rref_view
 from rpcbench.words.errors import SerializationError, StageLostError, UnknownWorkerError, WorkerLostError
 
 WORKERS = ["worker1", "worker2"]
-SCHEDULES = ["sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev"]
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    with world(tmp_path, 3) as made:
-        yield made
-        nothing_left(made)
 
 
 def model() -> nn.Sequential:
@@ -53,10 +45,8 @@ def pipeline(**changes: Any) -> Pipeline:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "microbatches", "samples"),
-    [*itertools.product(SCHEDULES, [1, 3], [24]), *itertools.product(SCHEDULES, [8], [29])],
+    ("schedule", "microbatches", "samples", "reduction"), pairs(STAGES, [1, 3, 8], [24, 29], ["mean", "sum"])
 )
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_gradients_are_those_of_one_process(
     agents: list[Agent], schedule: str, microbatches: int, samples: int, reduction: str
 ) -> None:
@@ -75,7 +65,7 @@ def test_gradients_are_those_of_one_process(
     assert batch.result.loss == pytest.approx(loss.item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", STAGES)
 def test_gradients_are_those_of_a_loop_over_the_microbatches_to_the_last_bit(
     agents: list[Agent], schedule: str
 ) -> None:

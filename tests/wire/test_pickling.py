@@ -98,7 +98,7 @@ def received(encoded: Encoded) -> Body:
         Order,
         dict.fromkeys,
     ],
-    ids=repr,
+    ids=lambda value: getattr(value, "__qualname__", None) or repr(value),  # a repr may hold an address
 )
 def test_values_arrive_equal(value: Any) -> None:
     arrived = send(value)

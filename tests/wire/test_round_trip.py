@@ -234,7 +234,9 @@ def test_tensors_that_only_stand_for_others_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "transform", [torch.vmap, torch.func.grad, lambda f: lambda x: torch.func.jvp(f, (x,), (x,))], ids=str
+    "transform",
+    [torch.vmap, torch.func.grad, lambda f: lambda x: torch.func.jvp(f, (x,), (x,))],
+    ids=["vmap", "grad", "jvp"],
 )
 def test_tensors_inside_a_transform_are_refused(transform: Any) -> None:
     seen: list[str] = []

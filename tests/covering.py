@@ -1,0 +1,27 @@
+"""Rows of parameters that cover all pairs, in place of every combination.
+
+Faults that need three parameters to meet are rare; rows in which each value of a parameter meets each value of every
+other find the rest, and there are few of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+
+def pairs(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Rows with one value of each axis, such that any two values of two axes stand together in one; always the same."""
+    candidates = list(itertools.product(*axes))
+    open_ = {pair for row in candidates for pair in _pairs(row)}
+    rows = []
+    while open_:
+        best = max(candidates, key=lambda row: len(open_ & _pairs(row)))
+        open_ -= _pairs(best)
+        rows.append(best)
+    return rows
+
+
+def _pairs(row: tuple[Any, ...]) -> set[Any]:
+    return set(itertools.combinations(enumerate(row), 2))

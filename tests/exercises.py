@@ -1,0 +1,111 @@
+"""The exercises of lessons, tried while nbval runs the lesson: every stored answer, in the lesson's own kernel.
+
+In a notebook the cell tagged `exercise:NAME` waits for an answer, and the one tagged `check:NAME` tries it. The check
+must refuse the empty answer and plausible wrong ones, each with its own hint, and take the right one. With that one in
+place the lesson goes on.
+
+Answers lie in `lessons/answers`, one file for each lesson. The title of a wrong one says what is wrong, and, after the
+bar, a part of the hint that a learner should get.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nbval.plugin import IPyNbCell, IPyNbFile
+
+LESSONS = Path(__file__).parents[1] / "notebooks"
+ANSWERS = Path(__file__).parent / "lessons" / "answers"
+TITLE = re.compile(r"^# %% (?P<exercise>\w+): (?P<kind>right|wrong)(?P<what>[^|\n]*)(\| (?P<hint>.+))?$", re.MULTILINE)
+EMPTY_HINT = "Replace the three dots"
+SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Answer:
+    exercise: str
+    what: str
+    code: str
+    hint: str | None  # None: it is right
+
+
+def stored(lesson: str) -> list[Answer]:
+    """The answers to a lesson's exercises."""
+    path = ANSWERS / f"{lesson}.py"
+    text = path.read_text() if path.exists() else ""
+    titles = [*TITLE.finditer(text)]
+    ends = [title.start() for title in titles[1:]] + [len(text)]
+    answers = []
+    for title, end in zip(titles, ends, strict=False):  # without titles there is an end all the same
+        what = (title["kind"] + title["what"]).strip()
+        answers.append(Answer(title["exercise"], what, text[title.end() : end].strip(), title["hint"]))
+    return answers
+
+
+def tagged(cell: Any, kind: str) -> str | None:
+    """NAME of a cell tagged `kind:NAME`."""
+    names = [tag.partition(":")[2] for tag in cell.metadata.get("tags", ()) if tag.startswith(f"{kind}:")]
+    return names[0] if names else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Behind each check of a lesson, as tests of their own, come the answers to its exercise; the right one last."""
+    report = yield
+    if isinstance(collector, IPyNbFile) and collector.path.parent == LESSONS and report.passed:
+        answers = sorted(stored(collector.path.stem), key=lambda answer: answer.hint is None)
+        report.result = [item for cell in report.result for item in _with_attempts(cell, answers)]
+    return report
+
+
+def _with_attempts(cell: IPyNbCell, answers: list[Answer]) -> Iterator[pytest.Item]:
+    yield cell
+    if (name := tagged(cell.cell, "check")) is not None:
+        yield Attempt.on(cell, Answer(name, "empty", "", EMPTY_HINT))
+        yield from (Attempt.on(cell, answer) for answer in answers if answer.exercise == name)
+
+
+class Attempt(pytest.Item):
+    """One answer, and what the check says of it."""
+
+    answer: Answer
+    check: str
+
+    @classmethod
+    def on(cls, cell: IPyNbCell, answer: Answer) -> Attempt:
+        made: Attempt = cls.from_parent(cell.parent, name=f"{cell.name}: {answer.exercise}, {answer.what}")
+        made.answer, made.check = answer, cell.cell.source
+        return made
+
+    def runtest(self) -> None:
+        if self.answer.code:
+            assert self._run(self.answer.code)[0] == "", "the answer itself fails"
+        error, text = self._run(self.check)
+        if self.answer.hint is None:
+            assert (error, text[:6]) == ("", "Right."), text
+        else:
+            assert error == "NotYet", text
+            assert self.answer.hint in text, text
+            assert "Traceback" not in text, text
+
+    def _run(self, code: str) -> tuple[str, str]:
+        """Name of the error, if there is one, and all that is shown."""
+        shown: list[str] = []
+
+        def show(message: dict[str, Any]) -> None:
+            content = message["content"]
+            shown.append(content.get("text", "") + "\n".join(content.get("traceback", ())))
+
+        client = self.parent.kernel.kc  # type: ignore[union-attr]
+        reply = client.execute_interactive(
+            code, store_history=False, allow_stdin=False, stop_on_error=False, timeout=SECONDS, output_hook=show
+        )
+        return reply["content"].get("ename", ""), "".join(shown)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.name

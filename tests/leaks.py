@@ -1,0 +1,136 @@
+"""The leak check: processes, threads, descriptors, files and memory that a test made must be gone when it ends.
+
+The check counts only its own test, whatever runs beside it:
+
+- A process belongs to this run if it descends from this process, or carries `MARK` with the run's value in its
+  environment: what this process starts inherits that, also where it leaves the session and its parent ends. A process
+  of the test is one of this run that was not there when the test began.
+- Files are those below a runtime directory that is made for the test alone.
+- Threads, descriptors and shared memory are those of this process.
+
+The warm fork server (`rpcbench.launch.starters`) is no leak: it is started before the test, if it is not there, so that
+tests that start workers share one that has torch loaded. A test that replaced it has its own ended with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+MARK = "RPCBENCH_TEST_MARK"
+HELD = ("socket:", "pipe:", "/memfd:", "anon_inode:")
+LeakCheck = Callable[..., AbstractContextManager[None]]
+
+
+class Ours(NamedTuple):
+    """A process of this run; `began` tells it from a later one with the same number."""
+
+    pid: int
+    began: float
+    name: str
+
+
+def mark_this_run() -> None:
+    """From now on, what this process starts is known as its own."""
+    os.environ[MARK] = uuid.uuid4().hex
+
+
+@contextlib.contextmanager
+def nothing_left(grace: float = 10.0, descriptors: bool = True, but: tuple[str, ...] = ()) -> Iterator[None]:
+    """Fails if processes, threads, descriptors or files made inside outlive the block by `grace` s.
+
+    With descriptors=False these may: of a library that keeps some. So may processes whose names begin as in `but`.
+    """
+    fork_server = _warm_fork_server()
+    with tempfile.TemporaryDirectory(prefix="rb-", dir="/tmp") as runtime, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", runtime)
+        threads, held, shared = set(threading.enumerate()), _held(), _shared_memory()
+        processes = _processes()
+
+        def new() -> list[Ours]:
+            return [process for process in _processes() - processes if not process.name.startswith(but)]
+
+        def left() -> list[str]:
+            gc.collect()
+            return [
+                *(f"process {process.pid}: {process.name}" for process in new()),
+                *(f"thread {thread.name}" for thread in set(threading.enumerate()) - threads),
+                *(f"descriptor {fd} of {target}" for fd, target in (_held() - held if descriptors else ())),
+                *(f"file {path}" for path in _files(Path(runtime))),
+                *(f"shared memory {name}" for name in _shared_memory() - shared),
+            ]
+
+        yield
+        if _warm() is not fork_server:
+            cool_fork_server()
+        deadline = time.monotonic() + grace
+        while (leaks := left()) and time.monotonic() < deadline:
+            time.sleep(0.02)  # nothing announces the end of a process that is not our child
+        for process in new():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(process.pid).kill()
+        assert not leaks, f"left behind: {leaks}"
+
+
+def cool_fork_server() -> None:
+    """End the one that is kept warm for later clusters."""
+    if starters := sys.modules.get("rpcbench.launch.starters"):
+        starters.cool()
+
+
+def _warm_fork_server() -> object:
+    """The warm fork server; begins to start one where a test may use it and it is not there."""
+    if "rpcbench.launch.cluster" in sys.modules:
+        importlib.import_module("rpcbench.launch.process").warm()
+    return _warm()
+
+
+def _warm() -> object:
+    starters = sys.modules.get("rpcbench.launch.starters")
+    return starters and starters._ours._warm
+
+
+def _processes() -> set[Ours]:
+    """Living processes of this run, other than this one; one that has just been started has no environment yet."""
+    mark, found = os.environ[MARK], set()
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    for process in psutil.process_iter(["name", "environ", "status", "create_time"]):
+        info = process.info
+        ours = process.pid in children or (info["environ"] or {}).get(MARK) == mark
+        if ours and process.pid != os.getpid() and info["status"] != psutil.STATUS_ZOMBIE:
+            found.add(Ours(process.pid, info["create_time"], info["name"]))
+    return found
+
+
+def _held() -> set[tuple[str, str]]:
+    """Open descriptors of this process that could keep a peer alive or hold memory."""
+    targets = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists the directory
+            targets.add((entry.name, os.readlink(entry)))
+    return {(fd, target) for fd, target in targets if target.startswith(HELD)}
+
+
+def _files(runtime: Path) -> list[Path]:
+    """Sockets anywhere, and files outside the shared directory of this user (that one stays, with its secrets)."""
+    shared = runtime / f"rpcbench-{os.geteuid()}"
+    return [path for path in runtime.rglob("*") if path.is_socket() or not path.is_relative_to(shared)]
+
+
+def _shared_memory() -> set[str]:
+    """Named blocks of this process; torch puts its number into the name."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")}

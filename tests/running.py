@@ -1,0 +1,114 @@
+"""How the suite runs: side by side with pytest-xdist, some tests alone, and an account of the time at the end.
+
+- Tests of one file run in one process, in order, so that they share its fixtures. So do those of a folder in
+  `TOGETHER`, which share something that is slow to start, and those of one `xdist_group`.
+- `@pytest.mark.alone`: the test measures the machine. It runs last, and only while no other test of this checkout does.
+- `@pytest.mark.long`: only `make test-all` runs it.
+
+An `alone` test holds a lock that all other tests share: a lock on this file, which no test writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORKERS_PER_CORE = 2  # tests wait more than they compute
+SLOWEST = 10
+TOGETHER = ("tests/browser/", "tests/notebook/")
+"""Folders whose tests share a browser, or kernels."""
+FIRST = ("tests/torch_suite", "notebooks/", "tests/browser", "tests/pipeline", "tests/launch", "tests/notebook")
+"""Folders with files that take long: begun first, so that the others fill the gaps at the end."""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """`-n auto`."""
+    return WORKERS_PER_CORE * len(os.sched_getaffinity(0))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # pytest-xdist keeps the order that `_rank` gives
+    if hasattr(config, "workerinput"):
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # execnet ignores it, and tests send it
+    if config.getoption("numprocesses", None):
+        config.pluginmanager.register(Times())
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A scheduler that keeps groups together, and files; pytest-xdist's own would scatter what is in no group."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class Scheduler(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope = super()._split_scope(nodeid).partition("::")[0]
+            return next((folder for folder in TOGETHER if scope.startswith(folder)), scope)
+
+    return Scheduler(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist writes groups into names
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("alone"):
+            item.add_marker(pytest.mark.xdist_group("alone"))
+    items.sort(key=_rank)  # stable: within a rank the order stays
+
+
+def _rank(item: pytest.Item) -> int:
+    if item.get_closest_marker("alone"):
+        return len(FIRST) + 1
+    return next((rank for rank, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST))
+
+
+def pytest_collection_finish() -> None:
+    """Take all that is loaded out of the garbage collector's sight.
+
+    Tests of leaks collect garbage again and again. With half a million objects of torch and of this suite to look at, a
+    collection takes half a second; without them, milliseconds.
+    """
+    if "torch" in sys.modules:
+        importlib.import_module("sympy")  # torch loads it late, and it is as large as torch
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the time limit
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """An `alone` test waits until no other runs, and no other begins while it runs."""
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # also where a fork of the test has the file still open
+
+
+class Times:
+    """Seconds by test and by folder, told at the end."""
+
+    def __init__(self) -> None:
+        self.tests: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.tests[report.nodeid] += report.duration
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        folders: Counter[str] = Counter()
+        for test, seconds in self.tests.items():
+            folders[str(Path(test.partition("::")[0]).parent)] += seconds
+        terminalreporter.section("minutes by folder")
+        for folder, seconds in folders.most_common():
+            terminalreporter.write_line(f"{seconds / 60:6.1f}  {folder}")
+        terminalreporter.section(f"the {SLOWEST} slowest tests, in seconds")
+        for test, seconds in self.tests.most_common(SLOWEST):
+            terminalreporter.write_line(f"{seconds:6.1f}  {test}")
