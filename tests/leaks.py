@@ -33,6 +33,7 @@ import pytest
 
 MARK = "RPCBENCH_TEST_MARK"
 HELD = ("socket:", "pipe:", "/memfd:", "anon_inode:")
+_RUNTIME = os.environ.get("XDG_RUNTIME_DIR", "")
 LeakCheck = Callable[..., AbstractContextManager[None]]
 
 
@@ -95,7 +96,9 @@ def cool_fork_server() -> None:
 def _warm_fork_server() -> object:
     """The warm fork server; begins to start one where a test may use it and it is not there."""
     if "rpcbench.launch.cluster" in sys.modules:
-        importlib.import_module("rpcbench.launch.process").warm()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_RUNTIME_DIR", _RUNTIME)  # its files outlive a directory that a test has set
+            importlib.import_module("rpcbench.launch.process").warm()
     return _warm()
 
 

@@ -6,23 +6,22 @@ Guarantees
   nobody, and found a second world.
 - Notes of two who hand over one after the other may be written in any order: the later view counts.
 - Who leads takes the note away when it goes, and nobody else's.
+- A directory that has gone stays gone: nothing here makes it again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock
-
 from rpcbench.transport.ends import Opener
 from rpcbench.words.config import HANDSHAKE_SECONDS
-
-_TURN_SECONDS = 0.005
-"""How often a process tries whose turn is not yet: others need the note for less than that."""
 
 
 class _Note(NamedTuple):
@@ -36,7 +35,7 @@ class Meeting:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "leader"
-        self._turn = FileLock(directory / "lock", mode=0o600, poll_interval=_TURN_SECONDS)
+        self._lock = directory / "lock"
 
     def find(self) -> str:
         """The address of the one who leads. FileNotFoundError where nobody does (yet)."""
@@ -44,7 +43,7 @@ class Meeting:
 
     def found(self, world: int, address: str) -> bool:
         """Lead a new world from now on; False where a process that leads one listens already."""
-        with self._turn:
+        with self._locked():
             if self._is_led():
                 return False
             self._write(_Note(world, 0, address))
@@ -52,24 +51,36 @@ class Meeting:
 
     def hand_over(self, world: int, view: int, address: str) -> None:
         """From this view of the world on another process leads it."""
-        with self._turn, contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), self._locked():
             note = self._read()
             if note.world == world and note.view < view:
                 self._write(_Note(world, view, address))
 
     def lead(self, world: int, view: int, address: str) -> None:
-        """From this view on this process leads; one on another host, which has no note here, has handed over to it."""
-        with self._turn:
+        """From this view on this process leads; one on another host, which has no note here, has handed over to it.
+
+        Where the directory has gone, nobody will look for it here.
+        """
+        with contextlib.suppress(FileNotFoundError), self._locked():
             if not self._is_led():
                 self._write(_Note(world, view, address))
 
     def leave(self, address: str) -> None:
         """This process leads no more, and nobody does after it here."""
-        if not self.path.exists():  # the directory may have gone, too, and the lock would make it again
-            return
-        with self._turn, contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), self._locked():
             if self._read().address == address:
                 self.path.unlink()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The note is this process's alone for a moment. FileNotFoundError where the directory has gone."""
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a fork of this process may have it open, too
+            os.close(descriptor)
 
     def _is_led(self) -> bool:
         try:

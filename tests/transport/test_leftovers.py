@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,10 @@ DAYS = 24 * 3600.0
 
 
 @pytest.fixture(autouse=True)
-def runtime(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("r")))
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as path:  # short enough for the names of sockets
+        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+        yield
 
 
 @pytest.fixture

@@ -102,3 +102,14 @@ def test_who_leads_takes_nobody_elses_note_away(meeting: Meeting, listening: lis
     meeting.leave(here)
     with pytest.raises(FileNotFoundError):
         meeting.find()
+
+
+def test_a_directory_that_has_gone_is_not_made_again(tmp_path: Path, listening: list[str]) -> None:
+    gone = tmp_path / "gone"
+    meeting = Meeting(gone)
+    meeting.lead(WORLD, 1, listening[0])
+    meeting.hand_over(WORLD, 2, listening[1])
+    meeting.leave(listening[1])
+    with pytest.raises(FileNotFoundError):
+        meeting.found(WORLD, listening[0])
+    assert not gone.exists()
