@@ -8,7 +8,7 @@ READY := .venv/ready
 # Tests run side by side, two for each core. Compiled modules are kept, which not every machine does by itself.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto
 
-.PHONY: demo test test-all test-ray test-spawn test-oldest flaky lab docs lessons lint clean
+.PHONY: demo test test-all flaky lab docs lessons lint clean
 
 demo: $(READY)
 	$(BIN)/rpcbench demo
@@ -18,7 +18,9 @@ test: $(READY)
 
 test-all: $(READY)
 	$(PYTEST) -m "not ray" --hypothesis-profile=long
-	$(MAKE) test-ray test-spawn test-oldest
+	.ci/spawn
+	.ci/oldest tests/notebook tests/launch/test_script.py
+	.ci/ray
 
 flaky: $(READY)
 	$(BIN)/python tests/flaky.py

@@ -10,12 +10,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # several processes share few cor
 import pytest
 from hypothesis import settings
 from leaks import LeakCheck, mark_this_run, nothing_left
+from sizes import LONG
 
 pytest_plugins = ["running", "exercises"]
 
 # A loaded machine is no reason to fail, so no example has a deadline.
 settings.register_profile("usual", deadline=None)
-settings.register_profile("long", deadline=None, max_examples=10 * settings.default.max_examples)
+settings.register_profile(LONG, deadline=None, max_examples=10 * settings.default.max_examples)
 settings.load_profile("usual")
 
 mark_this_run()

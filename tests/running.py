@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-WORKERS_PER_CORE = 2  # tests wait more than they compute
+WORKERS_PER_CORE = 2.5  # tests wait as long as they compute
 SLOWEST = 10
 TOGETHER = ("tests/browser/", "tests/notebook/")
 """Folders whose tests share a browser, or kernels."""
@@ -33,7 +33,7 @@ FIRST = ("tests/torch_suite", "notebooks/", "tests/browser", "tests/pipeline", "
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """`-n auto`."""
-    return WORKERS_PER_CORE * len(os.sched_getaffinity(0))
+    return round(WORKERS_PER_CORE * len(os.sched_getaffinity(0)))
 
 
 def pytest_configure(config: pytest.Config) -> None:

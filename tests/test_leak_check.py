@@ -52,8 +52,8 @@ def test_files_are_told_but_for_shared_secrets(leak_check) -> None:
 def test_what_another_run_starts_is_not_told(leak_check) -> None:
     with leak_check(GRACE):
         others = {**os.environ, MARK: "that of another run"}
-        done = subprocess.run(["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], env=others, stdout=subprocess.PIPE, text=True)
-    os.kill(int(done.stdout), signal.SIGKILL)
+        pid = subprocess.check_output(["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], env=others)
+    os.kill(int(pid), signal.SIGKILL)
 
 
 def test_the_warm_fork_server_is_shared_and_no_leak(leak_check) -> None:
@@ -79,7 +79,7 @@ def test_what_was_cleaned_up_is_not_told(leak_check) -> None:
 def test_a_skipped_browser_test_fails_where_one_is_required(tmp_path: Path, required: str, outcome: str) -> None:
     test = "import pytest\n@pytest.mark.browser\ndef test_it():\n    pytest.skip('no Chromium')\n"
     (tmp_path / "test_it.py").write_text(test)
-    for name in ("conftest.py", "leaks.py", "running.py", "exercises.py"):
+    for name in ("conftest.py", "leaks.py", "running.py", "exercises.py", "sizes.py"):
         (tmp_path / name).write_text(Path(__file__).with_name(name).read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    browser\n    alone\n")
     done = subprocess.run(

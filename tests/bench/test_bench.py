@@ -360,6 +360,7 @@ def test_another_runtime_does_the_same_work(name: str, tmp_path: Path) -> None:
     assert {title for title, work in values.items() if name in work} == able
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
 def test_one_run_measures_rows_of_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

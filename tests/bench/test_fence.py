@@ -72,6 +72,7 @@ def test_a_command_that_fails_is_told_with_its_words() -> None:
         _inside("import sys; sys.exit('what went wrong')")
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("fenced", "no_leaks")

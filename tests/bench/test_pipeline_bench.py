@@ -48,6 +48,7 @@ def test_losses_are_those_of_torch_distributed_pipelining(sides: tuple[Side, Sid
 
 @pytest.mark.process
 @pytest.mark.timeout(600)
+@pytest.mark.alone
 def test_idle_shares_are_those_of_the_simulator(no_leaks: None) -> None:
     """With the lag that this machine has just now: how small it is on one that does nothing else, the bench says."""
     plan = idle.Plan(steps=1)

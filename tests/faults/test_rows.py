@@ -129,6 +129,7 @@ def test_row_04_a_worker_that_holds_pythons_lock_is_not_taken_for_dead(cluster: 
     assert busy.wait() == count * (count - 1) // 2 and told == []
 
 
+@pytest.mark.alone
 def test_row_11_ctrl_c_ends_any_wait_at_once(no_leaks: None) -> None:
     """What is asked for is a fifth of a second."""
     script = Path(__file__).with_name("waits.py")

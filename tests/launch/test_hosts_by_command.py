@@ -33,6 +33,7 @@ def others(lab: list[Host], no_leaks: None, tmp_path: Path, monkeypatch: pytest.
     until(lambda: not any(host.processes() for host in hosts))
 
 
+@pytest.mark.long
 def test_a_lesson_trains_its_pipeline_on_three_hosts(lab: list[Host], others: list[str]) -> None:
     lesson = lab[0].start(HERE / "far_lesson.py", str(LESSON), *others, env={"OMP_NUM_THREADS": "1"})
     said, complaints = lesson.communicate(timeout=170)

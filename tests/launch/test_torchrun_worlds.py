@@ -202,6 +202,7 @@ def test_what_a_cell_forks_and_ends_is_not_the_worker(ranks: Ranks) -> None:
         assert cluster.run("all", "1 + 1") == {"worker1": 2, "worker2": 2}
 
 
+@pytest.mark.long
 def test_on_two_hosts_over_tls(hosts: tuple[Host, Host], no_leaks: None, tmp_path: Path) -> None:
     """Rank 0 here, rank 1 and the notebook there."""
     here, there = hosts

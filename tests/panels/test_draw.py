@@ -451,6 +451,7 @@ def test_a_click_on_the_cell_finds_it_or_says_that_it_is_gone(show):
     assert shown.page.evaluate("told") == {"cell": "c", "number": 2}
 
 
+@pytest.mark.alone
 def test_a_thousand_rrefs_that_change_stay_above_ten_frames_a_second(show):
     at = many_rrefs(1000)
     shown = show("rrefs", at)

@@ -8,31 +8,29 @@ from typing import Any
 
 import pytest
 from graphs import Training
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from sizes import examples, sized
 
 from rpcbench.autograd import parts, taps
 from rpcbench.autograd.regions import LocalPass
 from rpcbench.protocol import records
 
 seeds = st.integers(0, 1 << 32)
-
-
-def examples(count: int) -> Callable[[Any], Any]:
-    return settings(max_examples=count, deadline=None, derandomize=True, database=None)
+GRAPHS = sized(50)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_gradients_are_those_of_one_local_backward(size: int) -> None:
-    """On 250 graphs, so 1,000 in all, that lead to another worker's leaf, and on those in between that do not."""
+    """On so many graphs that lead to another worker's leaf, and on those in between that do not."""
     crossed = 0
     for seed in itertools.count():
         world = Training(seed, size)
         world.run(messages=8 + seed % 13, passes=1 + seed % 2)
         crossed += world.crossed
-        if crossed == 250:
+        if crossed == GRAPHS:
             return
-        assert seed < 1000, "hardly a graph leads over workers"
+        assert seed < 4 * GRAPHS, "hardly a graph leads over workers"
 
 
 @given(seeds, st.integers(2, 5), st.integers(1, 12), st.integers(1, 2), st.sampled_from(["errors", "death", "release"]))

@@ -9,19 +9,16 @@ from typing import Any
 
 import mutants
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from passes import Passes
 from sharing import Sharing
 from simulation import Member, World
+from sizes import examples
 
 from rpcbench.protocol import effects as fx
 
 seeds = st.integers(0, 1 << 32)
-
-
-def examples(count: int) -> Callable[[Any], Any]:
-    return settings(max_examples=count, deadline=None, derandomize=True, database=None)
 
 
 # -- RRefs and calls

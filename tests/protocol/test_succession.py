@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import simulation
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from sizes import examples
 from succession import Comer, Succession
 
 from rpcbench.protocol import effects as fx
@@ -18,10 +19,6 @@ from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
 
 seeds = st.integers(0, 1 << 32)
-
-
-def examples(count: int) -> Callable[[Any], Any]:
-    return settings(max_examples=count, deadline=None, derandomize=True, database=None)
 
 
 def run(seed: int, ids: int, actions: int, deaths: int = 0, cuts: int = 0, lossy: bool = False) -> Succession:
