@@ -11,11 +11,14 @@ An `alone` test holds a lock that all other tests share: a lock on this file, wh
 from __future__ import annotations
 
 import fcntl
+import functools
 import gc
 import importlib
+import json
 import os
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +28,7 @@ import pytest
 
 WORKERS_PER_CORE = 2.5  # tests wait as long as they compute
 SLOWEST = 10
+GROUPS = "rpcbench_groups"
 TOGETHER = ("tests/browser/", "tests/notebook/")
 """Folders whose tests share a browser, or kernels."""
 FIRST = ("tests/torch_suite", "notebooks/", "tests/browser", "tests/pipeline", "tests/launch", "tests/notebook")
@@ -41,26 +45,49 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # execnet ignores it, and tests send it
     if config.getoption("numprocesses", None):
+        config.pluginmanager.register(Groups())
         config.pluginmanager.register(Times())
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A scheduler that keeps groups together, and files; pytest-xdist's own would scatter what is in no group."""
-    from xdist.scheduler import LoadGroupScheduling
+class Groups:
+    """What runs in one process, in order. Those that collect tell the one that schedules, which sees only names."""
 
-    class Scheduler(LoadGroupScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            scope = super()._split_scope(nodeid).partition("::")[0]
-            return next((folder for folder in TOGETHER if scope.startswith(folder)), scope)
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._told = Path(self._folder.name, "groups.json")
 
-    return Scheduler(config, log)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput[GROUPS] = str(self._told)
+
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        from xdist.scheduler import LoadScopeScheduling
+
+        told = self._told
+
+        class Scheduler(LoadScopeScheduling):
+            @functools.cached_property
+            def groups(self) -> dict[str, str]:
+                return dict(json.loads(told.read_text()))
+
+            def _split_scope(self, nodeid: str) -> str:
+                return self.groups.get(nodeid) or nodeid.partition("::")[0]
+
+        return Scheduler(config, log)
+
+    def pytest_unconfigure(self) -> None:
+        self._folder.cleanup()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist writes groups into names
+def _group(item: pytest.Item) -> str | None:
+    """None: the tests of its file."""
+    if item.get_closest_marker("alone"):
+        return "alone"
+    if marker := item.get_closest_marker("xdist_group"):
+        return str(marker.args[0])
+    return next((folder for folder in TOGETHER if item.nodeid.startswith(folder)), None)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.get_closest_marker("alone"):
-            item.add_marker(pytest.mark.xdist_group("alone"))
     items.sort(key=_rank)  # stable: within a rank the order stays
 
 
@@ -70,12 +97,16 @@ def _rank(item: pytest.Item) -> int:
     return next((rank for rank, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST))
 
 
-def pytest_collection_finish() -> None:
-    """Take all that is loaded out of the garbage collector's sight.
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist says that all is collected
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Tell of the groups, and take all that is loaded out of the garbage collector's sight.
 
     Tests of leaks collect garbage again and again. With half a million objects of torch and of this suite to look at, a
     collection takes half a second; without them, milliseconds.
     """
+    if told := getattr(session.config, "workerinput", {}).get(GROUPS):
+        groups = {item.nodeid: group for item in session.items if (group := _group(item))}
+        Path(told).write_text(json.dumps(groups))
     if "torch" in sys.modules:
         importlib.import_module("sympy")  # torch loads it late, and it is as large as torch
     gc.collect()

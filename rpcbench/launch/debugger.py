@@ -1,13 +1,14 @@
-"""pdb on a worker: `%debug worker1` on the cell that failed last, `breakpoint()` in one that runs.
+"""pdb on a worker: `%debug worker1` on the cell that failed last, `breakpoint()` or `pdb.set_trace()` in one that runs.
 
-It is IPython's debugger; it asks as `input()` does and prints as the cell does. The stop button at its prompt ends it
-and the cell: IPython's own would go on with the cell then.
+It is IPython's debugger; it asks as `input()` does and prints as the cell does. The stop button ends it and the cell,
+at its prompt and once the cell goes on: IPython's own would go on with the cell, and open again instead of ending it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pdb
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,8 @@ POST_MORTEM = "__import__('rpcbench.launch.debugger', fromlist=['_']).post_morte
 
 
 def install() -> None:
-    """`breakpoint()` opens it, unless PYTHONBREAKPOINT names another debugger."""
+    """`pdb.set_trace()` opens it, and `breakpoint()`, unless PYTHONBREAKPOINT names another debugger."""
+    pdb.set_trace = _stop_here
     if "PYTHONBREAKPOINT" not in os.environ:
         sys.breakpointhook = _stop_here
 

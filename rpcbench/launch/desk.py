@@ -104,6 +104,7 @@ class _Part:
         self.error: Exception | None = None
         self.asked = False
         self.replied = Flag()
+        self._settled = False
         self.inbox = Inbox(pane, functools.partial(prompts.take_over, member, self.replied.is_set))
 
     def settle(self, answer: Callable[[], Values]) -> None:
@@ -118,14 +119,17 @@ class _Part:
             if self.error is None:
                 self._ran()
         finally:
-            self.replied.set()
-            self.inbox.heard.set()
-            self._prompts.look()
-            self._changed()
+            self._settled = True
+            try:
+                self._changed()  # first: once the cell is through for those who wait, nothing more is shown of it
+            finally:
+                self.replied.set()
+                self.inbox.heard.set()
+                self._prompts.look()
 
     @property
     def state(self) -> str:
-        if not self.replied.is_set():
+        if not self._settled:
             return "runs"
         return "done" if self.error is None else type(self.error).__name__
 

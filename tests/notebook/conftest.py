@@ -49,6 +49,7 @@ class Kernel:
 
     def __init__(self, kind=""):
         self.kind = kind  # of its workers
+        self.hangs = False
         self.manager = KernelManager(kernel_name="python3")
         self.manager.start_kernel()
         self.client = self.manager.client()
@@ -61,6 +62,7 @@ class Kernel:
         `answers` are texts for its prompts, or functions to call instead of an answer; `when` has functions to call
         when a text is shown.
         """
+        assert not self.hangs, "a test before this one has left the kernel in a cell that does not end"
         reply = Reply("", "", "")
         stops, answers, deeds = list(stop_at), list(answers), dict(when or {})
         cell = self.client.execute(code, allow_stdin=allow_stdin)
@@ -110,6 +112,7 @@ class Kernel:
             poller.register(socket, zmq.POLLIN)
         ready = poller.poll(timeout * 1000)
         if not ready:
+            self.hangs = True
             raise queue.Empty
         return channels[ready[0][0]].get_msg(timeout=timeout)
 
@@ -158,24 +161,51 @@ class Kernel:
 _NAMES = "sorted(name for name in globals() if not name.startswith('_'))"
 
 
+class Shared:
+    """A kernel with a cluster of two, for all tests: another one only where a test has left it unusable."""
+
+    def __init__(self, kind):
+        self.kind = kind
+        self.kernel = None
+
+    def usable(self):
+        if self.kernel is None:
+            self.kernel = Kernel(self.kind)
+            started = self.kernel.run(f"%load_ext rpcbench\n%cluster start 2 --kind {self.kind}")
+            assert started.status == "ok", started.traceback
+            assert "worker1, worker2" in started.text
+        return self.kernel
+
+    def drop(self):
+        if self.kernel is not None:
+            self.kernel.close()
+            self.kernel = None
+
+
 @pytest.fixture(scope="session", params=["process", "kernel"])
-def shared_kernel(request):
-    """A kernel with a cluster of two, for all tests; the parameter is the kind of the workers."""
-    made = Kernel(request.param)
+def shared(request):
+    """The parameter is the kind of the workers."""
+    made = Shared(request.param)
     try:
-        started = made.run(f"%load_ext rpcbench\n%cluster start 2 --kind {made.kind}")
-        assert started.status == "ok", started.traceback
-        assert "worker1, worker2" in started.text
         yield made
-        assert "stopped" in made.run("%cluster stop").text
-        assert "No cluster runs" in made.run("%cluster stop").text
+        if made.kernel is not None:
+            assert "stopped" in made.kernel.run("%cluster stop").text
+            assert "No cluster runs" in made.kernel.run("%cluster stop").text
     finally:
-        made.close()
+        made.drop()
 
 
 @pytest.fixture(scope="module")
-def kernel(shared_kernel):
+def kernel(shared):
     """The shared kernel. Afterwards names that tests have left are gone, and two workers of its kind serve."""
+    try:
+        yield from _left_as_found(shared.usable())
+    except BaseException:
+        shared.drop()
+        raise
+
+
+def _left_as_found(shared_kernel):
     here, there = shared_kernel.value(_NAMES), shared_kernel.run(f"%%remote worker1\nprint({_NAMES})").text
     yield shared_kernel
     for magic, before in (("", here), ("%%remote all\n", there)):
