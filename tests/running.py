@@ -42,8 +42,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # pytest-xdist keeps the order that `_rank` gives
-    if hasattr(config, "workerinput"):
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # execnet ignores it, and tests send it
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # by execnet, or by a shell with a background job
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it
     if config.getoption("numprocesses", None):
         config.pluginmanager.register(Groups())
         config.pluginmanager.register(Times())
