@@ -131,7 +131,9 @@ def _held() -> set[tuple[str, str]]:
 def _files(runtime: Path) -> list[Path]:
     """Sockets anywhere, and files outside the shared directory of this user (that one stays, with its secrets)."""
     shared = runtime / f"rpcbench-{os.geteuid()}"
-    return [path for path in runtime.rglob("*") if path.is_socket() or not path.is_relative_to(shared)]
+    walk = os.walk(runtime)  # unlike `Path.rglob`, it minds no directory that goes meanwhile
+    found = (Path(top, name) for top, folders, files in walk for name in (*folders, *files))
+    return [path for path in found if path.is_socket() or not path.is_relative_to(shared)]
 
 
 def _shared_memory() -> set[str]:

@@ -209,9 +209,10 @@ def _end(notebook: Kernel, mark: str, runtime: Path, before: set[str]) -> float:
 
 def _left(mark: str, runtime: Path, before: set[str]) -> list[str]:
     """Processes, sockets and shared memory of the kernel."""
+    walk = os.walk(runtime)  # unlike `Path.rglob`, it minds no directory that goes meanwhile
     return [
         *(f"process {process.pid}" for process in psutil.process_iter() if is_marked(process, mark)),
-        *(f"socket {path}" for path in runtime.rglob("*") if path.is_socket()),
+        *(f"socket {path}" for top, _, files in walk for name in files if (path := Path(top, name)).is_socket()),
         *(f"shared memory {name}" for name in _shared_memory() - before),
     ]
 

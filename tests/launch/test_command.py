@@ -22,8 +22,9 @@ from far_commands import provide
 from launch_bench import gone, until
 
 import rpcbench
+from rpcbench.agent.current import current
 from rpcbench.launch import outpost
-from rpcbench.launch.cells import Cell, run_cell
+from rpcbench.launch.cells import Cell, CellRunner, run_cell
 from rpcbench.launch.command import CommandLauncher, _Command
 from rpcbench.launch.starter import Starter
 from rpcbench.transport.rundir import RunDirectory
@@ -102,13 +103,29 @@ def test_what_a_worker_writes_outside_cells_is_its_log(cluster: rpcbench.Cluster
     until(lambda: "from afar" in cluster.log("worker2"))
 
 
+_interrupts: list[None] = []
+
+
+def count_interrupts() -> None:
+    """On a worker: from now on."""
+    runner = current().part(CellRunner)
+    rouse = runner.rouse
+    runner.rouse = lambda: [rouse(), _interrupts.append(None)]
+
+
+def interrupts() -> int:
+    return len(_interrupts)
+
+
 def test_an_interrupt_reaches_the_main_thread_there(cluster: rpcbench.Cluster) -> None:
     shown = threading.Timer(0.5, cluster.interrupt, ("worker3",))
     shown.start()
     with pytest.raises(KeyboardInterrupt):
         cluster.run("worker3", "import time\ntime.sleep(100)")
     shown.join()
+    cluster.rpc_sync("worker3", count_interrupts)
     cluster.interrupt("worker3")  # which is idle
+    until(lambda: cluster.rpc_sync("worker3", interrupts) == 1)
     assert cluster.run("worker3", "6 * 7") == 42
 
 
