@@ -24,7 +24,7 @@ mark_this_run()
 
 @pytest.fixture(scope="session")
 def leak_check() -> LeakCheck:
-    """`with leak_check():` around what is to be checked; see `leaks.nothing_left`."""
+    """`with leak_check():` around the code to check; see `leaks.nothing_left`."""
     return nothing_left
 
 

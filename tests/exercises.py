@@ -4,7 +4,7 @@ In a notebook the cell tagged `exercise:NAME` waits for an answer, and the one t
 must refuse the empty answer and plausible wrong ones, each with its own hint, and take the right one. With that one in
 place the lesson goes on.
 
-Answers lie in `lessons/answers`, one file for each lesson. The title of a wrong one says what is wrong, and, after the
+Answers lie in `lessons/answers`, one file for each lesson. The title of a wrong one names its mistake, and, after the
 bar, a part of the hint that a learner should get.
 """
 
@@ -71,7 +71,7 @@ def _with_attempts(cell: IPyNbCell, answers: list[Answer]) -> Iterator[pytest.It
 
 
 class Attempt(pytest.Item):
-    """One answer, and what the check says of it."""
+    """One answer, tried by the check."""
 
     answer: Answer
     check: str

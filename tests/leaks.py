@@ -1,10 +1,10 @@
 """The leak check: processes, threads, descriptors, files and memory that a test made must be gone when it ends.
 
-The check counts only its own test, whatever runs beside it:
+The check counts only its own test; other runs may go on beside it:
 
 - A process belongs to this run if it descends from this process, or carries `MARK` with the run's value in its
-  environment: what this process starts inherits that, also where it leaves the session and its parent ends. A process
-  of the test is one of this run that was not there when the test began.
+  environment: every descendant inherits that, also one that leaves the session and one whose parent ends. A process of
+  the test is one of this run that was not there when the test began.
 - Files are those below a runtime directory that is made for the test alone.
 - Threads, descriptors and shared memory are those of this process.
 
@@ -46,7 +46,7 @@ class Ours(NamedTuple):
 
 
 def mark_this_run() -> None:
-    """From now on, what this process starts is known as its own."""
+    """Processes that this one starts from now on are known as its own."""
     os.environ[MARK] = uuid.uuid4().hex
 
 
@@ -120,12 +120,12 @@ def _processes() -> set[Ours]:
 
 
 def _held() -> set[tuple[str, str]]:
-    """Open descriptors of this process that could keep a peer alive or hold memory."""
+    """Open descriptors of this process that could keep a peer alive or hold memory. The first three are pytest's."""
     targets = set()
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the one that lists the directory
             targets.add((entry.name, os.readlink(entry)))
-    return {(fd, target) for fd, target in targets if target.startswith(HELD)}
+    return {(fd, target) for fd, target in targets if int(fd) > 2 and target.startswith(HELD)}
 
 
 def _files(runtime: Path) -> list[Path]:

@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Groups:
-    """What runs in one process, in order. Those that collect tell the one that schedules, which sees only names."""
+    """Groups of tests that run in one process. The scheduler sees only names, so the processes that collect tell it."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()

@@ -38,8 +38,11 @@ def post_mortem() -> None:
         debugger.interaction(None, frames)
 
 
-def _stop_here(*_: Any, **__: Any) -> None:
-    _debugger().set_trace(sys._getframe(1))
+def _stop_here(*_: Any, header: str | None = None, **__: Any) -> None:
+    debugger = _debugger()
+    if header is not None:
+        debugger.message(header)
+    debugger.set_trace(sys._getframe(1))
 
 
 def _debugger() -> Any:

@@ -121,7 +121,7 @@ class _Part:
         finally:
             self._settled = True
             try:
-                self._changed()  # first: once the cell is through for those who wait, nothing more is shown of it
+                self._changed()  # first: nothing more is shown of a cell that counts as ended
             finally:
                 self.replied.set()
                 self.inbox.heard.set()

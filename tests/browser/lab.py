@@ -102,10 +102,10 @@ class Lab:
         for session in json.loads(self._request("GET", "sessions")):
             self._request("DELETE", f"sessions/{session['id']}")
 
-    def _request(self, method: str, what: str) -> bytes:
-        """What the server answers. Errors: urllib.error.HTTPError."""
+    def _request(self, method: str, path: str) -> bytes:
+        """The server's answer. Errors: urllib.error.HTTPError."""
         headers = {"Authorization": f"token {self._token}"}
-        request = urllib.request.Request(f"{self._address}/api/{what}", method=method, headers=headers)
+        request = urllib.request.Request(f"{self._address}/api/{path}", method=method, headers=headers)
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:
             return bytes(answer.read())
 

@@ -82,6 +82,13 @@ def test_a_cell_stops_where_it_says(failed):
     assert reply.text.endswith("through 2\n")
 
 
+def test_pdb_opens_the_same_debugger_below_its_header(failed):
+    code = "%%remote worker1\nimport pdb\nx = 41\npdb.set_trace(header='look at x')\nx += 1"
+    reply = failed.run(code, answers=["p x", "c"])
+    assert (reply.status, reply.prompts) == ("ok", [PROMPT] * 2)
+    assert reply.text.startswith("look at x\n") and "41\n" in reply.text
+
+
 def test_the_stop_button_at_a_breakpoint_ends_the_cell(failed):
     reply = failed.run("%%remote worker1\nx = 1\nbreakpoint()\nprint('went' ' on')", answers=[failed.interrupt])
     assert reply.ename == "KeyboardInterrupt"
@@ -93,6 +100,7 @@ def test_the_stop_button_works_after_a_breakpoint(failed, stop):
     code = f"%%remote worker1\nimport time\n{stop}\nprint('went' ' on')\nwhile True:\n    time.sleep(0.01)"
     reply = failed.run(code, answers=["c"], stop_at=[["went on"]])
     assert (reply.status, reply.ename) == ("error", "KeyboardInterrupt")
+    assert "still runs" not in reply.evalue
     sleeps = "%%remote worker1\nimport time\nprint('ready')\nwhile True:\n    time.sleep(0.01)"
     assert "----> 4     time.sleep(0.01)" in failed.run(sleeps, stop_at=[["ready"]]).traceback
 

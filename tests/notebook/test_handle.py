@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 from worlds import PATIENCE
 
+from rpcbench.launch.desk import _Part
 from rpcbench.notebook.handle import CellHandle
 from rpcbench.words.errors import CallCancelled
 
@@ -66,6 +68,19 @@ def test_values_are_there_once_it_is_through():
 
     assert asyncio.run(wait()) == handle.wait() == {"y": 7}
     assert handle.done
+
+
+def test_the_end_on_a_worker_is_shown_before_it_counts():
+    """So nothing is shown of a cell after a wait for it has returned."""
+    prompts = SimpleNamespace(take_over=print, look=lambda: None)
+    seen = []
+
+    def changed():
+        seen.append((part.state, part.replied.is_set()))
+
+    part = _Part(SimpleNamespace(name="worker1"), None, prompts, changed, lambda: None, "")
+    part.settle(lambda: {"y": 7})
+    assert seen == [("done", False)] and part.replied.is_set()
 
 
 def test_an_error_is_shown_and_raised_each_time():
