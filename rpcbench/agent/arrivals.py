@@ -16,9 +16,11 @@ from rpcbench.agent.links import Links
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.pool import Begun, Pool
 from rpcbench.agent.roster import Roster
+from rpcbench.agent.turns import Turn
 from rpcbench.agent.waiting import Waiting
 from rpcbench.wire import messages as m
 from rpcbench.words.changes import Flag
+from rpcbench.words.futures import Future
 
 
 class Receiver(serve.Server, Protocol):
@@ -62,16 +64,18 @@ class Arrivals:
         if isinstance(answer, m.Result):
             # What it brings besides values must reach the protocol, whether anybody asks for the values or not.
             lazy = not answer.forks and answer.scope is None
-            self._agent.waiting.finish(answer.call, partial(self._open, source, answer), lazy)
+            asked = self._agent.waiting.asked(answer.call) if answer.forks else None
+            self._agent.waiting.finish(answer.call, partial(self._open, source, answer, asked), lazy)
         else:
             name = self._agent.roster.name
             failure = answer
             self._agent.waiting.finish(failure.call, lambda: serve.reraise(self._agent, name(source), failure))
 
-    def _open(self, source: int, answer: m.Result) -> Any:
+    def _open(self, source: int, answer: m.Result, asked: Future[Any] | Turn | None) -> Any:
         if not answer.body.payload:
             return None
-        return self._agent.values.unpack(source, answer.body, answer.forks, answer.scope, True)
+        site = None if asked is None else asked.site
+        return self._agent.values.unpack(source, answer.body, answer.forks, answer.scope, True, site)
 
     # -- the short way; False where nothing has been done, as where Ctrl-C could come between two steps
     def _take(self, source: int, seq: int, message: m.Call | m.Fetch) -> bool:

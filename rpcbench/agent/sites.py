@@ -9,6 +9,7 @@ import linecache
 import sys
 import threading
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -40,15 +41,23 @@ class Site(NamedTuple):
 
 def here() -> Site | None:
     """The innermost place of this thread that is in the user's program; None where the runtime works on its own."""
-    return next(sites(sys._getframe(1)), None)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_the_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else Site(frame.f_code, frame.f_lasti)
 
 
 def sites(frame: FrameType | None) -> Iterator[Site]:
     """The user's places on a stack, the innermost first."""
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_NOT_THE_USER):
+        if _is_the_users(frame.f_code.co_filename):
             yield Site(frame.f_code, frame.f_lasti)
         frame = frame.f_back
+
+
+@lru_cache(maxsize=4096)
+def _is_the_users(file: str) -> bool:
+    return not file.startswith(_NOT_THE_USER)
 
 
 def _cell(file: str, line: int) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rpcbench.agent.sites import Site
 from rpcbench.words.futures import Answer, Future, Kept, Later
 
 
@@ -38,6 +39,11 @@ class Turn:
     def follows(self, future: Future[Any]) -> bool:
         """Whether this is its future."""
         return self._future is future
+
+    @property
+    def site(self) -> Site | None:
+        """See `Future.site`. None where the thread whose call it is opens the answer itself."""
+        return None if self._future is None else self._future.site
 
     def waits(self) -> bool:
         """Whether there is no answer yet."""

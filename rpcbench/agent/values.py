@@ -147,11 +147,22 @@ class Values:
             raise
         return tuple(forks)
 
-    def unpack(self, source: int, body: Body, forks: tuple[Fork, ...], scope: Scope | None, answer: bool) -> Any:
-        """The value of an answer, or of a call, with handles for its RRefs and its tensors attached to the graph."""
+    def unpack(
+        self,
+        source: int,
+        body: Body,
+        forks: tuple[Fork, ...],
+        scope: Scope | None,
+        answer: bool,
+        site: Site | None = None,
+    ) -> Any:
+        """The value of an answer, or of a call, with handles for its RRefs and its tensors attached to the graph.
+
+        `site`: the line of the user's program that asked; any thread may open the answer.
+        """
         if not forks and scope is None and not (answer and body.tensors):
             return self.codec.decode(body, self._bare)
-        incoming = Incoming(self._home, forks, self.handle, self.named) if forks else self._bare
+        incoming = Incoming(self._home, forks, partial(self.handle, site=site), self.named) if forks else self._bare
 
         def adopt(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             if scope is None or self.recorder is None:
@@ -179,11 +190,11 @@ class Values:
         return inner if self.around is None else _nested(inner, self.around())
 
     # -- handles
-    def handle(self, fork: Fork) -> Handle:
-        """A handle on a fork that a message brought."""
+    def handle(self, fork: Fork, site: Site | None = None) -> Handle:
+        """A handle on a fork that a message brought; `site`: see `unpack`."""
         if fork.owner == self._home.id:
-            return self._seen(fork.rref, fork.owner, None, self.owned(fork.rref), fork.type)
-        return self._seen(fork.rref, fork.owner, fork.fork, None, fork.type)
+            return self._seen(fork.rref, fork.owner, None, self.owned(fork.rref), fork.type, site)
+        return self._seen(fork.rref, fork.owner, fork.fork, None, fork.type, site)
 
     def named(self, worker: int, serial: int, incarnation: int, life: int, type_: str) -> Handle:
         """A handle on a value that a message names, whose caller says that it is here. ProtocolError for no name."""
@@ -209,10 +220,12 @@ class Values:
         rref = self._machine.ask(lambda node: node.rrefs.new_id())
         return self._seen(rref, self._home.id, None, future, type_of(value))
 
-    def _seen(self, rref: Id, owner: int, fork: Id | None, value: Future[Any] | None, type_: str) -> Handle:
-        """A handle that remembers which line of the user's program runs."""
+    def _seen(
+        self, rref: Id, owner: int, fork: Id | None, value: Future[Any] | None, type_: str, site: Site | None = None
+    ) -> Handle:
+        """A handle that remembers the line of the user's program that runs, or `site`."""
         handle = self._make(self._home, rref, owner, fork, value, type_)
-        handle._site = sites.here()
+        handle._site = site or sites.here()
         return handle
 
     def confirmed(self, fork: Id | None) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rpcbench.agent import sites
 from rpcbench.agent.deadlines import Deadlines
 from rpcbench.agent.turns import Turn
 from rpcbench.words.changes import Changes
@@ -48,7 +49,11 @@ class Waiting:
 
     def future(self, number: int, help_along: HelpAlong | None) -> Future[Any]:
         """One of a call, which is not known as its own."""
-        return Future(on_cancel=partial(self._cancel, number), on_long=self._on_long, help_along=help_along)
+        future: Future[Any] = Future(
+            on_cancel=partial(self._cancel, number), on_long=self._on_long, help_along=help_along
+        )
+        future.site = sites.here()
+        return future
 
     def finish(self, number: int, answer: Answer, lazy: bool = True) -> None:
         """The answer has come, or there will be none and `answer` raises why. Not `lazy`: it is to be opened even if
@@ -66,6 +71,10 @@ class Waiting:
         future.deliver(answer, self._later, lazy)
         for kept in keeps:
             kept.let_go()
+
+    def asked(self, number: int) -> Future[Any] | Turn | None:
+        """What waits for the answer to a call."""
+        return self._futures.get(number)
 
     def keeping(self, kept: Kept) -> bool:
         """Whether any call that waits keeps this."""

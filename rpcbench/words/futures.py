@@ -110,6 +110,7 @@ class Future(_Base[T]):
 
     # What a future has until something else is known: one is made for each call, and few of them ever need another.
     keeps: Sequence[Kept] = ()
+    site: Any = None  # the line of the user's program that made the call, see `agent.sites`
     _answer: Answer | None = None
     _taken = False
     _followed = False  # something happens as soon as it is done

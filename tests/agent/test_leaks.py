@@ -16,7 +16,7 @@ from worlds import until, world
 from rpcbench.agent import sites
 from rpcbench.agent.core import Agent
 from rpcbench.agent.leaks import report
-from rpcbench.rpc import RRef, remote, rpc_sync
+from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 
 _kept: list[Any] = []
 
@@ -97,6 +97,14 @@ def test_an_rref_that_was_returned_was_made_where_the_result_was_taken(agents: l
     (leak,) = agents[0].leaks()
     assert leak.site.startswith(f"{__file__}:{made} in ")
     del returned
+
+
+def test_whichever_thread_opens_the_answer(agents: list[Agent]) -> None:
+    future, made = rpc_async("worker1", make_there), line()
+    until(lambda: agents[0].leaks() != [])  # a thread of the pool has opened it: nobody waits
+    (leak,) = agents[0].leaks()
+    assert leak.site.startswith(f"{__file__}:{made} in ")
+    del future
 
 
 def test_one_that_a_call_made_is_named_after_the_line_in_that_call(agents: list[Agent]) -> None:
