@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -69,7 +70,7 @@ def nothing_left(grace: float = 10.0, descriptors: bool = True, but: tuple[str, 
             gc.collect()
             return [
                 *(f"process {process.pid}: {process.name}" for process in new()),
-                *(f"thread {thread.name}" for thread in set(threading.enumerate()) - threads),
+                *(_told(thread) for thread in set(threading.enumerate()) - threads),
                 *(f"descriptor {fd} of {target}" for fd, target in (_held() - held if descriptors else ())),
                 *(f"file {path}" for path in _files(Path(runtime))),
                 *(f"shared memory {name}" for name in _shared_memory() - shared),
@@ -85,6 +86,12 @@ def nothing_left(grace: float = 10.0, descriptors: bool = True, but: tuple[str, 
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(process.pid).kill()
         assert not leaks, f"left behind: {leaks}"
+
+
+def _told(thread: threading.Thread) -> str:
+    """Name and stack."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return f"thread {thread.name}:\n{''.join(traceback.format_stack(frame))}"
 
 
 def cool_fork_server() -> None:

@@ -30,7 +30,7 @@ def test_output_is_live_and_in_the_asking_cell(kernel, tmp_path):
     shown = []
     while not shown or shown[-1]["msg_type"] != "display_data":
         message = kernel.client.get_iopub_msg(timeout=30)
-        if message["msg_type"] not in ("status", "execute_input"):
+        if message["msg_type"] in SHOWN:  # no panel of a cell before
             shown.append(message)
             seen.touch()  # the cell goes on only because its first line was shown
     assert kernel.answer(cell)["status"] == "ok"
