@@ -3,7 +3,7 @@
 - Tests of one file run in one process, in order, so that they share its fixtures. So do those of a folder in
   `TOGETHER`, which share something that is slow to start, and those of one `xdist_group`.
 - `@pytest.mark.alone`: the test measures the machine. It runs last, and only while no other test of this checkout does.
-- `@pytest.mark.long`: only `make test-all` runs it.
+- `@pytest.mark.long`: not in `make test`; `make test-all` and CI run it.
 
 An `alone` test holds a lock that all other tests share: a lock on this file, which no test writes.
 """
@@ -31,7 +31,7 @@ SLOWEST = 10
 GROUPS = "rpcbench_groups"
 TOGETHER = ("tests/browser/", "tests/notebook/")
 """Folders whose tests share a browser, or kernels."""
-FIRST = ("tests/torch_suite", "notebooks/", "tests/browser", "tests/pipeline", "tests/launch", "tests/notebook")
+FIRST = ("tests/torch_suite", "notebooks/", "tests/browser", "tests/pipeline", "tests/launch", "tests/notebook", "tests/rpc/test_hosts")
 """Folders with files that take long: begun first, so that the others fill the gaps at the end."""
 
 

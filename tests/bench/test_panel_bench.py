@@ -72,6 +72,7 @@ def test_bounds_are_said_with_what_they_are_held_against() -> None:
     assert [one["ok"] for one in watching.as_values(bounds)["bounds"]] == [True, False, True, False]
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_the_command_measures_all_panels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["bench", "--panels", "--quick", "--json", str(tmp_path / "panels.json")])

@@ -21,6 +21,7 @@ ROWS = (*peers.CALLS, *peers.STOPPED, *peers.KILLED)
 START = ROWS[0]
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.timeout(180)
 @pytest.mark.usefixtures("no_leaks")

@@ -80,6 +80,7 @@ def test_a_share_counts_as_right_within_three_points() -> None:
     assert [idle.Idle("x", 0.25, measured).ok for measured in (0.27, 0.23, 0.29, 0.21)] == [True, True, False, False]
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_the_command_measures_all_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str], no_leaks: None) -> None:
     assert main(["bench", "--pipeline", "--quick", "--seed", "3", "--json", str(tmp_path / "found.json")]) == 0

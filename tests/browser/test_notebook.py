@@ -59,7 +59,7 @@ def rref_words(tables):
     return words
 
 
-@pytest.mark.parametrize("lab", ["jupyterlab", "notebook"], indirect=True)
+@pytest.mark.parametrize("lab", ["jupyterlab", pytest.param("notebook", marks=pytest.mark.long)], indirect=True)
 def test_panels_move_while_a_cell_trains_and_agree_with_the_runtime_at_rest(show):
     notebook = show(nbformat.read(LESSON, 4), LESSON.name)
     page = notebook.page

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cannot_pass import MAY_PASS, REASONS
@@ -18,7 +19,7 @@ from cannot_pass import MAY_PASS, REASONS
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1500)]
 SECONDS = 40
 PARTS = 4
-"""That run beside each other."""
+"""That run beside each other. `make test` has one of them: each holds some of every kind."""
 LISTED = {test: reason for reason, tests in REASONS.items() for test in tests.split()}
 
 
@@ -60,7 +61,11 @@ def zygote() -> Iterator[Zygote]:
     made.close()
 
 
-@pytest.mark.parametrize("part", [pytest.param(n, marks=pytest.mark.xdist_group(f"torch {n}")) for n in range(PARTS)])
+def _part(n: int) -> Any:
+    return pytest.param(n, marks=[pytest.mark.xdist_group(f"torch {n}"), *([pytest.mark.long] if n else [])])
+
+
+@pytest.mark.parametrize("part", [_part(n) for n in range(PARTS)])
 def test_all_pass_but_those_that_are_listed(zygote: Zygote, part: int) -> None:
     assert LISTED.keys() <= set(zygote.names), "a test that is listed is there no more"
     outcomes = {name: zygote.run(name) for name in zygote.names[part::PARTS]}
