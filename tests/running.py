@@ -31,7 +31,15 @@ SLOWEST = 10
 GROUPS = "rpcbench_groups"
 TOGETHER = ("tests/browser/", "tests/notebook/")
 """Folders whose tests share a browser, or kernels."""
-FIRST = ("tests/torch_suite", "notebooks/", "tests/browser", "tests/pipeline", "tests/launch", "tests/notebook", "tests/rpc/test_hosts")
+FIRST = (
+    "tests/torch_suite",
+    "notebooks/",
+    "tests/browser",
+    "tests/pipeline",
+    "tests/launch",
+    "tests/notebook",
+    "tests/rpc/test_hosts",
+)
 """Folders with files that take long: begun first, so that the others fill the gaps at the end."""
 
 

@@ -268,6 +268,10 @@ class Membership:
         more, outbox = self._follow() if self.leader != led_before else ([], [])
         return effects + more, outbox
 
+    def lost_silently(self) -> list[tuple[Member, str]]:
+        """Members that the view still names, though this one has reported their loss; and why they were lost."""
+        return [(self.members[id_], report.reason) for id_, report in self._reported.items() if self._is_in(report)]
+
     def _is_in(self, report: Report) -> bool:
         member = self.members.get(report.id)
         return member is not None and member.incarnation == report.incarnation

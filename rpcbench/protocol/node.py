@@ -156,9 +156,10 @@ class Node:
         return self.rrefs.unmade(message.rref, error), created
 
     def _on_view(self, view: m.View) -> Outcome:
-        effects, outbox = self.members.on_view(view)
-        more, out = self._forsake()
-        return effects + more, outbox + out
+        outcomes = [self.members.on_view(view), self._forsake()]
+        if self.members.closing:  # some were lost before this member knew that they might go
+            outcomes += [self._lost_at_the_end(*loss) for loss in self.members.lost_silently()]
+        return [effect for effects, _ in outcomes for effect in effects], [out for _, box in outcomes for out in box]
 
     def _forsake(self) -> Outcome:
         """RRefs whose owner is known to be gone by now are lost."""
@@ -321,11 +322,7 @@ class Node:
         if member is not None and member.incarnation != incarnation:
             return []  # one that has a successor already
         if self.members.closing and member is not None:
-            self.delivery.drop(worker)  # nobody is told of a loss any more; but what it held is not waited for
-            self.gone[worker] = Gone(member, True, reason)
-            self.leaks += self.rrefs.held_by(worker)
-            effects, outbox, _ = self.rrefs.lost(worker, incarnation)
-            return self._after(effects, [(to, message) for to, message in outbox if to != worker])
+            return self._after(*self._lost_at_the_end(member, reason))
         effects = self._after(*self.members.lost(worker, reason))
         if member is None:
             effects += self._never_came(worker, incarnation, reason)
@@ -335,6 +332,13 @@ class Node:
             self._early.clear()
             effects += self._after(*self._forsake())
         return effects
+
+    def _lost_at_the_end(self, member: m.Member, reason: str) -> Outcome:
+        """Nobody is told of a loss any more; but what the member held, or has not acknowledged, is not waited for."""
+        self.gone[member.id] = Gone(member, True, reason)
+        self.delivery.drop(member.id)
+        self.leaks += self.rrefs.held_by(member.id)
+        return self.rrefs.lost(member.id, member.incarnation)[:2]
 
     def _never_came(self, worker: int, incarnation: int, reason: str) -> Effects:
         """One is gone that is no member as far as is known here: what it has said, or says yet, is not heard."""
@@ -445,8 +449,7 @@ class Node:
     def _left(self, gone: Gone) -> Effects:
         worker = gone.member.id
         why = f"{gone.member.name}: {gone.reason}"
-        pair = self.delivery.pairs.get(worker)
-        if pair is not None and pair.life == gone.member.incarnation:
+        if self.delivery.pair(worker, gone.member.incarnation) is not None:
             self.delivery.drop(worker)
         self.gone[worker] = gone
         calls, held = self.calls.lost(worker, gone.member.name, gone.reason)
@@ -488,9 +491,7 @@ class Node:
 
     def _pair(self, to: int) -> Pair | None:
         """The pair for a first message to a process; None where it has gone."""
-        if to not in self.members.members and to in self.gone:
-            return None
-        return self.delivery.meet(to, self._life_of(to))
+        return None if to in self.gone else self.delivery.meet(to, self._life_of(to))
 
     def _stirred(self, effects: Effects) -> Effects:
         if self.delivery.stirred:

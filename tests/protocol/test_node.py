@@ -32,6 +32,19 @@ def lose(node: Node, worker: int, number: int = 1) -> list[object]:
     return node.handle(0, number, view, 0.0)
 
 
+def test_at_the_end_nobody_waits_for_acknowledgements_of_one_that_went_before(node: Node) -> None:
+    told: list[int] = []
+    node.send(2, NOTICE)
+    node.lost(2, 0, "its connection closed")  # it knew sooner that all are done
+    node.handle(0, 0, m.Seen(1, (), False), 0.0)  # the leader has the report
+    node.flush(lambda: told.append(1))
+    assert told == []
+    node.handle(0, 1, m.View(5, MEMBERS, (), True, True), 0.0)
+    assert told == [1] and not node.send(2, NOTICE)
+    node.flush(lambda: told.append(2))
+    assert told == [1, 2]
+
+
 def test_numbers_count_up_for_each_receiver(node: Node) -> None:
     sent = [effect for to in (2, 3, 2) for effect in node.send(to, NOTICE)]
     assert [(send.to, send.seq) for send in sent] == [(2, 0), (3, 0), (2, 1)]
