@@ -7,6 +7,7 @@ nor IPython and starts no thread.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,10 +54,11 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Called by `%load_ext rpcbench`: registers the magics."""
+    """Called by `%load_ext rpcbench`: registers the magics, and binds `rpcbench` unless that name is taken."""
     from rpcbench.notebook import magics
 
     magics.register(shell)
+    shell.user_ns.setdefault(__name__, sys.modules[__name__])
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:

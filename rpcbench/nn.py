@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from rpcbench.agent import current
+from rpcbench.agent.waiting import arguments_of
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.wire.devices import Route
 from rpcbench.wire.pickling import register_reducer
@@ -69,7 +70,7 @@ class RemoteModule(nn.Module):
             )
         on, device = _parse(remote_device)
         with _told(f"what {on} would make the module of"):
-            self._hold(on, device, remote(on, _make, (module_cls, args or (), kwargs or {}, device)))
+            self._hold(on, device, remote(on, _make, (module_cls, *arguments_of(args, kwargs), device)))
 
     @staticmethod
     def init_from_module_rref(remote_device: str, module_rref: RRef[Any]) -> RemoteModule:

@@ -52,6 +52,7 @@ from rpcbench.words.errors import NOT_INITIALIZED, NotConnectedError, RpcError, 
 from rpcbench.words.events import Tables
 from rpcbench.words.futures import Future, blocked
 from rpcbench.words.ids import COUNTER_BITS, Id
+from rpcbench.words.phrases import counted
 
 P = TypeVar("P")
 _new = tuple.__new__  # a step less than the class itself takes
@@ -136,7 +137,7 @@ class Agent:
             for job in self.on_leave:
                 job()
             if graceful and (late := self.waiting.settle(timeout or None)):
-                raise RpcError(f"{late} calls of {self.name} were still in flight after {timeout} s")
+                raise RpcError(f"{counted(late, 'call')} of {self.name} still in flight after {timeout} s")
             leaving = not graceful or self.config.world_size is None
             if graceful and leaving:
                 self.machine.flush(FLUSH_SECONDS)

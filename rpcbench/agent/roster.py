@@ -13,6 +13,7 @@ from rpcbench.wire.messages import Member, Report
 from rpcbench.words.changes import Changes
 from rpcbench.words.errors import RpcError, UnknownWorkerError, WorkerLostError, never_ran
 from rpcbench.words.ids import check_name
+from rpcbench.words.phrases import counted
 
 
 class _Fields(NamedTuple):
@@ -78,8 +79,7 @@ class Roster:
         if gone is not None:
             told = f"{gone.member.name} is gone ({gone.reason}); start it again or use another worker"
             return never_ran(WorkerLostError(told))
-        known = ", ".join(info.name for info in self.all())
-        return UnknownWorkerError(f"{self._me} could not find destination {key!r}; this world has: {known}")
+        return UnknownWorkerError.of(key, [info.name for info in self.all()])
 
     def unreachable(self, worker: int, reason: str) -> WorkerLostError:
         """What to say of a member that a message could not be sent to."""
@@ -101,7 +101,7 @@ class Roster:
         """
         self._changes.wait_for(lambda: len(self.all()) >= count or self._is_over(), timeout)
         if len(self.all()) < count:
-            raise RpcError(f"{self._me} waited {timeout:g} s for {count} members, but {self.census()}")
+            raise RpcError(f"{self._me} waited {timeout:g} s for {counted(count, 'member')}, but {self.census()}")
 
     def wait_until(self, reached: Callable[[], bool], timeout: float) -> bool:
         """Wait until members have come or gone so that `reached()`, `timeout` seconds at most; whether it is so."""

@@ -116,6 +116,20 @@ def label_of(function: Any) -> str:
     return next((name for name in names if name and isinstance(name, str)), type(function).__name__)
 
 
+def arguments_of(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named arguments of a call; None for none. TypeError for what cannot be any: a forgotten comma."""
+    if args is not None and not isinstance(args, tuple | list):
+        raise TypeError(f"args is a tuple or list of arguments, not {_a(args)}; for one argument write args=(x,)")
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise TypeError(f"kwargs is a dict of named arguments, not {_a(kwargs)}")
+    return tuple(args or ()), kwargs or {}
+
+
+def _a(value: object) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def seconds_of(timeout: float, default: float) -> float | None:
     """A timeout as torch counts it: -1 the default, 0 none. ValueError for another negative number."""
     if timeout == UNSET_TIMEOUT:

@@ -31,6 +31,7 @@ from rpcbench.autograd.graph import Ends, edge_of
 from rpcbench.autograd.parts import Part, Plan
 from rpcbench.autograd.taps import Grads, Portions
 from rpcbench.words.errors import ProtocolError
+from rpcbench.words.phrases import counted
 
 
 class Fired(NamedTuple):
@@ -87,7 +88,9 @@ class LocalPass:
             raise ProtocolError(f"gradients came for {key}, which this backward pass does not wait for")
         edges = self._roots[key]
         if len(grads) != len(edges):
-            raise ProtocolError(f"{len(grads)} gradients came for {key}, which has {len(edges)} tensors")
+            raise ProtocolError(
+                f"{counted(len(grads), 'gradient')} came for {key}, which has {counted(len(edges), 'tensor')}"
+            )
         self._missing &= ~bit
         before = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # `no_grad` is six calls in Python

@@ -19,6 +19,7 @@ from torch.distributed import ReduceOp
 from rpcbench.distributed import backends, groups
 from rpcbench.distributed.groups import AnyGroup, Member
 from rpcbench.words.errors import CollectiveError
+from rpcbench.words.phrases import counted
 
 NOTE = 256
 """Bytes of what a rank says of its call."""
@@ -160,7 +161,7 @@ def stranger(end: Member, rank: int) -> str:
 def _unlike(tensors: Sequence[torch.Tensor], tensor: torch.Tensor, end: Member, name: str) -> str:
     """What is wrong with a list of one tensor for each rank; empty if nothing is."""
     if len(tensors) != len(end.ranks):
-        return f"{name} has {len(tensors)} tensors for a group of {len(end.ranks)}"
+        return f"{name} has {counted(len(tensors), 'tensor')} for a group of {len(end.ranks)}"
     faults = [fault for each in tensors if (fault := backends.fault(end.world.backend, each))]
     others = [each for each in map(backends.layout, tensors) if each != backends.layout(tensor)]
     return next(iter([*faults, *(f"{name} has a {other} for {backends.layout(tensor)}" for other in others)]), "")

@@ -24,6 +24,7 @@ from rpcbench.agent import current
 from rpcbench.distributed.stores import Place, polled, store_at
 from rpcbench.transport.host import host_id
 from rpcbench.words.errors import RpcTimeoutError
+from rpcbench.words.phrases import counted
 
 _COMPLETE, _STALE = b"complete", b"stale"
 
@@ -103,7 +104,7 @@ def _who(store: Store, size: int) -> tuple[Who, ...]:
 def _reason(store: Store, rank: int, size: int, seconds: float) -> str:
     missing = [str(each) for each in range(size) if not store.check([f"here/{each}"])]
     return (
-        f"the process group was not founded: rank {rank} gave up after at most {seconds:g} s. Of {size} ranks "
-        f"{size - len(missing)} had come; missing: {', '.join(missing) or 'none'}. Each rank must call "
-        "init_process_group, with the same world_size and group_name"
+        f"the process group was not founded: rank {rank} gave up after at most {seconds:g} s. Of "
+        f"{counted(size, 'rank')} {size - len(missing)} had come; missing: {', '.join(missing) or 'none'}. "
+        "Each rank must call init_process_group, with the same world_size and group_name"
     )

@@ -15,6 +15,7 @@ from torch.distributed import ReduceOp
 from rpcbench.distributed import backends, groups
 from rpcbench.distributed.collectives import op_name, stranger, together
 from rpcbench.distributed.groups import AnyGroup
+from rpcbench.words.phrases import counted
 
 _COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "SUM": lambda stacked: stacked.sum(0, dtype=stacked.dtype),
@@ -72,7 +73,7 @@ def all_gather_multigpu(
     n, size = len(input_tensor_list), len(end.ranks)
     wrong = _wrong(input_tensor_list)
     if not wrong and [len(each) for each in output_tensor_lists] != [n * size] * n:
-        wrong = f"output_tensor_lists wants {n} lists of {n * size} tensors"
+        wrong = f"output_tensor_lists wants {counted(n, 'list')} of {n * size} tensors"
     wrong = wrong or _wrong([input_tensor_list[0], *(each for outputs in output_tensor_lists for each in outputs)])
 
     def act() -> None:

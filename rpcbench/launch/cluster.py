@@ -360,7 +360,7 @@ class Cluster(Workforce):
     def _handle(self, name: str) -> Handle:
         handle = self._handles.get(name)
         if handle is None:
-            raise UnknownWorkerError(f"this cluster has no {name!r}; it has {', '.join(self._handles)}")
+            raise UnknownWorkerError.of(name, self._handles)
         return handle
 
 

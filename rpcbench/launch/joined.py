@@ -201,5 +201,5 @@ class Joined(Workforce):
 
     def _place(self, name: str) -> Place:
         if name not in self._places:
-            raise UnknownWorkerError(f"this world has no {name!r}; it has {', '.join(self._places)}")
+            raise UnknownWorkerError.of(name, self._places)
         return self._places[name]

@@ -100,7 +100,7 @@ def group(agent: Agent, workers: Sequence[str], chosen: Sequence[str]) -> NamedG
     from rpcbench.distributed import groups  # torch.distributed, for who asks for it
 
     if unknown := [name for name in chosen if name not in workers]:
-        raise UnknownWorkerError(f"there is no {', '.join(unknown)}; the cluster has {', '.join(workers)}")
+        raise UnknownWorkerError.of(unknown[0], workers)
     ready = wait_all([agent.call(name, groups.has_world, own=True) for name in workers])
     if missing := [name for name, has in zip(workers, ready, strict=True) if not has]:
         raise CollectiveError(

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import psutil
 
+from rpcbench.words.phrases import counted
+
 EACH = {"fork": 60 << 20, "spawn": 300 << 20, "kernel": 300 << 20}
 _GB = 1 << 30
 
@@ -28,13 +30,9 @@ def complaints(n: int, mode: str) -> Iterator[str]:
         return
     there = cores()
     if n > there:
-        yield f"{_count(n, 'worker')} on {_count(there, 'core')}: when all compute, they take turns."
+        yield f"{counted(n, 'worker')} on {counted(there, 'core')}: when all compute, they take turns."
     free, needed = psutil.virtual_memory().available, n * EACH[mode]
     if needed > free:
-        many = f"{_count(n, 'worker')} need{'s' if n == 1 else ''}"
+        many = f"{counted(n, 'worker')} need{'s' if n == 1 else ''}"
         room = f"there is room for {free // EACH[mode] or 'none'}"
         yield f"{many} about {needed / _GB:.1f} GB of memory, and {free / _GB:.1f} GB are free: {room}."
-
-
-def _count(n: int, thing: str) -> str:
-    return f"{n} {thing}{'' if n == 1 else 's'}"

@@ -31,6 +31,7 @@ from rpcbench.wire.messages import Message, Notice
 from rpcbench.words.changes import Flag
 from rpcbench.words.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, JOIN_SECONDS
 from rpcbench.words.errors import IncompleteWorldError, RpcError
+from rpcbench.words.phrases import counted
 
 ENDS, KILL = "torchrun ends", "kill"
 """Notices: this worker tells a notebook why it ends; it is to end at once, as by a crash."""
@@ -87,8 +88,10 @@ def size_of_world() -> int:
 def _invite(agent: Agent, url: str) -> None:
     size = int(os.environ["WORLD_SIZE"])
     if not agent.roster.wait_until(lambda: sum(info.id > 0 for info in agent.members()) == size, JOIN_SECONDS):
-        raise IncompleteWorldError(f"waited {JOIN_SECONDS:g} s for {size} ranks, but {agent.roster.census()}")
-    workers = f"{size} workers wait" if size > 1 else "1 worker waits"
+        raise IncompleteWorldError(
+            f"waited {JOIN_SECONDS:g} s for {counted(size, 'rank')}, but {agent.roster.census()}"
+        )
+    workers = f"{counted(size, 'worker')} wait{'s' if size == 1 else ''}"
     sys.stdout.write(f'{workers} for a notebook: %cluster join {url} (in Python: rpcbench.Cluster.join("{url}"))\n')
     sys.stdout.flush()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.agent.waiting import arguments_of
 from rpcbench.launch import ranks, script
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.modules import execute, source_of
@@ -100,6 +101,10 @@ class Workforce(ABC):
     def shutdown(self) -> None:
         """End this process's part in the world. Idempotent."""
 
+    def stop(self) -> None:
+        """As `shutdown`."""
+        self.shutdown()
+
     def reload(self, *modules: str | ModuleType) -> None:
         """Load modules anew, in this order, here and then on all workers: as their files are here and now.
 
@@ -133,19 +138,19 @@ class Workforce(ABC):
         self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
     ) -> Any:
         """As `rpcbench.rpc.rpc_sync`, in this cluster."""
-        return self.agent.ask(to, func, args, kwargs, timeout)
+        return self.agent.ask(to, func, *arguments_of(args, kwargs), timeout)
 
     def rpc_async(
         self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
     ) -> Future[Any]:
         """As `rpcbench.rpc.rpc_async`, in this cluster."""
-        return self.agent.call(to, func, args, kwargs, timeout)
+        return self.agent.call(to, func, *arguments_of(args, kwargs), timeout)
 
     def remote(
         self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
     ) -> RRef[Any]:
         """As `rpcbench.rpc.remote`, in this cluster."""
-        rref = self.agent.create(to, func, args, kwargs, timeout)
+        rref = self.agent.create(to, func, *arguments_of(args, kwargs), timeout)
         assert isinstance(rref, RRef)
         return rref
 

@@ -20,12 +20,19 @@ from rpcbench.launch.targets import Targets
 from rpcbench.launch.workforce import Workforce
 from rpcbench.notebook.progress import Starting
 from rpcbench.notebook.sentences import NONE_RUNS, interrupted, restarted, sentence, sentence_of_replay
+from rpcbench.words.phrases import nearest
 
 Words = list[str]
 Way = dict[str, Any]
 _WHICH_KIND = f"say which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
 _WHICH_LAUNCHER = "say what launches the workers, {}: %cluster start 2 --launcher command"
 MAIN = "main"
+OPTIONS = {
+    "start": ("--kind", "--launcher", "--name", "--address"),
+    "join": ("--name",),
+    "restart": ("--replay",),
+}
+"""What begins with two dashes, by action."""
 _OTHERWISE = {"process": ("local",)}
 """Kinds by other names."""
 
@@ -67,6 +74,12 @@ class Commands:
             "group": self._group,
             "stop": self._stop,
         }
+
+    def run(self, action: str, words: Words) -> Any:
+        """What an action answers. UsageError for an action or option that there is not."""
+        if action not in self.by_name:
+            raise UsageError(f"%cluster {action}: {nearest(action, self.by_name)}, as in %cluster start 2")
+        return self.by_name[action](_plain(action, words))
 
     def _start(self, words: Words) -> str:
         words, name = _option(words, "--name", "say what to call it: %cluster start 2 --name other")
@@ -240,6 +253,20 @@ def warn_of_room(size: int, kind: str, warn: Callable[[str], object]) -> None:
     """Say before they start what so many workers lack here."""
     for complaint in room.complaints(size, process.default_mode() if kind in ("process", "local") else kind):
         warn(complaint)
+
+
+def _plain(action: str, words: Words) -> Words:
+    """The words, with `--kind=kernel` as `--kind kernel`. UsageError for an option that the action does not take."""
+    plain: Words = []
+    for word in words:
+        option, equals, value = word.partition("=")
+        if not option.startswith("--"):
+            plain.append(word)
+        elif option in OPTIONS.get(action, ()):
+            plain += [option, value] if equals else [option]
+        else:
+            raise UsageError(f"%cluster {action} has no option {option}: {nearest(option, OPTIONS.get(action, ()))}")
+    return plain
 
 
 def _option(words: Words, option: str, complaint: str) -> tuple[Words, str | None]:

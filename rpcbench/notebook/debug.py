@@ -10,6 +10,8 @@ from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
 
+from rpcbench.notebook.help import helps
+
 
 @magics_class
 class DebugMagics(Magics):
@@ -29,6 +31,7 @@ class DebugMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @line_cell_magic
+    @helps
     def debug(self, line: str = "", cell: str | None = None, local_ns: Any = None) -> Any:
         """`%debug worker1`: look at the cell that failed last on worker1, at a prompt of IPython's debugger.
 

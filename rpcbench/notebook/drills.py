@@ -4,7 +4,6 @@ delegate to `rpcbench.testing`."""
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import shlex
 import sys
@@ -22,9 +21,11 @@ from rpcbench.launch.tracebacks import short
 from rpcbench.launch.workforce import Workforce
 from rpcbench.notebook.beside import HERE, Beside
 from rpcbench.notebook.handle import CellHandle
+from rpcbench.notebook.help import helps
 from rpcbench.testing.chaos import Drill, Settings
 from rpcbench.testing.program import PROGRAM
 from rpcbench.testing.stepper import Stepper
+from rpcbench.words.phrases import nearest
 
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
 _KEYS = ("drop", "duplicate", "delay", "seed", "kill")
@@ -43,6 +44,7 @@ class DrillMagics(Magics):
 
     @no_var_expand
     @cell_magic
+    @helps
     def step(self, line: str, cell: str) -> Stepper:
         """`%%step [worker1 …] [options]`: run the cell with all messages held, to let them go one by one.
 
@@ -80,6 +82,7 @@ class DrillMagics(Magics):
         )
 
     @line_magic
+    @helps
     def chaos(self, line: str) -> None:
         """`%chaos drop=0.1 delay=50ms seed=7`: faults on purpose, for the programs of all members.
 
@@ -135,7 +138,7 @@ def _kinds(text: str) -> list[str]:
     kinds = text.split(",")
     for kind in kinds:
         if kind not in PROGRAM:
-            raise UsageError(f"--hold {kind}: {_meant(kind, PROGRAM)}")
+            raise UsageError(f"--hold {kind}: {nearest(kind, PROGRAM)}")
     return kinds
 
 
@@ -146,16 +149,12 @@ def _asked(words: list[str]) -> dict[str, Any]:
     for word in words:
         key, sign, value = word.partition("=")
         if key not in _KEYS or not sign or not value:
-            raise UsageError(f"{word}: {_meant(key, [*(f'{key}=' for key in _KEYS), 'off'])}; as in {_EXAMPLE}")
+            raise UsageError(f"{word}: {nearest(key, [*(f'{key}=' for key in _KEYS), 'off'])}; as in {_EXAMPLE}")
         found[key] = read.get(key, str)(value)
     if found.keys() == {"seed"}:
         raise UsageError(f"a seed alone disturbs nothing; as in {_EXAMPLE}")
     return found
 
-
-def _meant(word: str, there: Any) -> str:
-    close = difflib.get_close_matches(word, there, 1, 0.5)
-    return f"did you mean {close[0]}? There are: {', '.join(there)}" if close else f"there are: {', '.join(there)}"
 
 
 def _share(text: str) -> float:

@@ -31,6 +31,7 @@ from rpcbench.notebook.debug import DebugMagics
 from rpcbench.notebook.drills import DrillMagics
 from rpcbench.notebook.frames import Frames
 from rpcbench.notebook.handle import CellHandle
+from rpcbench.notebook.help import helps
 from rpcbench.notebook.needs import needs
 from rpcbench.notebook.record import RecordMagics
 from rpcbench.notebook.sidebar import Sidebar
@@ -76,6 +77,7 @@ class ClusterMagics(Magics):
         self.commands = Commands(self.targets, lambda running: shell.push({"cluster": running}))
 
     @line_magic
+    @helps
     def cluster(self, line: str) -> None:
         """The workers of this notebook.
 
@@ -97,10 +99,8 @@ class ClusterMagics(Magics):
         %cluster stop               end them all
         """
         action, *words = shlex.split(line) or ["status"]
-        if action not in self.commands.by_name:
-            raise UsageError(f"say what to do, as in %cluster start 2: {', '.join(self.commands.by_name)}")
         with short():
-            answer = self.commands.by_name[action](words)
+            answer = self.commands.run(action, words)
         if isinstance(answer, str):
             sys.stdout.write(f"{answer}\n")
         else:
@@ -108,6 +108,7 @@ class ClusterMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
+    @helps
     def remote(self, line: str, cell: str | None = None) -> Any:
         """`%%remote worker1 [worker2 … | all | [1:] | GROUP] [options]`: run the cell there; its output appears here.
 
@@ -192,6 +193,7 @@ class ClusterMagics(Magics):
         return {name: self._shell.user_ns[name] for name in names}
 
     @line_magic
+    @helps
     def panel(self, line: str) -> None:
         """Show a live panel.
 
@@ -211,6 +213,7 @@ class ClusterMagics(Magics):
             display(panel(name))  # type: ignore[no-untyped-call]
 
     @line_magic
+    @helps
     def autoremote(self, line: str) -> None:
         """`%autoremote worker1`: run each cell there, as `%%remote --label worker1` does, until `%autoremote off`."""
         words = shlex.split(line)

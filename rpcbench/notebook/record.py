@@ -10,6 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from rpcbench.launch.tracebacks import short
+from rpcbench.notebook.help import helps
 from rpcbench.telemetry.recording import Recording, record
 
 _USAGE = "say where to: %record lesson.json; %record stop ends it"
@@ -25,6 +26,7 @@ class RecordMagics(Magics):
         self._recording: Recording | None = None
 
     @line_magic
+    @helps
     def record(self, line: str) -> None:
         """Record what all members do, for lessons that play without workers.
 

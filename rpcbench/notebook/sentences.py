@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.workforce import Workforce
+from rpcbench.words.phrases import counted
 
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
 
 def restarted(names: list[str]) -> str:
-    return f"Started again: {', '.join(names)}. What they held is lost."
+    return f"Started again: {', '.join(names)}. What {'it' if len(names) == 1 else 'they'} held is lost."
 
 
 def interrupted(names: list[str]) -> str:
@@ -18,7 +19,7 @@ def interrupted(names: list[str]) -> str:
 
 def sentence(found: Workforce) -> str:
     names = found.workers
-    return f"{len(names)} worker{'s' if len(names) != 1 else ''}: {', '.join(names)}."
+    return f"{counted(len(names), 'worker')}: {', '.join(names)}."
 
 
 def sentence_of_replay(name: str, cells: list[Rerun]) -> str:
@@ -27,9 +28,9 @@ def sentence_of_replay(name: str, cells: list[Rerun]) -> str:
     if not cells:
         return f"{name} had run no cell."
     if not failed:
-        return f"{name} has run its {len(cells)} cell{'s' if len(cells) != 1 else ''} again."
+        return f"{name} has run its {counted(len(cells), 'cell')} again."
     lines = [f"  {_first_line(cell.code)}  ->  {type(cell.error).__name__}: {cell.error}" for cell in failed]
-    return "\n".join([f"{name} has run its {len(cells)} cells again; {len(failed)} failed:", *lines])
+    return "\n".join([f"{name} has run its {counted(len(cells), 'cell')} again; {len(failed)} failed:", *lines])
 
 
 def _first_line(code: str) -> str:

@@ -31,6 +31,7 @@ from rpcbench.notebook.needs import needs
 from rpcbench.notebook.sentences import NONE_RUNS, interrupted, restarted, sentence
 from rpcbench.notebook.standing import Standing, State
 from rpcbench.notebook.watchers import Watchers
+from rpcbench.words.phrases import counted
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Sidebar:
     def _do(self, asked: dict[str, Any], warn: Callable[[str], object]) -> str:
         match asked:
             case {"do": "start", "size": int(size)} if size > 0:
-                with self._told(f"Starting {_count(size)}") as told:
+                with self._told(f"Starting {counted(size, 'worker')}") as told:
                     return self._commands.start(size, voice=Voice(told, warn))
             case {"do": "use", "of": str(name)}:
                 return str(self._commands.by_name["use"]([name]))
@@ -180,9 +181,6 @@ def _doing(one: Workforce) -> list[str]:
     rows = one.agent.part(Actions).table().values()
     return [f"%cluster {row['action']} {row['target']} …" for row in rows if row["state"] == "runs"]
 
-
-def _count(size: int) -> str:
-    return f"{size} worker{'s' if size != 1 else ''}"
 
 
 def _words(error: Exception) -> str:

@@ -10,6 +10,7 @@ from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
 from rpcbench.launch.tracebacks import short
+from rpcbench.notebook.help import helps
 from rpcbench.notebook.needs import needs
 from rpcbench.telemetry.still import Still
 from rpcbench.telemetry.trace import Trace, trace
@@ -25,6 +26,7 @@ class TraceMagics(Magics):
 
     @no_var_expand
     @cell_magic
+    @helps
     def trace(self, line: str, cell: str) -> Any:
         """`%%trace`: run the cell here, `%%trace worker1`: there, as `%%remote worker1` does; then show its messages.
 

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from rpcbench.launch.kinds import KINDS, names
 from rpcbench.launch.targets import ALL
+from rpcbench.notebook.commands import OPTIONS
 
-_OF_WORKERS = {"restart": ("--replay",), "interrupt": (), "logs": ()}
-"""What else may stand on the line of these, beside workers."""
+_OF_WORKERS = ("restart", "interrupt", "logs")
+"""Actions that take workers."""
 _STEPS = ("--hold", "--of")
 _FAULTS = ("drop=", "duplicate=", "delay=", "seed=", "kill=")
 
@@ -41,10 +42,5 @@ class Vocabulary(NamedTuple):
             return list(KINDS)
         if before[-1] == "--launcher":
             return names()
-        words = {
-            "start": ["--kind", "--launcher", "--name"],
-            "join": ["--name"],
-            "use": [] if before[1:] else list(self.clusters),
-            **{action: [*targets, *more] for action, more in _OF_WORKERS.items()},
-        }
-        return [word for word in words.get(before[0], []) if word not in before]
+        words = {"use": [] if before[1:] else self.clusters, **dict.fromkeys(_OF_WORKERS, targets)}
+        return [word for word in (*words.get(before[0], ()), *OPTIONS.get(before[0], ())) if word not in before]

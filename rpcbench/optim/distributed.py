@@ -18,6 +18,7 @@ from rpcbench.optim.local import LocalOptimizer, State, merged
 from rpcbench.optim.shares import Params, Share, check_class, shares
 from rpcbench.rpc import RRef, remote, rpc_async
 from rpcbench.words.futures import Future, wait_all
+from rpcbench.words.phrases import counted
 
 
 class DistributedOptimizer:
@@ -79,7 +80,7 @@ class DistributedOptimizer:
         """Give every owner its part of a state. ValueError where it is of other parameters or groups."""
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         if sorted(numbers) != list(range(self.size)):
-            raise ValueError(f"the state is of {len(numbers)} parameters, this optimizer has {self.size}")
+            raise ValueError(f"the state is of {counted(len(numbers), 'parameter')}, this optimizer has {self.size}")
         self._on_each(_load, state_dict)
 
     def save(self, directory: str | Path) -> None:

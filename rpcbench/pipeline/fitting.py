@@ -19,6 +19,7 @@ from rpcbench.pipeline.progress import Progress
 from rpcbench.pipeline.runs import StepResult
 from rpcbench.pipeline.tasks import Metric
 from rpcbench.words.errors import PipelineError
+from rpcbench.words.phrases import counted
 
 
 @dataclass(slots=True)
@@ -39,7 +40,8 @@ class History:
         scores = "".join(f", {name} {score:.4g}" for name, score in (self.validation or [{}])[-1].items())
         validated = f"; validation{scores.replace(',', '', 1)}" if scores else ""
         interrupted = ", interrupted" if self.interrupted else ""
-        return f"<History of {len(self.losses)} steps, {len(self.epochs)} epochs{last}{validated}{interrupted}>"
+        steps, epochs = counted(len(self.losses), "step"), counted(len(self.epochs), "epoch")
+        return f"<History of {steps}, {epochs}{last}{validated}{interrupted}>"
 
 
 class Trained(Protocol):

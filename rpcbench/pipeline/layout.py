@@ -19,6 +19,7 @@ from typing import TypeVar
 from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.slots import AMONG_REPLICAS, DONE, IN_ACCORD, Slot
 from rpcbench.words.errors import PipelineError
+from rpcbench.words.phrases import counted
 
 T = TypeVar("T")
 
@@ -100,7 +101,8 @@ def check_count(workers: Sequence[str], replicas: int) -> None:
         raise PipelineError(f"replicas must be a whole number of at least 1, not {replicas!r}")
     if len(workers) % replicas:
         raise PipelineError(
-            f"{len(workers)} workers cannot hold {replicas} replicas: each needs as many workers as the others, so "
+            f"{counted(len(workers), 'worker')} cannot hold {counted(replicas, 'replica')}: "
+            "each needs as many workers as the others, so "
             "give a multiple of that"
         )
 

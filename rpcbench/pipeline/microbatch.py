@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from rpcbench.words.errors import PipelineError
+from rpcbench.words.phrases import counted
 
 
 def sizes(samples: int, microbatches: int) -> list[int]:
@@ -22,11 +23,11 @@ def sizes(samples: int, microbatches: int) -> list[int]:
     if microbatches < 1:
         raise PipelineError(f"microbatches must be at least 1, not {microbatches}")
     if not samples:
-        raise PipelineError(f"a batch of 0 samples cannot make {microbatches} micro-batches: it is empty")
+        raise PipelineError(f"a batch of 0 samples cannot make {counted(microbatches, 'micro-batch')}: it is empty")
     if samples < microbatches:
         raise PipelineError(
-            f"a batch of {samples} samples cannot make {microbatches} micro-batches: give larger batches, "
-            "or fewer micro-batches"
+            f"a batch of {counted(samples, 'sample')} cannot make {counted(microbatches, 'micro-batch')}: "
+            "give larger batches, or fewer micro-batches"
         )
     small, larger = divmod(samples, microbatches)
     return [small + 1] * larger + [small] * (microbatches - larger)

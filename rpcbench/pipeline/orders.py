@@ -18,6 +18,7 @@ from rpcbench.pipeline.recompute import Recompute, with_recompute
 from rpcbench.pipeline.simulate import simulate
 from rpcbench.pipeline.validate import placement, validate
 from rpcbench.words.errors import PipelineError
+from rpcbench.words.phrases import counted
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ class OrderBook:
         orders = self._cached(max(1, min(self.microbatches, samples)))
         if orders.homes != self.whole.homes:
             raise PipelineError(
-                f"the schedule puts stages elsewhere for {orders.microbatches} micro-batches than for "
-                f"{self.microbatches}: give batches of at least {self.microbatches} samples"
+                f"the schedule puts stages elsewhere for {counted(orders.microbatches, 'micro-batch')} than for "
+                f"{self.microbatches}: give batches of at least {counted(self.microbatches, 'sample')}"
             )
         return orders
 
@@ -110,7 +111,9 @@ class OrderBook:
         stage_count = 1 + max((op.stage for own in ops for op in own), default=-1)
         validate(ops, stage_count, microbatches)
         if len(ops) != self._workers:
-            raise PipelineError(f"the schedule has lists for {len(ops)} workers, the split names {self._workers}")
+            raise PipelineError(
+                f"the schedule has lists for {counted(len(ops), 'worker')}, the split names {self._workers}"
+            )
         homes = placement(ops)
         return Orders(ops, microbatches, tuple(homes[stage] for stage in range(stage_count)), simulate(ops).idle)
 

@@ -43,6 +43,7 @@ from rpcbench.pipeline.runs import Runs, StepResult
 from rpcbench.pipeline.split import Stage, Stages
 from rpcbench.pipeline.tasks import LossFn, Metric
 from rpcbench.words.errors import PipelineError
+from rpcbench.words.phrases import counted
 
 
 class Pipeline:
@@ -282,8 +283,8 @@ class Pipeline:
     def __repr__(self) -> str:
         where = ", ".join(f"{stage.index} on {stage.worker}" for stage in self.stages)
         replicas = f" in each of {self.crew.layout.replicas} replicas" if self.crew.layout.replicas > 1 else ""
-        count = f"{self.crew.layout.stages} stages{replicas}"
-        return f"<Pipeline of {count} ({where}), {self.microbatches} micro-batches>"
+        count = f"{counted(self.crew.layout.stages, 'stage')}{replicas}"
+        return f"<Pipeline of {count} ({where}), {counted(self.microbatches, 'micro-batch')}>"
 
 
 def _check(stages: Stages, optimizer: OptimizerSpec | None, lr_scheduler: SchedulerSpec | None) -> None:

@@ -11,6 +11,7 @@ from rpcbench.pipeline.schedules import named
 from rpcbench.pipeline.simulate import Cost, Each, Simulation, equal_stages, simulate
 from rpcbench.pipeline.validate import validate
 from rpcbench.words.errors import PipelineError
+from rpcbench.words.phrases import counted
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -38,8 +39,9 @@ class Plan:
         mine = (len(self.ops), self.microbatches)
         if workers != mine[0] or microbatches > mine[1] or chunks * workers not in (0, self.stages):
             raise PipelineError(
-                f"this schedule is for {mine[0]} workers with {self.stages} stages and {mine[1]} micro-batches, "
-                f"not for {workers} workers and {microbatches} micro-batches"
+                f"this schedule is for {mine[0]} workers with {counted(self.stages, 'stage')} and "
+                f"{counted(mine[1], 'micro-batch')}, not for {counted(workers, 'worker')} and "
+                f"{counted(microbatches, 'micro-batch')}"
             )
         return [[op for op in own if op.microbatch < microbatches] for own in self.ops]
 
@@ -80,8 +82,8 @@ def schedule(
     stages, numbers = 1 + max(op.stage for op in every), 1 + max(op.microbatch for op in every)
     if (workers or len(ops), microbatches or numbers) != (len(ops), numbers):
         raise PipelineError(
-            f"asked for {workers} workers and {microbatches} micro-batches, the schedule has made one of {len(ops)} "
-            f"workers and {numbers} micro-batches"
+            f"asked for {workers or 'any number of'} workers and {microbatches or 'any number of'} micro-batches, the "
+            f"schedule has made one of {counted(len(ops), 'worker')} and {counted(numbers, 'micro-batch')}"
         )
     validate(ops, stages, numbers)
     return Plan(ops, stages, numbers)

@@ -23,6 +23,7 @@ from rpcbench.pipeline.tasks import Metric, Report, Task
 from rpcbench.pipeline.timeline import Timeline
 from rpcbench.words.errors import PipelineError
 from rpcbench.words.events import Row
+from rpcbench.words.phrases import counted
 
 _STEPS = itertools.count(1)  # steps of all pipelines share one count: rows of two pipelines never mix
 
@@ -43,7 +44,7 @@ class StepResult:
     samples: int
 
     def __repr__(self) -> str:
-        return f"<step {self.step}: loss {self.loss:.6g} of {self.samples} samples, idle {self.idle:.1%}>"
+        return f"<step {self.step}: loss {self.loss:.6g} of {counted(self.samples, 'sample')}, idle {self.idle:.1%}>"
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -129,7 +130,7 @@ class Runs:
     def _samples(self, x: Any, y: Any) -> int:
         samples, others = microbatch.samples(x), microbatch.samples(y)
         if samples != others:
-            raise PipelineError(f"the batch has {samples} samples, but its targets {others}")
+            raise PipelineError(f"the batch has {counted(samples, 'sample')}, but its targets {others}")
         return samples
 
     def _forwards(self, x: Any, y: Any, samples: int, metrics: Mapping[str, Metric] | None = None) -> list[Any]:

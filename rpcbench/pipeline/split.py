@@ -30,6 +30,7 @@ from rpcbench.pipeline.ports import Ports, Wiring, connect, model_inputs
 from rpcbench.pipeline.tracing import Traced, call_of
 from rpcbench.pipeline.weigh import weigh
 from rpcbench.words.errors import PipelineError
+from rpcbench.words.phrases import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Stages:
 
     def __repr__(self) -> str:
         sizes = "balanced" if self.sizes is None else f"of {_list([*map(str, self.sizes)])}"
-        return f"<Stages {sizes}, from {len(self.links)} modules, for {_list(self.workers)}>"
+        return f"<Stages {sizes}, from {counted(len(self.links), 'module')}, for {_list(self.workers)}>"
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -131,8 +132,8 @@ class Stages:
             return balanced(self.weights, stages)
         if len(self.sizes) != stages:
             raise PipelineError(
-                f"the split has {len(self.sizes)} stages, but this schedule runs {stages} on {_list(self.row)}: "
-                "split into as many, or choose other workers or another schedule"
+                f"the split has {counted(len(self.sizes), 'stage')}, but this schedule runs {stages} on "
+                f"{_list(self.row)}: split into as many, or choose other workers or another schedule"
             )
         return self.sizes
 
@@ -203,8 +204,8 @@ def _shared_out(sizes: Sequence[int] | None, row: Sequence[str]) -> tuple[int, .
     """The sizes of stages, where they are given, if each worker gets as many."""
     if sizes is not None and len(sizes) % len(row):
         raise PipelineError(
-            f"{len(sizes)} stages for {len(row)} workers ({_list(row)}): each worker needs as many stages "
-            "as the others. Split into fewer or more stages, or start more workers"
+            f"{counted(len(sizes), 'stage')} for {counted(len(row), 'worker')} ({_list(row)}): each worker needs as "
+            "many stages as the others. Split into fewer or more stages, or start more workers"
         )
     return None if sizes is None else tuple(sizes)
 

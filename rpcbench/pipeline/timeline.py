@@ -85,6 +85,9 @@ class Timeline:
         """The step drawn at most `width` columns wide (20 columns of time at least), a line for each worker."""
         return self.chart.text(width)
 
+    def __str__(self) -> str:
+        return self.text()
+
     def svg(self) -> str:
         """The step as a picture of its own."""
         return self.chart.svg()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rpcbench.pipeline.ops import Kind, Op, Ops
 from rpcbench.words.errors import PipelineError
+from rpcbench.words.phrases import counted
 
 
 def placement(ops: Ops) -> dict[int, int]:
@@ -37,7 +38,8 @@ def validate(ops: Ops, stages: int, microbatches: int, most_live: int | None = N
     seen: dict[Op, str] = {}
     for worker, index, op in walk(ops):
         if op.stage >= stages or op.microbatch >= microbatches:
-            raise _fault(worker, index, op, f"there are {stages} stages and {microbatches} micro-batches, both from 0")
+            there = f"{counted(stages, 'stage')} and {counted(microbatches, 'micro-batch')}"
+            raise _fault(worker, index, op, f"the step has {there}, both from 0")
         if op.kind is Kind.ALL_REDUCE:
             raise _fault(worker, index, op, "the pipeline itself adds up the gradients of replicas")
         if op in seen:

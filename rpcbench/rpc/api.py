@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import WorkerInfo
+from rpcbench.agent.waiting import arguments_of
 from rpcbench.rpc import overloads
 from rpcbench.rpc.accounting import (
     _delete_all_user_and_unforked_owner_rrefs,
@@ -84,7 +85,7 @@ def rpc_sync(
     >>> rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 3))
     tensor([4., 4.])
     """
-    function, args, kwargs = _prepare(func, args or (), kwargs or {})
+    function, args, kwargs = _prepare(func, args, kwargs)
     agent = current.current()
     event = profiled(agent, RPCExecMode.SYNC, func, to)
     if event is None:
@@ -107,7 +108,7 @@ def rpc_async(
     >>> [future.wait() for future in futures]
     [1024, 1024]
     """
-    call = _prepare(func, args or (), kwargs or {})
+    call = _prepare(func, args, kwargs)
     agent = current.current()
     event = profiled(agent, RPCExecMode.ASYNC, func, to)
     if event is None:
@@ -133,7 +134,7 @@ def remote(
     >>> rpc.rpc_sync("worker2", lambda rref: rref.to_here().sum(), (rref,))
     tensor(10)
     """
-    call = _prepare(func, args or (), kwargs or {})
+    call = _prepare(func, args, kwargs)
     agent = current.current()
     event = profiled(agent, RPCExecMode.REMOTE, func, to)
     if event is None:
@@ -154,15 +155,16 @@ def _call(agent: Agent, to: int | str | WorkerInfo, call: _Call, timeout: float)
         return future
 
 
-def _prepare(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> _Call:
+def _prepare(func: Function, args: Sequence[Any] | None, kwargs: dict[str, Any] | None) -> _Call:
     """What is really called over there. TypeError for what cannot be."""
+    args, kwargs = arguments_of(args, kwargs)
     function = Named(func) if isinstance(func, str) else func
     if not callable(function):
         raise TypeError("function should be callable.")
     if type(function) is BuiltinFunctionType:
         overloads.check(function, args, kwargs)
     if _default_pickler is not _internal_rpc_pickler:
-        return _run_pickled, _default_pickler.serialize(PythonUDF(function, tuple(args), kwargs)), {}
+        return _run_pickled, _default_pickler.serialize(PythonUDF(function, args, kwargs)), {}
     return function, args, kwargs
 
 

@@ -27,6 +27,7 @@ from rpcbench.testing.station import HELD, Order, Report, Station, at
 from rpcbench.words.changes import Changes, Listeners
 from rpcbench.words.errors import RpcError
 from rpcbench.words.futures import Future
+from rpcbench.words.phrases import counted
 
 _LINES = 20
 _STRIDE = 0.5
@@ -102,7 +103,7 @@ class Stepper:
 
         self._changes.wait_for(lambda: len(there()) >= count or not self._on, timeout)
         if len(found := there()) < count:
-            what = f"{count} {kind or 'message'}{'s' if count > 1 else ''}"
+            what = counted(count, kind or "message")
             raise RpcError(f"waited {timeout:g} s for {what} to be held; there are:\n{self}")
         return found
 
@@ -230,7 +231,7 @@ class Stepper:
 
     def __repr__(self) -> str:
         count = len(self.held)
-        state = f"{count} message{'s' if count != 1 else ''} held" if self._on else "nothing is held any more"
+        state = f"{counted(count, 'message')} held" if self._on else "nothing is held any more"
         return f"<stepper: {state}; {self.delivered} delivered, {self.dropped} dropped>"
 
     def _ipython_display_(self) -> None:

@@ -28,6 +28,7 @@ from pathlib import Path
 from rpcbench.transport.bells import Bell, Ear
 from rpcbench.wire.frames import Memory
 from rpcbench.words.errors import ProtocolError
+from rpcbench.words.phrases import counted
 
 POSSIBLE = hasattr(os, "eventfd") and Path("/proc/self/fd").is_dir() and platform.machine() in ("x86_64", "AMD64")
 AWAY, WORKS, LISTENS = range(3)
@@ -118,7 +119,7 @@ class Taker(_Ring):
         if not count:
             return None
         if not 0 < count <= PLACES:
-            raise ProtocolError(f"a peer says that {count} values lie in {PLACES} places")
+            raise ProtocolError(f"a peer says that {counted(count, 'value')} lie in {PLACES} places")
         place = self._taken % PLACES
         return place, _HEAD.unpack_from(self._memory, _HEADS + place * _HEAD.size)
 

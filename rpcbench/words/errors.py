@@ -32,7 +32,10 @@ All can be pickled: `args` are the constructor's arguments.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
+
+from rpcbench.words.phrases import nearest
 
 E = TypeVar("E", bound="RpcError")
 NOT_INITIALIZED = (
@@ -116,6 +119,12 @@ class ConnectionLostError(RpcError):
 
 class UnknownWorkerError(RpcError, ValueError):
     """A name or id that belongs to no member of this world."""
+
+    @classmethod
+    def of(cls, key: int | str, there: Iterable[str]) -> UnknownWorkerError:
+        """With torch's words, the names there are, and the one that was meant, perhaps."""
+        kind = "id" if isinstance(key, int) else "name"
+        return cls(f"could not find destination {kind} {key}: {nearest(str(key), there)}")
 
 
 class NoOverloadError(RpcError, TypeError):

@@ -112,7 +112,7 @@ def ask(no_leaks, commands):
     assert TARGET not in comm.get_comm_manager().targets
 
 
-AGAIN = {"text": "Started again: worker1. What they held is lost."}
+AGAIN = {"text": "Started again: worker1. What it held is lost."}
 
 
 def act(ask, action, worker):

@@ -9,6 +9,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+import rpcbench
 from rpcbench.launch.desk import Answer, Ask, Way
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.status import ClusterStatus, WorkerStatus
@@ -164,6 +165,34 @@ def test_a_wrong_cluster_line_is_refused(made, line):
         made.cluster(line)
 
 
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("start 2 --knid kernel", "has no option --knid: did you mean --kind\\?"),
+        ("start 2 --kinds=kernel", "has no option --kinds: did you mean --kind\\?"),
+        ("scale 3 --name b", "%cluster scale has no option --name: there are none"),
+        ("restrat worker1", "%cluster restrat: did you mean restart\\?"),
+    ],
+)
+def test_the_nearest_action_or_option_is_named(made, line, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        made.cluster(line)
+
+
+@pytest.mark.parametrize("line", ["help", "--help", "start --help", "-h"])
+def test_help_shows_what_there_is_and_runs_nothing(made, desk, capsys, line):
+    made.cluster(line)
+    assert "%cluster start 2 " in capsys.readouterr().out
+    made.remote(line, "cell")
+    assert "--collapse" in capsys.readouterr().out
+    assert desk.asked == []
+
+
+def test_a_value_may_follow_an_equals_sign(made):
+    with pytest.raises(UsageError, match="process or kernel: %cluster start 2 --kind kernel"):
+        made.cluster("start 2 --kind=thread")
+
+
 @pytest.mark.parametrize("line", ["start 2 --kind", "start 2 --kind thread"])
 def test_a_wrong_kind_of_worker_is_refused(made, line):
     with pytest.raises(UsageError, match="process or kernel: %cluster start 2 --kind kernel"):
@@ -214,7 +243,7 @@ def test_a_restart_tells_what_was_run_again_and_what_failed(made, capsys):
     magics.cluster().replayed = [Rerun("x = 1", None), Rerun("y = x\nz", NameError("z")), Rerun("a" * 70, KeyError(1))]
     made.cluster("restart worker2 --replay")
     assert capsys.readouterr().out.splitlines() == [
-        "Started again: worker2. What they held is lost.",
+        "Started again: worker2. What it held is lost.",
         "Started again: worker2.", "worker2 had run no cell.",
         "Started again: worker2.", "worker2 has run its 1 cell again.",
         "Started again: worker2.", "worker2 has run its 3 cells again; 2 failed:",
@@ -370,3 +399,10 @@ def test_a_rendering_travels_with_its_error():
     import pickle
 
     assert pickle.loads(pickle.dumps(shown_as(ValueError("x"), ["line"])))._render_traceback_() == ["line"]
+
+
+def test_loading_binds_the_package_unless_its_name_is_taken(monkeypatch):
+    monkeypatch.setattr(magics, "register", lambda shell: None)
+    for names, bound in (({}, rpcbench), ({"rpcbench": "mine"}, "mine")):
+        rpcbench.load_ipython_extension(SimpleNamespace(user_ns=names))
+        assert names == {"rpcbench": bound}

@@ -114,7 +114,7 @@ def test_a_page_sees_a_worker_die_and_starts_it_again_while_a_cell_runs(kernel, 
         os.kill(pid, signal.SIGKILL)
         page.hears(watch, lambda seen: workers(seen)["worker2"] == ("lost", "killed by SIGKILL", start))
         answer = page.acts("restart", "worker2")
-        assert answer == {"text": "Started again: worker2. What they held is lost."}
+        assert answer == {"text": "Started again: worker2. What it held is lost."}
         page.hears(watch, lambda seen: seen["doing"] == ["%cluster restart worker2 …"])
         page.hears(watch, lambda seen: workers(seen)["worker2"] == ("ready", "", start + 1) and not seen["doing"])
         assert page.asks(do="stay", watch=watch) == {"there": True}
@@ -173,7 +173,10 @@ def test_a_cluster_is_started_used_and_stopped_beside_another(kernel, page):
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [
-        ({"do": "act", "of": "main", "action": "restart", "target": "worker9"}, "this cluster has no 'worker9'"),
+        (
+            {"do": "act", "of": "main", "action": "restart", "target": "worker9"},
+            "destination name worker9: did you mean",
+        ),
         ({"do": "act", "of": "main", "action": "reload", "target": "os"}, "no action is called 'reload'"),
         ({"do": "act", "of": "gone", "action": "restart", "target": "worker1"}, "no cluster gone runs"),
         ({"do": "restart", "of": "main", "words": ["worker1"]}, "knows no 'restart'"),

@@ -9,7 +9,7 @@ from IPython.core.error import UsageError
 
 from rpcbench.launch import kinds, room
 from rpcbench.launch.targets import Targets
-from rpcbench.notebook.commands import Commands
+from rpcbench.notebook.commands import OPTIONS, Commands
 from rpcbench.notebook.vocabulary import Vocabulary
 
 GB = 1 << 30
@@ -79,6 +79,7 @@ def test_workers_of_another_kind_are_not_taken_for_those_that_run(no_leaks):
 
 def test_names_of_launchers_are_offered():
     vocabulary = Vocabulary((), (), (), ("start",))
+    assert {*OPTIONS["start"]} <= {*vocabulary.after("%cluster", ["start", "2"])}
     assert "--launcher" in vocabulary.after("%cluster", ["start", "2"])
     assert vocabulary.after("%cluster", ["start", "2", "--launcher"]) == kinds.names()
 

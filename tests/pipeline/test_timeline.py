@@ -135,7 +135,7 @@ def test_idle_is_measured_and_not_the_ideal() -> None:
 def test_there_is_no_ideal_while_rows_are_missing() -> None:
     early = [row(2, "1F0", 1, 2), row(2, "1B0", 2, 4)]
     assert Timeline.of(early).idle_ideal is None
-    assert Timeline.of(early).text().splitlines()[0] == "step 3: 3.0 ms, idle 0.0%"
+    assert str(Timeline.of(early)).splitlines()[0] == "step 3: 3.0 ms, idle 0.0%"
 
 
 def test_idle_share_leaves_running_ops_out() -> None:

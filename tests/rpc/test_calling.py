@@ -102,6 +102,16 @@ def test_a_timeout_names_what_was_called(agents: list[Agent], in_main: ModuleTyp
     gate.set()
 
 
+@pytest.mark.parametrize("call", [rpc_sync, rpc_async, remote])
+@pytest.mark.parametrize("args", [0, 7, "ab", b"", {}, {1: 2}, torch.zeros(1), torch.ones(2), range(2)])
+def test_a_forgotten_comma_is_named(agents: list[Agent], call: Any, args: Any) -> None:
+    for function in (abs, torch.neg):
+        with pytest.raises(TypeError, match=r"args is a tuple or list of arguments, not an? .*; .* write args=\(x,\)"):
+            call("worker1", function, args)
+    with pytest.raises(TypeError, match="kwargs is a dict of named arguments, not a list"):
+        call("worker1", abs, (1,), [args])
+
+
 # -- operators of torch
 @pytest.mark.parametrize("call", [rpc_sync, rpc_async, remote])
 @pytest.mark.parametrize(("function", "args"), [(torch.add, ()), (torch.add, ("a", 1)), (torch.matmul, (1, 2))])

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from rpcbench.words.phrases import counted, nearest
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "phrase"),
+    [(0, "cell", "0 cells"), (1, "cell", "1 cell"), (2, "micro-batch", "2 micro-batches"), (1, "batch", "1 batch")],
+)
+def test_a_number_has_its_noun(number: int, noun: str, phrase: str) -> None:
+    assert counted(number, noun) == phrase
+
+
+@pytest.mark.parametrize(
+    ("word", "there", "phrase"),
+    [
+        ("--knid", ["--kind", "--name"], "did you mean --kind? There are --kind, --name"),
+        ("x", ["start", "stop"], "there are start, stop"),
+        ("x", [], "there are none"),
+    ],
+)
+def test_the_nearest_word_is_named(word: str, there: list[str], phrase: str) -> None:
+    assert nearest(word, there) == phrase
