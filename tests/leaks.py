@@ -61,6 +61,7 @@ def nothing_left(grace: float = 10.0, descriptors: bool = True, but: tuple[str, 
     with tempfile.TemporaryDirectory(prefix="rb-", dir="/tmp") as runtime, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", runtime)
         threads, held, shared = set(threading.enumerate()), _held(), _shared_memory()
+        pools = {_pool_of(thread) for thread in threads} - {None}
         processes = _processes()
 
         def new() -> list[Ours]:
@@ -70,7 +71,7 @@ def nothing_left(grace: float = 10.0, descriptors: bool = True, but: tuple[str, 
             gc.collect()
             return [
                 *(f"process {process.pid}: {process.name}" for process in new()),
-                *(_told(thread) for thread in set(threading.enumerate()) - threads),
+                *(_told(thread) for thread in set(threading.enumerate()) - threads if _pool_of(thread) not in pools),
                 *(f"descriptor {fd} of {target}" for fd, target in (_held() - held if descriptors else ())),
                 *(f"file {path}" for path in _files(Path(runtime))),
                 *(f"shared memory {name}" for name in _shared_memory() - shared),
@@ -86,6 +87,12 @@ def nothing_left(grace: float = 10.0, descriptors: bool = True, but: tuple[str, 
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(process.pid).kill()
         assert not leaks, f"left behind: {leaks}"
+
+
+def _pool_of(thread: threading.Thread) -> object:
+    """The pool of an agent, if this is a thread of one: an agent of the whole module may need more threads while a test
+    runs, and ends them itself."""
+    return getattr(thread, "_pool", None)
 
 
 def _told(thread: threading.Thread) -> str:

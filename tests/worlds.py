@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import secrets
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +64,16 @@ def until(condition: Callable[[], bool], what: str = "the condition") -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain for {what}"
         time.sleep(0.005)
+
+
+def stop(pid: int) -> None:
+    """Stop a process. The signal reaches its threads one by one; when this returns none of them runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: {_state(task) for task in Path(f"/proc/{pid}/task").iterdir()} == {"T"}, f"process {pid} to stop")
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def nothing_left(agents: list[Agent]) -> None:

@@ -347,7 +347,7 @@ class Cluster(Workforce):
     def _lost(self, name: str) -> str:
         """How its process has ended, or why it is given up; empty while it runs."""
         status = self._handles[name].poll()
-        if status is None and self._launcher.far:  # calls fail before those are told who watch
+        if status is None:  # calls may fail before the launcher has heard of the end
             gone = self.agent.machine.ask(lambda node: node.gone.find(name))
             if gone is not None and gone.lost and gone.member.incarnation == self._incarnations[name]:
                 return gone.reason

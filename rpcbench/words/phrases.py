@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 def counted(number: int, noun: str) -> str:
     """`1 worker`, `2 workers`, `2 batches`."""
-    ending = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    ending = "es" if noun.endswith(("s", "x", "sh", "tch", "nch")) else "s"
     return f"{number} {noun}{'' if number == 1 else ending}"
 
 

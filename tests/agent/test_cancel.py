@@ -111,6 +111,10 @@ def test_a_call_that_expires_in_the_queue_needs_no_word_of_its_caller(
     monkeypatch.setattr(agents[1].machine._node.calls, "cancel_asked", lambda source, call: None)
     with pytest.raises(RpcTimeoutError):
         rpc_sync("worker1", run, ("queued",), timeout=0.1)
+    serving = agents[1].machine._node.calls.serving
+    until(lambda: len(serving) == 2)
+    deadline = min(call.until for call in serving.values() if call.until is not None)
+    until(lambda: agents[1].links.clock() > deadline)  # counted there from when the call came
     free.set()
     assert rpc_sync("worker1", run, ("next",)) == "next"
     assert _ran == ["hold", "next"]

@@ -28,7 +28,7 @@ from typing import Any
 import deeds
 import psutil
 import pytest
-from worlds import until
+from worlds import stop, until
 
 import rpcbench
 from rpcbench.rpc import RRef
@@ -107,7 +107,7 @@ def test_row_02_a_worker_ends_itself_in_a_call(cluster: rpcbench.Cluster, functi
 
 def test_row_03_a_stopped_worker_is_waited_for_and_answers_once(cluster: rpcbench.Cluster) -> None:
     """On one host silence says nothing; a deadline still ends a wait."""
-    os.kill(cluster.pid("worker1"), signal.SIGSTOP)
+    stop(cluster.pid("worker1"))
     try:
         waiting = cluster.rpc_async("worker1", deeds.count)
         with pytest.raises(RpcTimeoutError, match="worker1"):
@@ -147,7 +147,7 @@ def test_row_12_who_does_not_read_what_is_told_makes_nobody_grow(no_leaks: None)
     with driver:
         assert driver.stdout is not None
         worker = psutil.Process(int(driver.stdout.readline()))
-        driver.send_signal(signal.SIGSTOP)
+        stop(driver.pid)
         try:
             sizes = [worker.memory_info().rss for _ in range(20) if not time.sleep(0.25)]
         finally:

@@ -142,7 +142,7 @@ def test_a_killed_worker_is_told_of_and_comes_again(cluster: rpcbench.Cluster) -
     before = cluster.pid("worker1")
     cluster.kill("worker1")
     assert gone(before) and cluster.lost == ["worker1"]
-    assert cluster.status()[0].state == "killed by SIGKILL"
+    until(lambda: cluster.status()[0].state == "killed by SIGKILL")
     cluster.restart("worker1")
     assert cluster.pid("worker1") != before and cluster.status()[0].incarnation == 1
     assert cluster.run("worker1", "1 + 1") == 2

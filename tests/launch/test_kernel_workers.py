@@ -278,7 +278,7 @@ def test_a_shut_down_cluster_leaves_nothing(no_leaks):
         child = ask(made, "import subprocess\nsubprocess.Popen(['sleep', '60']).pid")
         made.scale(2)
         made.scale(1)
-        assert [path.name for path in directory.glob("*.json")] == ["worker1.json"]
+        until(lambda: [path.name for path in directory.glob("*.json")] == ["worker1.json"])
         assert ask(made, "2") == 2
     until(lambda: gone(child))
     assert not directory.exists()

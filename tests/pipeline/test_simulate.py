@@ -136,7 +136,7 @@ def test_nothing_is_not_idle() -> None:
     [
         ("0F0 0B0\n1F0", "1B0 is missing"),
         ("0F0 0B0 0F0\n1F0 1B0", r"ops\[0\]\[2\] = 0F0 .*ops\[0\]\[0\] is the same"),
-        ("0F0 0B0\n1F0 1B0 1F1", r"ops\[1\]\[2\] = 1F1 .*1 micro-batches"),
+        ("0F0 0B0\n1F0 1B0 1F1", r"ops\[1\]\[2\] = 1F1 .*1 micro-batch,"),
         ("0F0 0B0\n1F0 2F0 1B0", r"ops\[1\]\[1\] = 2F0 .*2 stages"),
         ("0F0 0B0\n1F0 1I0", "1W0 is missing"),
         ("0F0 0B0\n1F0 1W0", "1I0 is missing"),

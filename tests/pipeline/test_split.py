@@ -139,7 +139,7 @@ def test_tied_parameters_are_counted_once() -> None:
         ({"balance": [5, 0]}, "at least 1"),
         ({"balance": [2.5, 2.5]}, "at least 1"),
         ({"balance": [1, 1, 3]}, "3 stages for 2 workers"),
-        ({"balance": [5]}, "1 stages for 2 workers"),
+        ({"balance": [5]}, "1 stage for 2 workers"),
         ({"balance": "speed"}, "unknown balance 'speed'; there is 'params', 'time', 'memory'"),
         ({"balance": [2, 3], "at": ["2"]}, "not both"),
         ({"at": ["layer.2"]}, "cannot be cut at 'layer.2'; its modules are 0, 1, 2, 3, 4"),

@@ -289,7 +289,7 @@ def test_a_cluster_tells_of_its_processes_and_does_what_is_asked(no_leaks: None)
         actions.begin("scale", "1")
         until(lambda: [*workers_view(source.world())["workers"]] == ["0", "1"])
         actions.begin("interrupt", "worker9")
-        until(lambda: "has no 'worker9'" in actions.table()["interrupt worker9"]["error"])
+        until(lambda: "destination name worker9" in actions.table()["interrupt worker9"]["error"])
         until(lambda: workers_view(source.world())["actions"] == actions.table())
         with pytest.raises(ValueError, match="no action is called 'end'"):
             actions.begin("end", "worker1")
