@@ -15,6 +15,7 @@ import enum
 import functools
 import os
 import sys
+import typing
 import weakref
 from collections.abc import Callable
 from types import FunctionType
@@ -110,6 +111,9 @@ def _skeleton(kind: type, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """cloudpickle's arguments for an empty class, with the slots that it leaves out, and without its own tracking:
     that one is shared by the whole process, and would give the members of a copy to the original."""
     *front, _, extra = args
+    if typing.NamedTuple in vars(kind).get("__orig_bases__", ()):
+        front[2] = kind.__bases__  # NamedTuple itself would make another class, and let nobody fill it
+        front[3] = front[3] | {"__orig_bases__": kind.__orig_bases__}  # type: ignore[attr-defined]
     if "__slots__" in vars(kind) and not isinstance(kind, enum.EnumMeta):
         front[3] = front[3] | {"__slots__": vars(kind)["__slots__"]}
     return *front, None, extra
@@ -121,6 +125,57 @@ def reduce_cached(value: Any) -> Any:
         return NotImplemented
     settings = value.cache_parameters()
     return _cached, (value.__wrapped__, settings["maxsize"], settings["typed"])
+
+
+def reduce_cached_property(value: functools.cached_property[Any]) -> Any:
+    """A reducer for `functools.cached_property`, which has a lock until Python 3.12."""
+    return _cached_property, (value.func, value.attrname)
+
+
+def _cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
+    made = functools.cached_property(function)
+    made.attrname = name
+    return made
+
+
+def reduce_new_type(value: Any) -> Any:
+    """A reducer for `typing.NewType`, by name where the receiver has it."""
+    if importable(value):
+        return value.__qualname__
+    return _new_type, (value.__qualname__, value.__module__, value.__supertype__)
+
+
+def _new_type(name: str, module: str, kind: Any) -> Any:
+    own = in_main(name)
+    if isinstance(own, typing.NewType) and own.__supertype__ is kind:
+        return own
+    made: Any = typing.NewType(name, kind)  # type: ignore[misc]
+    made.__module__ = module
+    return made
+
+
+_DISPATCHER = functools.singledispatch(lambda x: x).__code__  # type: ignore[attr-defined]
+
+
+def is_dispatcher(value: FunctionType) -> bool:
+    """Whether that is a function which `functools.singledispatch` has made."""
+    return value.__code__ is _DISPATCHER
+
+
+def reduce_dispatcher(value: Any) -> Any:
+    """Its functions by class. They may call it, so it is made first and filled then."""
+    return _dispatcher, (), list(value.registry.items()), None, None, _register
+
+
+def _dispatcher() -> Any:
+    return functools.singledispatch(lambda *_: None)
+
+
+def _register(dispatcher: Any, functions: list[tuple[type, Callable[..., Any]]]) -> None:
+    for kind, function in functions:
+        dispatcher.register(kind, function)
+        if kind is object:
+            functools.update_wrapper(dispatcher, function)
 
 
 def _cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:

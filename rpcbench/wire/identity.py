@@ -7,10 +7,11 @@ data it knows the type alone.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -141,6 +142,11 @@ def _function_parts(function: FunctionType) -> tuple[Any, ...]:
 
 def _class_parts(kind: type) -> list[Any]:
     members = {name: member for name, member in sorted(vars(kind).items()) if name not in _INCIDENTAL}
+    if isinstance(kind, enum.EnumMeta):  # a flag keeps its combinations there that were ever asked for
+        named: Mapping[str, Any] = kind.__members__
+        members["_value2member_map_"] = {name: member.value for name, member in named.items()}
+    if members.get("__init__") is object.__init__:  # the first instance of a Protocol's subclass brings it
+        del members["__init__"]
     return [kind.__qualname__, kind.__bases__, type(kind), members]
 
 

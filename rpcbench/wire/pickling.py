@@ -17,6 +17,7 @@ import functools
 import io
 import pickle
 import sys
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Protocol
@@ -28,7 +29,15 @@ from rpcbench.wire import holes, kinds, ordinary, plain, scripts, tensors
 from rpcbench.wire.blame import blame
 from rpcbench.wire.body import Body
 from rpcbench.wire.captured import CapturedData
-from rpcbench.wire.code import CodeCache, MissingCodeError, reduce_cached
+from rpcbench.wire.code import (
+    CodeCache,
+    MissingCodeError,
+    is_dispatcher,
+    reduce_cached,
+    reduce_cached_property,
+    reduce_dispatcher,
+    reduce_new_type,
+)
 from rpcbench.wire.devices import CPU_ONLY, Route
 from rpcbench.wire.identity import has_name, importable, load_packages_of, loaded
 from rpcbench.wire.ordinary import Buffer
@@ -44,6 +53,8 @@ _SHORT = 1 << 12
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     **cloudpickle.Pickler.dispatch_table.maps[0],
     functools._lru_cache_wrapper: reduce_cached,
+    functools.cached_property: reduce_cached_property,
+    typing.NewType: reduce_new_type,
     torch.jit.ScriptFunction: scripts.reduce_function,
 }
 del _REDUCERS[MethodType]  # the default takes a class method by name, cloudpickle would take its code
@@ -273,6 +284,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if value.__module__ == _SPAWNED and loaded(value):
             return NotImplemented
         if type(value) is FunctionType:
+            if is_dispatcher(value):
+                return reduce_dispatcher(value)
             self._captured.look(value)
         reduced = super().reducer_override(value)
         if reduced is NotImplemented or len(reduced) < 6:

@@ -128,7 +128,7 @@ def test_functions_return_to_their_own_process_as_themselves() -> None:
 
 
 CLASSES = """
-import abc, collections, dataclasses, enum
+import abc, collections, dataclasses, enum, functools, typing
 import torch
 
 class Plain:
@@ -191,6 +191,72 @@ class Tagged(torch.Tensor):
 class Lean:
     a: int
 
+class Point(typing.NamedTuple):
+    x: int
+    y: int = 2
+    def sum(self): return self.x + self.y
+
+T = typing.TypeVar("T")
+
+class Box(typing.NamedTuple, typing.Generic[T]):
+    inside: T
+
+class Far(Point):
+    def far(self): return self.sum() > 10
+
+class Late:
+    @functools.cached_property
+    def made(self): return [1]
+
+class Kinds:
+    @functools.singledispatchmethod
+    def name(self, x): return "?"
+    @name.register
+    def _(self, x: int): return "int"
+
+class Proto(typing.Protocol):
+    def f(self) -> int: ...
+
+class Real(Proto):
+    def f(self): return 1
+
+class Holds(typing.Generic[T]):
+    def __init__(self, value): self.value = value
+
+class Bits(enum.Flag):
+    A = 1
+    B = 2
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+class Word(enum.StrEnum):
+    YES = "yes"
+
+@dataclasses.dataclass(kw_only=True)
+class Named:
+    a: int
+
+@functools.total_ordering
+class Ordered:
+    def __init__(self, x): self.x = x
+    def __eq__(self, other): return self.x == other.x
+    def __lt__(self, other): return self.x < other.x
+
+class Outer:
+    class Inner(typing.NamedTuple):
+        x: int = 1
+
+class Table(typing.TypedDict):
+    a: int
+
+Metres = typing.NewType("Metres", float)
+
+@functools.singledispatch
+def depth(x): return 0
+@depth.register
+def _(x: list): return 1 + max(map(depth, x))
+
 slots = Slots()
 slots.a = 5
 """
@@ -206,6 +272,18 @@ INSTANCES = {
     "Net": "Net()",
     "Oops": "Oops('x')",
     "Tagged": "torch.ones(2).as_subclass(Tagged)",
+    "Point": "Point(1)",
+    "Box": "Box([1])",
+    "Far": "Far(1)",
+    "Late": "Late()",
+    "Kinds": "Kinds()",
+    "Real": "Real()",
+    "Holds": "Holds[int](1)",
+    "Bits": "Bits.A | Bits.B",
+    "Level": "Level.LOW",
+    "Word": "Word.YES",
+    "Named": "Named(a=1)",
+    "Ordered": "Ordered(1)",
 }
 
 
@@ -246,6 +324,24 @@ def test_copies_of_classes_work() -> None:
     x = torch.tensor(2.0, requires_grad=True)
     there.take(here.send("Cube")).apply(x).backward()
     assert x.grad == 12
+
+
+def test_copies_of_what_typing_and_functools_make_work() -> None:
+    here, there = Process(CLASSES), Process()
+    point = there.take(here.send("Point(1)"))
+    assert point == (1, 2) and point.sum() == 3 and point._replace(x=5).sum() == 7 and point._fields == ("x", "y")
+    assert repr(point) == "Point(x=1, y=2)" and not there.take(here.send("Far(1)")).far()
+    assert there.take(here.send("Box"))(1).inside == 1 and there.take(here.send("Outer.Inner()")).x == 1
+    late = there.take(here.send("Late()"))
+    assert late.made is late.made == [1]
+    kinds = there.take(here.send("Kinds()"))
+    assert (kinds.name(1), kinds.name("a")) == ("int", "?")
+    depth = there.take(here.send("depth"), "depth")
+    assert depth([[[1]]]) == 3 and depth.__name__ == "depth"
+    assert here.take(there.send("depth"))([[2]]) == 2
+    metres = there.take(here.send("Metres"), "Metres")
+    assert metres(1.5) == 1.5 and metres.__name__ == "Metres" and here.take(there.send("Metres")) is here.main.Metres
+    assert there.take(here.send("Table"))(a=1) == {"a": 1} and there.take(here.send("Proto")).__name__ == "Proto"
 
 
 def test_a_third_process_sees_the_same_class() -> None:
