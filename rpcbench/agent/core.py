@@ -48,7 +48,7 @@ from rpcbench.wire import messages as m
 from rpcbench.wire.control import pack
 from rpcbench.words.changes import Flag
 from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig
-from rpcbench.words.errors import NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError, WorkerLostError
+from rpcbench.words.errors import FORKED, NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError, WorkerLostError
 from rpcbench.words.events import Tables
 from rpcbench.words.futures import Future, blocked
 from rpcbench.words.ids import COUNTER_BITS, Id
@@ -65,7 +65,7 @@ class Agent:
         self.name, self.id, self.incarnation = config.name, config.id, config.incarnation
         self.config = config
         self.rpc_timeout = config.rpc_timeout
-        self.running = False
+        self.running, self.silent = False, NOT_INITIALIZED  # and what to say of a call while it does not run
         self.owner: object = None  # what this agent belongs to, say a cluster
         self.on_thread: Job = lambda: None  # first on each thread that runs users' functions
         self.on_error: Callable[[BaseException], object] = lambda error: None  # what a caller's function raised here
@@ -178,7 +178,7 @@ class Agent:
 
     def forked(self) -> None:
         """In a forked child, where none of our threads exist."""
-        self.running = False
+        self.running, self.silent = False, FORKED.format(self.name)
         self._peers.forked()
 
     # -- calling
@@ -287,7 +287,7 @@ class Agent:
     ) -> tuple[int, str, float | None]:
         """Id of the callee, what the function is called, and in how many seconds the call is to end."""
         if not self.running:
-            raise RuntimeError(NOT_INITIALIZED)
+            raise RuntimeError(self.silent)
         return self.roster.find(to).id, label or label_of(function), seconds_of(timeout, self.rpc_timeout)
 
     def living_owner(self, handle: Handle) -> int:

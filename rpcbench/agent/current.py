@@ -21,6 +21,8 @@ __all__ = ["caller", "cancelled", "current", "find", "prefer", "start", "using"]
 _innermost: ContextVar[Agent | None] = ContextVar("rpcbench_agent", default=None)
 _started: list[Agent] = []
 _lock = threading.Lock()
+_silent = NOT_INITIALIZED
+"""What to say where there is no agent."""
 
 
 def current() -> Agent:
@@ -29,7 +31,7 @@ def current() -> Agent:
     if agent is None or not agent.running:
         agent = find()
     if agent is None:
-        raise RuntimeError(NOT_INITIALIZED)
+        raise RuntimeError(_silent)
     return agent
 
 
@@ -92,8 +94,10 @@ def using(agent: Agent) -> Iterator[None]:
 
 def _forked() -> None:
     """In a forked child no thread of an agent runs, and its sockets are the parent's."""
+    global _silent
     for agent in _started:
         agent.forked()
+        _silent = agent.silent
     _started.clear()
 
 

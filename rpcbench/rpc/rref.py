@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 
@@ -219,6 +219,21 @@ class RRef(Handle, Generic[T]):
         if isinstance(error, ConnectionLostError):
             text = f"RRef creation via rpc.remote() failed: {error}"
             raise ConnectionLostError(text, error.maybe_executed) from error
+
+    def __getattr__(self, name: str) -> Any:
+        dunder = name.startswith("__")
+        hint = "" if dunder else f"; of the value: rref.rpc_sync().{name}(…), or rref.to_here().{name}"
+        raise AttributeError(f"an RRef has no attribute {name!r}{hint}", name=name, obj=self)
+
+    def _operate(self, *_: Any) -> NoReturn:
+        """An operator of the value is none of the reference."""
+        raise TypeError(
+            "an RRef is no value to calculate with: use rref.to_here(), or a method of the value: "
+            "rref.rpc_sync().add(1)"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _operate
+    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = _operate
 
     def __reduce__(self) -> Any:
         raise RuntimeError("Can not pickle rref in python pickler, rref can only be pickled when using RPC")

@@ -42,6 +42,10 @@ NOT_INITIALIZED = (
     "RPC has not been initialized. Call rpcbench.rpc.init_rpc first, or start workers: "
     "rpcbench.Cluster(2), in a notebook %cluster start 2."
 )
+FORKED = (
+    "RPC has not been initialized in this process: it is a fork of {}, without the threads and connections of that. "
+    "Call init_rpc here, or start processes that need no fork: multiprocessing's spawn, or workers."
+)
 
 
 class RpcError(RuntimeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import sys
 import threading
 import time
@@ -161,6 +162,32 @@ def test_a_proxy_calls_the_value_itself_and_reads_its_attributes(agents: list[Ag
     for wrong in (lambda: number.rpc_sync()(), lambda: number.remote()()):
         with pytest.raises(TypeError, match="'int' object is not callable"):
             wrong()
+
+
+def test_what_is_asked_of_a_reference_and_not_of_its_value_says_how(agents: list[Agent]) -> None:
+    rref = remote("worker1", torch.ones, (2,))
+    for wrong in (lambda: rref + 1, lambda: 2 * rref, lambda: -rref, lambda: torch.ones(2) @ rref):
+        with pytest.raises(TypeError, match=r"use rref\.to_here\(\)"):
+            wrong()
+    with pytest.raises(AttributeError, match=r"no attribute 'sum'; of the value: rref\.rpc_sync\(\)\.sum"):
+        rref.sum()  # type: ignore[attr-defined]
+    assert not hasattr(rref, "__len__") and not callable(rref)
+
+
+def test_a_forked_child_is_told_that_it_is_one(agents: list[Agent]) -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            rpc_sync("worker1", int)
+        except RuntimeError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        assert told.read().startswith("RPC has not been initialized in this process: it is a fork of")
 
 
 def test_a_missing_method_is_an_error_where_it_is_called(agents: list[Agent]) -> None:
