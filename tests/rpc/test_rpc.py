@@ -167,8 +167,8 @@ def test_a_world_that_stays_incomplete_is_given_up(
     message: str,
     census: str,
 ) -> None:
-    monkeypatch.setattr(world, "JOIN_SECONDS", 0.3)
-    monkeypatch.setattr(world, "_LONG_SECONDS", 0.05)
+    monkeypatch.setattr(world, "JOIN_SECONDS", 2.0)
+    monkeypatch.setattr(world, "_LONG_SECONDS", 1.5)  # by then this process is in its world, alone
     with pytest.raises(IncompleteWorldError, match=message) as caught:
         rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2, rpc_backend_options=alone)
     assert f"rank{rank} waits for its world; only" in caplog.text and census in caplog.text
