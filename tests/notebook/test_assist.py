@@ -11,6 +11,7 @@ from worlds import PATIENCE
 
 from rpcbench.launch.names import Names
 from rpcbench.notebook.assist import Assist, Spot
+from rpcbench.notebook.commands import OPTIONS
 from rpcbench.notebook.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.process
@@ -181,7 +182,7 @@ def test_words_of_a_line():
     assert words.after("%remote", ["worker1"]) == []
     assert words.after("%cluster", []) == ["start", "logs"]
     assert words.after("%cluster", ["logs"]) == ["worker1", "all", "some"]
-    assert words.after("%cluster", ["start", "2"]) == ["--kind", "--launcher", "--name"]
+    assert words.after("%cluster", ["start", "2"]) == [*OPTIONS["start"]]
     assert words.after("%cluster", ["join", "tcp://localhost:29501"]) == ["--name"]
     assert words.after("%cluster", ["start", "2", "--kind"]) == ["process", "kernel"]
     assert words.after("%cluster", ["restart", "worker1"]) == ["all", "some", "--replay"]
