@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 from launch_bench import gone
-from worlds import until
+from worlds import stop, until
 
 import rpcbench
 from rpcbench.launch.process import ProcessLauncher
@@ -271,7 +271,7 @@ def test_shutdown_ends_calls_in_flight_and_workers_that_do_not_answer(
     monkeypatch.setattr(stream, "_CLOSE_SECONDS", 0.2)
     made = rpcbench.Cluster(2)
     busy = made.rpc_async("worker1", _forever)
-    os.kill(made.pid("worker2"), signal.SIGSTOP)
+    stop(made.pid("worker2"))
     stopped = made.rpc_async("worker2", len, (torch.ones(1 << 22),))
     begin = time.monotonic()
     made.shutdown()

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from launch_bench import SECONDS, SECRET, Bench, both, gone, until
+from worlds import stop
 
 from rpcbench.launch import starter
 from rpcbench.launch.process import ProcessLauncher
@@ -247,7 +248,7 @@ def test_an_entry_module_with_threads_is_refused(tmp_path, monkeypatch):
 def test_a_start_that_was_given_up_leaves_no_worker(bench, monkeypatch):
     running = bench.start("idle")
     stopped = bench.starter_of(running)
-    os.kill(stopped, signal.SIGSTOP)
+    stop(stopped)
     monkeypatch.setattr(starter, "_START_SECONDS", 0.1)
     with pytest.raises(RpcError, match="did not answer"):
         bench.start("idle", on_exit=lambda *_: pytest.fail("nobody holds this worker"))
@@ -260,7 +261,7 @@ def test_a_start_that_was_given_up_leaves_no_worker(bench, monkeypatch):
 def test_close_is_bounded_when_the_starter_hangs(bench, monkeypatch):
     monkeypatch.setattr(starter, "_CLOSE_SECONDS", 0.2)
     handle = bench.start("idle")
-    os.kill(bench.starter_of(handle), signal.SIGSTOP)
+    stop(bench.starter_of(handle))
     begin = time.monotonic()
     bench.launcher.close()
     assert time.monotonic() - begin < 5

@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from worlds import PATIENCE
+from worlds import PATIENCE, stop
 
 from rpcbench.launch.names import Names
 from rpcbench.notebook.assist import Assist, Spot
@@ -100,7 +100,7 @@ def test_a_worker_that_hangs_holds_nobody_up(there):
     pid = int(there.value("cluster.pid('worker1')"))
     there.run("wage_here = 1")
     assert there.complete("wage|")[0] == ["wage_here"]  # loads what the notebook's own completer needs
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         # IPython gives up looking after 0.4 s of a busy machine, so it is asked until it has found the name.
         until(["wage_here"], lambda: there.complete("%%remote worker1\nwage|", timeout=PATIENCE)[0])

@@ -19,7 +19,7 @@ from dying import killed
 from small import SGD, data, pipeline, same
 from test_deaths import check_survivor, die, undisturbed
 from test_deaths import pipeline as mortal
-from worlds import far_world, until
+from worlds import far_world, stop, until
 
 from rpcbench import Cluster
 from rpcbench.agent import current
@@ -466,7 +466,7 @@ class Raises(torch.nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         pid, Raises.other = Raises.other, 0
         if pid:
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
             raise ArithmeticError("while the other one stands")
         return super().forward(x)
 
