@@ -140,8 +140,9 @@ def _stop_deaf(notebook: Kernel) -> float:
     """A loop in C that leaves no other thread a turn: its worker has to be started again."""
     with tempfile.TemporaryDirectory() as directory:
         begun = Path(directory) / "begun"
-        loop = "collections.deque(itertools.repeat(None), maxlen=0)"
-        code = f"import collections, itertools, pathlib\npathlib.Path({str(begun)!r}).touch()\n{loop}"
+        # The loop itself says that it runs: an interrupt before it would be heard.
+        loop = f"itertools.chain(map(os.mkdir, [{str(begun)!r}]), itertools.repeat(None))"
+        code = f"import collections, itertools, os\ncollections.deque({loop}, maxlen=0)"
         cell = notebook.send(f"%%remote worker1\n{code}")
         while not begun.exists():
             time.sleep(0.01)

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rpcbench.agent.current import caller, current
 from rpcbench.agent.health import Health
+from rpcbench.launch.log_tail import log_tail
 from rpcbench.launch.outbox import CellKey, CellStream, Notice, Outbox
 from rpcbench.launch.talk import Talk
 from rpcbench.wire.messages import Origin
@@ -95,7 +96,7 @@ class CellRunner:
         self._agent = agent
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._logs = _logs()
-        self.outbox = Outbox(self._notify, self._logs)
+        self.outbox = Outbox(self._notify, self._logs, log_tail(agent.name))
         self.talk = Talk(agent, self.outbox)
         self._gate = threading.Lock()
         self._running: CellKey | None = None

@@ -5,7 +5,8 @@ Rules
   when that passes the cell is interrupted.
 - Ctrl-C interrupts the cell on all its workers, waits for those whose code hears of it, at most `PATIENCE` seconds, and
   raises KeyboardInterrupt in any case; a second one does not wait.
-- A worker's error is raised here with its own type, after the results of all other workers were kept.
+- A worker's error is raised here with its own type, after the results of all other workers were kept. While others
+  still run the cell, a line in it tells of the error at once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import functools
 import math
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +28,7 @@ from rpcbench.launch.history import History
 from rpcbench.launch.prompts import BESIDE, Prompts
 from rpcbench.launch.relay import Inbox, Relay
 from rpcbench.launch.screen import Pane, Panes, Screen, one_below_the_other
-from rpcbench.launch.tracebacks import Failed, interrupted, lost, raised, timed_out
+from rpcbench.launch.tracebacks import Failed, interrupted, lost, message, raised, timed_out
 from rpcbench.words.changes import Flag
 from rpcbench.words.errors import RemoteError, SerializationError, WorkerLostError
 from rpcbench.words.ids import Counter
@@ -39,6 +41,8 @@ PATIENCE = 5.0
 _HEARING_SECONDS = 0.35
 """So long a worker may take to hear of an interrupt, where no more processes want to run than there are cores."""
 _STRAGGLER_SECONDS = 1.0
+_TELL_SECONDS = 0.3
+"""An error is told on its own where other workers run on for longer than this after it."""
 
 Values = dict[str, Any]
 
@@ -91,20 +95,18 @@ class _Part:
         member: WorkerInfo,
         pane: Pane,
         prompts: Prompts,
-        changed: Callable[[], object],
-        ran: Callable[[], object],
+        on_settled: Callable[[_Part], object],
         remedy: str,
     ) -> None:
         self.member = member
         self._remedy = remedy
-        self._changed = changed
-        self._ran = ran
+        self._on_settled = on_settled
         self._prompts = prompts
         self.values: Values = {}
         self.error: Exception | None = None
         self.asked = False
         self.replied = Flag()
-        self._settled = False
+        self.settled = False
         self.inbox = Inbox(pane, functools.partial(prompts.take_over, member, self.replied.is_set))
 
     def settle(self, answer: Callable[[], Values]) -> None:
@@ -115,21 +117,17 @@ class _Part:
             self.error = lost(error, self.member.name, self._remedy)
         except Exception as error:  # noqa: BLE001  (whatever the cell raised is what came of it)
             self.error = error
+        self.settled = True
         try:
-            if self.error is None:
-                self._ran()
+            self._on_settled(self)  # first: nothing more is shown of a cell that counts as ended
         finally:
-            self._settled = True
-            try:
-                self._changed()  # first: nothing more is shown of a cell that counts as ended
-            finally:
-                self.replied.set()
-                self.inbox.heard.set()
-                self._prompts.look()
+            self.replied.set()
+            self.inbox.heard.set()
+            self._prompts.look()
 
     @property
     def state(self) -> str:
-        if not self._settled:
+        if not self.settled:
             return "runs"
         return "done" if self.error is None else type(self.error).__name__
 
@@ -169,14 +167,48 @@ def _wait(event: Flag, deadline: float) -> bool:
     return event.wait(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
 
 
+class _News:
+    """Tells, in the cell, of each worker that failed while others still run it."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.parts: list[_Part] = []
+        self._screen = screen
+        self._timers: list[threading.Timer] = []
+        self._ended = False
+
+    def failed(self, part: _Part) -> None:
+        """Tell of it in a moment: errors of all workers at about the same time are told together, at the end."""
+        if self._ended or all(other.settled for other in self.parts):
+            return
+        timer = threading.Timer(_TELL_SECONDS, self._tell, (part,))
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+    def end(self) -> None:
+        """All are through, or asked to stop: what is to be told is told by what the cell raises."""
+        self._ended = True
+        for timer in self._timers:
+            timer.cancel()
+
+    def _tell(self, part: _Part) -> None:
+        running = [other.member.name for other in self.parts if not other.settled]
+        if running and not self._ended:
+            told = f"[{part.member.name}] {message(part.error)}\nThe cell goes on on {', '.join(running)}.\n"
+            self._screen.text("stderr", told)
+
+
 class Sent:
     """A cell on its workers. `answer` begins once; `stop` may come from any thread."""
 
-    def __init__(self, agent: Agent, cell: Cell, parts: list[_Part], prompts: Prompts, seconds: float) -> None:
+    def __init__(
+        self, agent: Agent, cell: Cell, parts: list[_Part], prompts: Prompts, seconds: float, news: _News
+    ) -> None:
         self._agent = agent
         self._prompts = prompts
         self._cell = cell
-        self._parts = parts
+        self._parts = news.parts = parts
+        self._news = news
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
 
@@ -188,12 +220,14 @@ class Sent:
     def answer(self) -> Answer:
         """Wait for all workers, as long as the cell has time; then for what comes of its interrupt."""
         late = [part for part in self._parts if not part.finish(self._deadline)]
+        self._news.end()
         error = timed_out(self._seconds, *self.stop()) if late else None
         done = [part for part in self._parts if part.replied.is_set() and part.error is None]
         return Answer({part.member.name: part.values for part in done}, self._failures(), error)
 
     def interrupt(self) -> None:
         """Ask all workers that still run it to stop."""
+        self._news.end()
         for part in self._parts:
             if not part.replied.is_set():
                 notice = {"cell": self._cell.number}
@@ -279,11 +313,17 @@ class CellDesk:
         prompts.pager &= len(members) == 1
         panes = way.panes(screen, [member.name for member in members], way.labelled or len(members) > 1)
         remedy = getattr(self.agent.owner, "inseparable", "")  # a cluster's
-        parts = [
-            _Part(member, pane, prompts, changed, functools.partial(self.history.note, member.name, cell), remedy)
-            for member, pane in zip(members, panes, strict=True)
-        ]
-        return Sent(self.agent, cell, parts, prompts, way.seconds)
+        news = _News(screen)
+
+        def on_settled(part: _Part) -> None:
+            if part.error is None:
+                self.history.note(part.member.name, cell)
+            else:
+                news.failed(part)
+            changed()
+
+        parts = [_Part(member, pane, prompts, on_settled, remedy) for member, pane in zip(members, panes, strict=True)]
+        return Sent(self.agent, cell, parts, prompts, way.seconds, news)
 
 
 def _hearing() -> float:

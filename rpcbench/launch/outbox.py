@@ -8,10 +8,13 @@ Guarantees
   of filling memory, and a stopped cell is silent soon. An asker that says nothing holds up each notice for a second.
 - Any thread may write, also in a finalizer or while an interrupt is on its way: a write is one `SimpleQueue.put`, and
   only the sending thread numbers and sends. What is written while no cell runs goes to the worker's log.
+- What C code and child processes write goes to the log, and with a `tail` of it to the cell, too: before what Python
+  writes after it, and all of it before `end`.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import itertools
@@ -22,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TextIO
 
+from rpcbench.launch.log_tail import LogTail
 from rpcbench.words.changes import Changes
 from rpcbench.words.errors import RpcError
 
@@ -30,7 +34,10 @@ WINDOW = 32
 _FULL = 10_000
 _SILENCE_SECONDS = 1.0
 _LONGEST = 1 << 18
+_LOOK_SECONDS = 0.1
 _TEXT = ("stdout", "stderr")
+_LOGGED = "logged"
+"""The log has grown to so many bytes."""
 _LASTING = ("comm",)
 """What means something also when the cell is over that it came from."""
 BESIDE = -1
@@ -53,9 +60,13 @@ _Item = tuple[CellKey, str, str]
 class Outbox:
     """Gathers, numbers and sends what cells write. `notify(member id, notice)` does the sending."""
 
-    def __init__(self, notify: Callable[[int, Notice], None], logs: dict[str, TextIO]) -> None:
+    def __init__(
+        self, notify: Callable[[int, Notice], None], logs: dict[str, TextIO], tail: LogTail | None = None
+    ) -> None:
         self._notify = notify
         self._logs = logs
+        self._tail = tail
+        self._logged = 0
         self._pid = os.getpid()
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._room = threading.Lock()
@@ -70,11 +81,13 @@ class Outbox:
 
     def begin(self, key: CellKey) -> None:
         """From here on everything written in this process belongs to this cell."""
-        self._put((key, "begin", ""))
+        self._logged = self._tail.size() if self._tail else 0
+        self._put((key, "begin", str(self._logged)))
         self._key, self._asker = key, key.asker
 
     def end(self, key: CellKey, content: str) -> None:
         """The cell is over: `content` is its last item."""
+        self._look(key)
         self._key = None
         self._put((key, "end", content))
 
@@ -89,6 +102,7 @@ class Outbox:
         if key is None or os.getpid() != self._pid:
             self._log(stream, text)
             return
+        self._look(key)
         self._put((key, stream, text))
 
     def show(self, kind: str, content: str) -> bool:
@@ -112,6 +126,12 @@ class Outbox:
                 self._shown_count = notice["shown"]
         self._shown.tell()
 
+    def _look(self, key: CellKey) -> None:
+        """Whatever the log has got meanwhile comes before what is put next."""
+        if self._tail is not None and (size := self._tail.size()) != self._logged:
+            self._logged = size
+            self._put((key, _LOGGED, str(size)))
+
     def _put(self, item: _Item) -> None:
         self._queue.put(item)
         if self._queue.qsize() > _FULL and threading.current_thread().name != "rpcbench-outbox":
@@ -119,25 +139,44 @@ class Outbox:
 
     def _send_for_ever(self) -> None:
         while True:
-            for item in _joined(self._gather()):
+            for item in _joined(self._read_back(self._gather())):
                 self._send(*item)
             if self._room.locked():
                 self._room.release()
 
     def _gather(self) -> Iterator[_Item]:
         """The next item and those that follow it closely, up to the first that is not text."""
-        item = self._queue.get()
+        item = self._next()
         deadline = time.monotonic() + GATHER_SECONDS
         yield item
-        while item[1] in _TEXT and (left := deadline - time.monotonic()) > 0:
+        while item[1] in (*_TEXT, _LOGGED) and (left := deadline - time.monotonic()) > 0:
             try:
                 item = self._queue.get(timeout=left)
             except queue.Empty:
                 return
             yield item
 
+    def _next(self) -> _Item:
+        """What is put next. While a cell runs that puts nothing, its log is looked at."""
+        while (live := self._live) is not None and (tail := self._tail) is not None:
+            with contextlib.suppress(queue.Empty):
+                return self._queue.get(timeout=_LOOK_SECONDS)
+            if (size := tail.size()) > tail.at:
+                return live, _LOGGED, str(size)
+        return self._queue.get()
+
+    def _read_back(self, items: Iterator[_Item]) -> Iterator[_Item]:
+        """The items, with the text of the log where it is meant."""
+        for key, kind, content in items:
+            if kind != _LOGGED:
+                yield key, kind, content
+            elif self._tail is not None and key == self._live:
+                yield from ((key, "stdout", text) for text in self._tail.read(int(content)))
+
     def _send(self, key: CellKey, kind: str, content: str) -> None:
         if kind == "begin":
+            if self._tail is not None:
+                self._tail.begin(int(content))
             self._begin(key)
         elif key == self._live:
             self._deliver(key, kind, content)
@@ -200,6 +239,7 @@ class CellStream(io.TextIOBase):
         self._stream = name
         self._outbox = outbox
         self._log = log
+        self._buffer = _CellBuffer(self)
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
@@ -214,5 +254,24 @@ class CellStream(io.TextIOBase):
         return self._log.fileno()
 
     @property
-    def buffer(self) -> Any:
-        return self._log.buffer
+    def buffer(self) -> io.BufferedIOBase:
+        return self._buffer
+
+
+class _CellBuffer(io.BufferedIOBase):
+    """`sys.stdout.buffer`: bytes are text in UTF-8, and come in order with what is printed."""
+
+    def __init__(self, stream: CellStream) -> None:
+        super().__init__()
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, data: Any) -> int:
+        self._stream.write(self._decoder.decode(memoryview(data).tobytes()))
+        return memoryview(data).nbytes
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._stream.fileno()

@@ -75,7 +75,7 @@ def raised(failures: list[Failed], shell: Any) -> BaseException:
     if first.stopped:
         return interrupted(failures, [])
     for other in failures[1:]:
-        first.error.add_note(f"also on {other.worker}: {_message(other.error)}")
+        first.error.add_note(f"also on {other.worker}: {message(other.error)}")
     lines = _story(failures)
     if shell is not None and isinstance(first.error, SyntaxError | BaseExceptionGroup):
         _show_next(shell, first.error, lines)
@@ -142,23 +142,24 @@ def short() -> Iterator[None]:
     except (RpcError, RuntimeError) as error:
         if hasattr(error, "_render_traceback_"):
             raise
-        raise shown_as(error, [_message(error)]) from None
+        raise shown_as(error, [message(error)]) from None
 
 
 def _story(failures: list[Failed]) -> list[str]:
     """All tracebacks under the names of their workers; the same error elsewhere takes one line."""
     if len(failures) == 1:
-        return failures[0].lines or [_message(failures[0].error)]
+        return failures[0].lines or [message(failures[0].error)]
     lines, seen = [], set()
     for failed in failures:
-        message = _message(failed.error)
-        if message in seen or not failed.lines:
-            lines.append(f"[{failed.worker}] {message}")
+        said = message(failed.error)
+        if said in seen or not failed.lines:
+            lines.append(f"[{failed.worker}] {said}")
         else:
             lines += [f"[{failed.worker}]", *failed.lines]
-        seen.add(message)
+        seen.add(said)
     return lines
 
 
-def _message(error: BaseException) -> str:
+def message(error: BaseException | None) -> str:
+    """Its class and what it says, as the last line of a traceback."""
     return f"{type(error).__name__}: {error}"

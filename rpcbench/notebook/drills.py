@@ -156,7 +156,6 @@ def _asked(words: list[str]) -> dict[str, Any]:
     return found
 
 
-
 def _share(text: str) -> float:
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)

@@ -182,7 +182,6 @@ def _doing(one: Workforce) -> list[str]:
     return [f"%cluster {row['action']} {row['target']} …" for row in rows if row["state"] == "runs"]
 
 
-
 def _words(error: Exception) -> str:
     """An error in words for the user: a mistake needs no name."""
     return str(error) if isinstance(error, UsageError | ValueError) else f"{type(error).__name__}: {error}"

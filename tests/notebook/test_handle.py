@@ -75,10 +75,10 @@ def test_the_end_on_a_worker_is_shown_before_it_counts():
     prompts = SimpleNamespace(take_over=print, look=lambda: None)
     seen = []
 
-    def changed():
+    def on_settled(part):
         seen.append((part.state, part.replied.is_set()))
 
-    part = _Part(SimpleNamespace(name="worker1"), None, prompts, changed, lambda: None, "")
+    part = _Part(SimpleNamespace(name="worker1"), None, prompts, on_settled, "")
     part.settle(lambda: {"y": 7})
     assert seen == [("done", False)] and part.replied.is_set()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import re
 import threading
+import time
 
 import pytest
-from worlds import until
+from worlds import PATIENCE, until
 
 pytestmark = pytest.mark.process
 
@@ -151,10 +154,11 @@ def test_the_prompt_comes_back_from_code_that_looks_at_no_signal(kernel, tmp_pat
     """Were it waited for, the test would hang."""
     kernel.run("import rpcbench.launch.desk as desk\npatience, desk.PATIENCE = desk.PATIENCE, 3600.0")
     begun = tmp_path / "begun"  # what it prints is not shown any more, as it leaves no other thread a turn
-    loop = f"pathlib.Path({str(begun)!r}).touch()\ncollections.deque(itertools.repeat(None), maxlen=0)"
+    items = f"itertools.chain(map(os.mkdir, [{str(begun)!r}]), itertools.repeat(None))"  # once it runs in C
+    loop = f"collections.deque({items}, maxlen=0)"
     stop = threading.Thread(target=lambda: (until(begun.exists), kernel.interrupt()))
     stop.start()
-    reply = kernel.run(f"%%remote worker1\nimport collections, itertools, pathlib\n{loop}")
+    reply = kernel.run(f"%%remote worker1\nimport collections, itertools, os\n{loop}")
     stop.join()
     assert reply.ename == "KeyboardInterrupt"
     assert "the cell still runs on worker1; cluster.restart('worker1')" in reply.traceback
@@ -179,6 +183,34 @@ def test_the_stop_button_silences_a_flood(kernel):
     reply = kernel.run("%%remote worker1\nprint('ready')\nwhile True:\n    print('x' * 100)", stop_at=[["ready"]])
     assert reply.ename == "KeyboardInterrupt"
     assert reply.outputs[-1][0] == "error"
+
+
+def test_output_of_children_and_of_c_code_is_in_the_cell_in_order(kernel):
+    reply = kernel.run("""%%remote worker1
+import ctypes, multiprocessing, os, subprocess, sys
+from torch.utils.data import DataLoader
+class Rows:
+    def __len__(self):
+        return 1
+    def __getitem__(self, index):
+        print("5 loader")
+        return index
+print("1 python")
+os.system("echo 2 system")
+subprocess.run(["sh", "-c", "echo 3 child; echo 4 error >&2"])
+for _ in DataLoader(Rows(), num_workers=1):
+    pass
+os.write(2, b"6 write\\n")
+print("7 python", file=sys.stderr)
+child = multiprocessing.get_context("fork").Process(target=lambda: 1 / 0, name="fails")
+child.start()
+child.join()
+sys.stdout.buffer.write(b"9 bytes\\n")
+None
+""")
+    assert reply.status == "ok"
+    lines = [line for line in reply.text.splitlines() if line[:1].isdigit() or "Error" in line]
+    assert [line[:3] for line in lines] == ["1 p", "2 s", "3 c", "4 e", "5 l", "6 w", "7 p", "Zer", "9 b"]
 
 
 def test_output_of_a_thread_goes_to_the_cell_that_runs(kernel):
@@ -348,13 +380,30 @@ def test_the_cluster_grows_and_shrinks_and_tells_how_it_is(kernel):
     assert "[worker2] past all cells" in kernel.run("%cluster logs worker2").text
 
 
-def test_a_lost_worker_is_told_at_once_and_the_others_results_are_kept(kernel):
-    reply = kernel.run(
-        "%%remote all -o x\nimport os, signal\nx = 1\n"
-        "if get_ipython().compile.worker == 'worker2':\n    os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    assert reply.ename == "WorkerLostError"
-    assert "worker2 was lost while it had this cell to do" in reply.traceback
-    assert "cluster.restart('worker2') starts it again" in reply.traceback
+LOST = "import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize(
+    ("line", "end", "told"),
+    [
+        ("all", LOST, r"\[worker2\] WorkerLostError: worker2 .*SIGKILL.*\n.*variables are lost.*\n"),
+        ("all --collapse", "1 / 0", r"\[worker2\] ZeroDivisionError: division by zero\n"),
+        ("worker1 worker2 --tabs", "raise SystemExit(3)", r"\[worker2\] CallCancelled: .*SystemExit\n"),
+    ],
+)
+def test_a_failure_is_told_while_others_run_and_their_results_are_kept(kernel, tmp_path, line, end, told):
+    mine = f"if get_ipython().compile.worker == 'worker2':\n    {end}"
+    cell = kernel.client.execute(f"%%remote {line} -o x\nx = 1\n{mine}\n{_until(tmp_path / 'go')}")
+    text, wanted, deadline = "", f"{told}The cell goes on on worker1.\n", time.monotonic() + PATIENCE
+    while not re.search(wanted, text, re.DOTALL):
+        assert time.monotonic() < deadline, text
+        with contextlib.suppress(queue.Empty):
+            message = kernel.client.get_iopub_msg(timeout=1)
+            text += message["content"].get("text", "") if message["parent_header"]["msg_id"] == cell else ""
+    (tmp_path / "go").touch()
+    reply = kernel.answer(cell)
+    assert reply["ename"] == re.search(r"(\w+):", told)[1]
     assert kernel.value("x") == "{'worker1': 1}"
-    assert kernel.run("cluster.restart('worker2')").status == "ok"
+    if end == LOST:
+        assert "worker2 was lost while it had this cell to do" in "\n".join(reply["traceback"])
+        assert kernel.run("cluster.restart('worker2')").status == "ok"

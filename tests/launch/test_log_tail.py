@@ -1,0 +1,115 @@
+"""What C code and children write to a worker's log is shown in the cell: in order, whole, in bounded memory."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import PATIENCE
+
+from rpcbench.launch import log_tail
+from rpcbench.launch.log_tail import LogTail
+from rpcbench.launch.outbox import CellKey, CellStream, Outbox
+
+KEY = CellKey(0, 7)
+
+
+class Worker:
+    """An outbox and its log, to which `c` writes as C code does."""
+
+    def __init__(self, path: Path) -> None:
+        self.log = path.open("w+b")
+        self.text = (path).open("a")
+        logs = {"stdout": self.text, "stderr": self.text}
+        self.tail = LogTail(os.open(path, os.O_RDONLY))
+        self.notices: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.outbox = Outbox(lambda member, notice: self.notices.put(notice), logs, self.tail)
+        self.stream = CellStream("stderr", self.outbox, self.text)
+
+    def c(self, data: bytes) -> None:
+        os.write(self.log.fileno(), data)
+
+    def read(self, until: Callable[[list[tuple[str, str]]], bool]) -> list[tuple[str, str]]:
+        """Kinds and contents of what has come, until that is so."""
+        found: list[tuple[str, str]] = []
+        while not until(found):
+            notice = self.notices.get(timeout=PATIENCE)
+            found.append((notice["kind"], notice["content"]))
+            self.outbox.shown(KEY.asker, {"cell": notice["cell"], "shown": notice["n"] + 1})
+        return found
+
+    def run(self, *writes: Callable[[], object]) -> list[tuple[str, str]]:
+        """What a cell shows that does these, neighbours of a kind as one."""
+        self.outbox.begin(KEY)
+        for write in writes:
+            write()
+        self.outbox.end(KEY, "over")
+        joined: list[tuple[str, str]] = []
+        for kind, content in self.read(lambda found: bool(found) and found[-1][0] == "end")[:-1]:
+            if joined and joined[-1][0] == kind:
+                content = joined.pop()[1] + content
+            joined.append((kind, content))
+        return joined
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    made = Worker(tmp_path / "worker1.log")
+    yield made
+    made.log.close()
+    made.text.close()
+
+
+def test_it_comes_in_order_with_what_python_writes(worker: Worker) -> None:
+    def python() -> None:
+        print("python", file=worker.stream)
+
+    def buffer() -> None:
+        worker.stream.buffer.write("bytes ä\n".encode())
+
+    shown = worker.run(python, lambda: worker.c(b"c 1\n"), python, buffer, lambda: worker.c("c ö\n".encode()))
+    assert shown == [
+        ("stderr", "python\n"), ("stdout", "c 1\n"), ("stderr", "python\nbytes ä\n"), ("stdout", "c ö\n")
+    ]  # fmt: skip
+
+
+def test_it_is_shown_while_the_cell_runs_and_a_letter_in_two_pieces_is_one(worker: Worker) -> None:
+    worker.outbox.begin(KEY)
+    worker.c(b"at once \xc3")
+    assert worker.read(bool) == [("stdout", "at once ")]
+    worker.c(b"\xa4")
+    assert worker.read(bool) == [("stdout", "ä")]
+    worker.outbox.end(KEY, "over")
+
+
+def test_what_is_written_outside_of_cells_is_in_the_log_alone(worker: Worker) -> None:
+    worker.c(b"before\n")
+    assert worker.run(lambda: worker.c(b"within\n")) == [("stdout", "within\n")]
+    worker.c(b"between\n")
+    worker.stream.write("python\n")
+    assert worker.run() == []
+    assert Path(worker.log.name).read_bytes() == b"before\nwithin\nbetween\npython\n"
+
+
+def test_a_flood_costs_no_memory_and_says_what_is_left_out(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_tail, "MOST", 1000)
+    [(kind, text)] = worker.run(lambda: worker.c(b"x" * 4000 + b"y" * 1000))
+    assert kind == "stdout" and text.endswith("\n" + "y" * 1000)
+    assert "4,000 bytes of output" in text and text.count("x") == 0
+
+
+def test_of_a_file_that_others_may_write_to_nothing_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, found in (("worker1.log", True), ("all.txt", False)):
+        file = os.open(tmp_path / name, os.O_WRONLY | os.O_CREAT)
+        monkeypatch.setattr(log_tail, "_OUT", file)
+        assert (log_tail.log_tail("worker1") is not None) == found
+        os.close(file)
+    read, write = os.pipe()
+    monkeypatch.setattr(log_tail, "_OUT", write)
+    assert log_tail.log_tail("worker1") is None
+    os.close(read)
+    os.close(write)
