@@ -9,11 +9,9 @@ import collections
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from rpcbench.agent.interrupts import on_main_thread, uninterrupted
 from rpcbench.agent.keeper import Keeper
 from rpcbench.agent.links import Links
 from rpcbench.agent.machine import Machine
@@ -24,6 +22,7 @@ from rpcbench.agent.reading import PATIENCE
 from rpcbench.agent.turns import Turn
 from rpcbench.agent.waiting import Waiting
 from rpcbench.protocol import effects as fx
+from rpcbench.protocol.calls import not_sent
 from rpcbench.protocol.node import Node
 from rpcbench.transport.bells import Ear
 from rpcbench.transport.stream import Reads
@@ -119,11 +118,15 @@ class Asking:
         self._running = running
         self._habits: collections.defaultdict[int, _Habit] = collections.defaultdict(_Habit)
 
-    def whole(self, to: int) -> AbstractContextManager[None]:
-        """Around a call that Ctrl-C may not cut in two; so on the main thread all waiting comes before."""
-        if on_main_thread() and (connection := self._find(to)) is not None and connection.full:
-            connection.await_room()
-        return uninterrupted
+    def await_room(self, to: int, label: str, seconds: float | None) -> float | None:
+        """Wait, before a call, while its receiver is far behind: how many seconds the call has then. RpcTimeoutError
+        where none are left; nothing has been sent then. All waiting is here, so what follows can be uninterrupted."""
+        if (connection := self._find(to)) is None or not connection.full:
+            return seconds
+        began = time.monotonic()
+        if not connection.await_room(seconds):
+            raise not_sent(label, self._machine.ask(lambda node: node.name(to)), seconds or 0.0)
+        return seconds and max(_SOON, seconds - (time.monotonic() - began))
 
     def ask(self, to: int, message: Call | Fetch, seconds: float | None, keeps: Sequence[Kept]) -> Future[Any] | Turn:
         """Send a call whose caller is going to wait for the answer at once; by a thread that is not interrupted.
@@ -187,7 +190,7 @@ class Asking:
         if sent is None:
             return False
         self._keeper.wake_in(message.call, now, seconds)
-        self._send(sent, not on_main_thread())
+        self._send(sent, False)
         return True
 
     def _at_length(self, to: int, message: Call | Create | Fetch, seconds: float | None) -> None:
@@ -197,7 +200,7 @@ class Asking:
             self._keeper.wake_in(message.call, now, seconds)
             return node.call(to, message, now, seconds)
 
-        self._machine.feed(begin, may_wait=not on_main_thread())
+        self._machine.feed(begin)
 
     def expect(self, to: int) -> None:
         """Of a thread that is about to send a member something, and to wait for the answer: unless it has other work to

@@ -20,10 +20,10 @@ from rpcbench.agent.arrivals import Arrivals
 from rpcbench.agent.asking import Asking
 from rpcbench.agent.bus import Bus
 from rpcbench.agent.channels import Channels, NoticeHandler
-from rpcbench.agent.handles import Handle
+from rpcbench.agent.handles import Handle, value_lost
 from rpcbench.agent.heartbeat import Heartbeat
 from rpcbench.agent.hooks import Recorder
-from rpcbench.agent.interrupts import interruptible
+from rpcbench.agent.interrupts import interruptible, uninterrupted
 from rpcbench.agent.keeper import TICK, Keeper
 from rpcbench.agent.lead import Lead
 from rpcbench.agent.leaks import Leak, leaks
@@ -34,7 +34,7 @@ from rpcbench.agent.parcels import Parcels
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.placement import stated
 from rpcbench.agent.pool import Job, Pool
-from rpcbench.agent.roster import MemberHandler, Roster, WorkerInfo
+from rpcbench.agent.roster import MemberHandler, Roster, To, WorkerInfo
 from rpcbench.agent.sources import Sources
 from rpcbench.agent.turns import Turn
 from rpcbench.agent.values import MakeHandle, Values
@@ -48,7 +48,7 @@ from rpcbench.wire import messages as m
 from rpcbench.wire.control import pack
 from rpcbench.words.changes import Flag
 from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig
-from rpcbench.words.errors import FORKED, NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError, WorkerLostError
+from rpcbench.words.errors import FORKED, NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError
 from rpcbench.words.events import Tables
 from rpcbench.words.futures import Future, blocked
 from rpcbench.words.ids import COUNTER_BITS, Id
@@ -184,7 +184,7 @@ class Agent:
     # -- calling
     def call(
         self,
-        to: int | str | WorkerInfo,
+        to: To,
         function: Callable[..., Any],
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
@@ -200,7 +200,7 @@ class Agent:
         is an answer.
         """
         target, label, seconds = self._aim(to, function, timeout, label)
-        with self.asking.whole(target):
+        with uninterrupted:
             keeps = [*holding]
             self._sources.use(target, function)
             body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
@@ -211,7 +211,7 @@ class Agent:
 
     def ask(
         self,
-        to: int | str | WorkerInfo,
+        to: To,
         function: Callable[..., Any],
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
@@ -223,7 +223,7 @@ class Agent:
         target, label, seconds = self._aim(to, function, timeout, label)
         asked: Future[Any] | Turn | None = None
         try:
-            with self.asking.whole(target):
+            with uninterrupted:
                 keeps = [*holding]
                 self._sources.use(target, function)
                 body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
@@ -237,7 +237,7 @@ class Agent:
 
     def create(
         self,
-        to: int | str | WorkerInfo,
+        to: To,
         function: Callable[..., Any],
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
@@ -246,7 +246,7 @@ class Agent:
     ) -> Handle:
         """Run a function on a worker and leave what it returns there; a handle on that value, at once."""
         target, label, seconds = self._aim(to, function, timeout, label)
-        with self.asking.whole(target):
+        with uninterrupted:
             keeps: list[Handle] = []
             self._sources.use(target, function)
             body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
@@ -260,8 +260,8 @@ class Agent:
 
     def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Future[Any]:
         """A future of a copy of the value, from its owner. WorkerLostError where that is gone."""
-        owner, seconds = self.living_owner(handle), seconds_of(timeout, self.rpc_timeout)
-        with self.asking.whole(owner):
+        owner, seconds = self._aim_at_owner(handle, timeout)
+        with uninterrupted:
             scope = self.values.asks(owner, "to_here")
             helps = partial(self.asking.help_along, owner)
             future = self.waiting.promise(number := self.waiting.number(), helps, (handle,))  # its fork must live on
@@ -270,10 +270,10 @@ class Agent:
 
     def get(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Any:
         """As `fetch`, and wait: the value, or its error raised. Ctrl-C gives the call up."""
-        owner, seconds = self.living_owner(handle), seconds_of(timeout, self.rpc_timeout)
+        owner, seconds = self._aim_at_owner(handle, timeout)
         asked: Future[Any] | Turn | None = None
         try:
-            with self.asking.whole(owner):
+            with uninterrupted:
                 fetch = m.Fetch(self.waiting.number(), handle._rref, seconds, self.values.asks(owner, "to_here"))
                 asked = self.asking.ask(owner, fetch, seconds, (handle,))
             return asked.wait()
@@ -282,22 +282,22 @@ class Agent:
                 asked.cancel()
             raise
 
-    def _aim(
-        self, to: int | str | WorkerInfo, function: Callable[..., Any], timeout: float, label: str
-    ) -> tuple[int, str, float | None]:
+    def _aim(self, to: To, function: Callable[..., Any], timeout: float, label: str) -> tuple[int, str, float | None]:
         """Id of the callee, what the function is called, and in how many seconds the call is to end."""
         if not self.running:
             raise RuntimeError(self.silent)
-        return self.roster.find(to).id, label or label_of(function), seconds_of(timeout, self.rpc_timeout)
+        target, label = self.roster.find(to).id, label or label_of(function)
+        return target, label, self.asking.await_room(target, label, seconds_of(timeout, self.rpc_timeout))
+
+    def _aim_at_owner(self, handle: Handle, timeout: float) -> tuple[int, float | None]:
+        owner = self.living_owner(handle)
+        return owner, self.asking.await_room(owner, "to_here", seconds_of(timeout, self.rpc_timeout))
 
     def living_owner(self, handle: Handle) -> int:
         """The owner of the value; WorkerLostError where that is gone, though another may work under its name by now."""
         owner, fork = self.member(handle._owner), handle._fork
         if fork is not None and not self.machine.ask(lambda node: fork in node.rrefs.users):
-            raise WorkerLostError(
-                f"the value of RRef {handle._rref} was lost with the {owner.name} that held it; {owner.name} has been "
-                "started again since: make the value anew"
-            )
+            raise value_lost(handle, owner.name)
         return owner.id
 
     def wanted(self, source: int, call: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from rpcbench.agent import sites
 from rpcbench.wire.messages import Fork
-from rpcbench.words.errors import ProtocolError, RpcError
+from rpcbench.words.errors import ProtocolError, RpcError, WorkerLostError
 from rpcbench.words.futures import Future
 from rpcbench.words.ids import Id
 
@@ -149,3 +149,11 @@ class Incoming:
         """Users' forks that no handle was made for."""
         me = self._agent.id
         return [fork for i, fork in enumerate(self._forks) if i not in self._handles and fork.owner != me]
+
+
+def value_lost(handle: Handle, owner: str) -> WorkerLostError:
+    """Of a value whose owner is gone, and works again under the same name."""
+    return WorkerLostError(
+        f"the value of RRef {handle._rref} was lost with the {owner} that held it; {owner} has been started again "
+        "since: make the value anew"
+    )

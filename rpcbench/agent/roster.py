@@ -33,6 +33,8 @@ class WorkerInfo(_Fields):
         return f"WorkerInfo(id={self.id}, name={self.name})"  # as torch's, which programs match
 
 
+To = int | str | WorkerInfo
+"""Which member: its id, its name, or both."""
 MemberHandler = Callable[[str, WorkerInfo, str], object]
 """("joined" | "left" | "lost" | "suspect" | "recovered", who, reason)"""
 GONE = ("left", "lost")

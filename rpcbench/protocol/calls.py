@@ -15,7 +15,7 @@ from typing import Any
 
 from rpcbench.protocol.effects import Effects, Enqueue, Reject, Resolve
 from rpcbench.wire.messages import Call, Create, Failure, Fetch, Result
-from rpcbench.words.errors import CallCancelled, RpcTimeoutError, WorkerLostError
+from rpcbench.words.errors import CallCancelled, RpcTimeoutError, WorkerLostError, never_ran
 from rpcbench.words.events import Note, Row, Table
 from rpcbench.words.ids import Id
 
@@ -68,12 +68,8 @@ class Calls:
         waiting = self.ended(call)
         if waiting is None:
             return []
-        ms = round((waiting.timeout or 0) * 1000)
-        text = (
-            f"RPC ran for more than set timeout ({ms} ms) and will now be marked with an error: "
-            f"{waiting.label} on {name}. It may still be running there; pass timeout= for a longer one."
-        )
-        return [Reject(call, RpcTimeoutError(text))]
+        hint = "It may still be running there; pass timeout= for a longer one."
+        return [Reject(call, RpcTimeoutError(_late(waiting.label, name, waiting.timeout, hint)))]
 
     def cancelled(self, call: int) -> tuple[Effects, int | None]:
         waiting = self.ended(call)
@@ -196,3 +192,14 @@ class Calls:
 def _row(call: int, waiting: Outgoing) -> Row:
     row: dict[str, Any] = {"call": call, "to": waiting.to, "label": waiting.label, "since": waiting.since}
     return row
+
+
+def not_sent(label: str, name: str, seconds: float) -> RpcTimeoutError:
+    """Of a call that has waited for room as long as it may: its receiver reads nothing, or not as fast as all send."""
+    why = f"It has not been sent: {name} is far behind in reading what was sent to it before."
+    return never_ran(RpcTimeoutError(_late(label, name, seconds, why)))
+
+
+def _late(label: str, name: str, seconds: float | None, why: str) -> str:
+    ms = round((seconds or 0) * 1000)
+    return f"RPC ran for more than set timeout ({ms} ms) and will now be marked with an error: {label} on {name}. {why}"

@@ -79,8 +79,8 @@ class Connection(Protocol):
         """Write what is held, unless somebody is at it. Never blocks."""
         ...
 
-    def await_room(self) -> None:
-        """Wait while the peer is far behind, as `send` with `may_wait` does. Ctrl-C ends the wait and nothing else."""
+    def await_room(self, seconds: float | None = None) -> bool:
+        """Wait while the peer is far behind, or so many seconds. Whether there is room. Ctrl-C ends the wait alone."""
         ...
 
     def close(self) -> None:

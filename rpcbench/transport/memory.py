@@ -45,8 +45,9 @@ class MemoryConnection:
     def flush(self) -> None:
         """Nothing is held here."""
 
-    def await_room(self) -> None:
+    def await_room(self, _seconds: float | None = None) -> bool:
         """There always is."""
+        return True
 
     def close(self) -> None:
         """Nothing to end."""

@@ -6,6 +6,9 @@ Rules
 - Any thread may send. Who finds the line free writes, and then writes what others have queued meanwhile; a thread
   that must not wait passes an unfinished write to a helper thread. So two peers that send each other more than the
   stream holds always have a reader.
+- Backpressure: a peer is full while more than `_HELD_BACK` bytes wait to be written to it. A call waits for room at
+  most as long as it may take (`await_room`), and then for no write; a sender of anything else that may wait is held
+  back until the peer reads, or the connection ends.
 - Small messages go between the chunks of large ones.
 - A message that may be held waits for the next one, or for `flush`, and goes right behind it: one write, and the peer
   wakes up once.
@@ -202,13 +205,14 @@ class StreamConnection:
         """Whether the peer is so far behind that who may wait does."""
         return self._queued > _HELD_BACK
 
-    def await_room(self) -> None:
-        """Wait while the peer is far behind, as `send` with `may_wait` does. Ctrl-C ends the wait and nothing else."""
+    def await_room(self, seconds: float | None = None) -> bool:
+        """Wait while the peer is far behind, or so many seconds. Whether there is room (or the connection has ended).
+        Ctrl-C ends the wait and nothing else."""
         if not self.full:
-            return
+            return True
         step_aside()
         with self._state:
-            self._await(self._has_room, None)
+            return self._await(self._has_room, seconds)
 
     def _await(self, condition: Callable[[], bool], seconds: float | None) -> bool:
         """Under the lock: wait until the condition holds, or so many seconds; whether it does."""

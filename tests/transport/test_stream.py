@@ -179,6 +179,19 @@ def test_who_is_far_ahead_is_held_back_if_it_may_wait(
     assert b"polite" in [other.next().control for _ in range(count + 1)]
 
 
+def test_a_wait_for_room_is_as_long_as_it_may_be(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "_HELD_BACK", 1 << 20)
+    one, other = ends
+    assert one.connection.await_room(0.0)
+    for _ in range(8):
+        one.send(b"", LARGE)
+    if not one.connection.full:
+        pytest.skip("all of it lies in shared memory")
+    assert not one.connection.await_room(0.01)
+    other.read()
+    assert one.connection.await_room(PATIENCE)
+
+
 @pytest.mark.parametrize("then", ["next", "flush", "close"])
 def test_what_is_held_goes_with_the_next_message_or_when_it_must(ends: tuple[End, End], then: str) -> None:
     one, other = ends
