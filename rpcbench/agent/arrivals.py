@@ -30,7 +30,7 @@ class Receiver(serve.Server, Protocol):
     machine: Machine
     roster: Roster
     waiting: Waiting
-    complete: Flag
+    ready: Flag
 
 
 class Arrivals:
@@ -79,7 +79,7 @@ class Arrivals:
 
     # -- the short way; False where nothing has been done, as where Ctrl-C could come between two steps
     def _take(self, source: int, seq: int, message: m.Call | m.Fetch) -> bool:
-        if not self._agent.complete.is_set():  # the caller knew the world sooner than we do
+        if not self._agent.ready.is_set():  # the caller knew the world sooner than we do
             return False
         reading = self._pool.let_in()
         if reading is None:

@@ -90,7 +90,7 @@ class Agent:
         self._pairs.give_up = self._peers.give_up
         self.connection = self._peers.find  # what carries messages to a member
         self._lead = Lead(config, self.machine, self._peers, self.roster, self._pool.spawn)
-        self.complete = self._lead.complete
+        self.ready = self._lead.ready  # to serve calls
         self._heartbeat = Heartbeat(config, self._peers, self.clock, self._pairs.judged)
         self._myself = MemoryConnection(lambda frame: self._pairs.arrived(self._peers.me, frame), self._pool.spawn)
         self.values = Values(self, self.machine, make, self.clock, lambda long: self.on_long_wait(long))
@@ -170,7 +170,7 @@ class Agent:
         self._peers.close()
         self._keeper.stop()
         self.waiting.fail_all(ShutdownError(f"{self.name} has shut down"))
-        self.complete.set()
+        self._lead.give_up()
         self.closing.set()
         self.bus.filled.set()
         self._pool.close(patience)
@@ -473,15 +473,15 @@ class Agent:
         }
 
     def _serve(self, effect: fx.Enqueue) -> None:
-        if not self.complete.is_set():
+        if not self.ready.is_set():  # the caller knew the world sooner than we do
             with blocked():
-                self.complete.wait()  # the caller knew the world sooner than we do, and so may its function
+                self.ready.wait()
         now = self.links.clock()
         self.machine.feed(lambda node: node.begin(effect.source, effect.call, now))
 
     def _completed(self, effect: fx.Complete) -> None:
         if not effect.closing:
-            self.complete.set()
+            self._lead.complete.set()
             return
         self._peers.entrance.close()  # before others learn of it: the next world may meet at the same address
         self.closing.set()

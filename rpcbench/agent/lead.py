@@ -25,12 +25,17 @@ _PAUSE = 0.05
 
 
 class Lead:
-    """`complete` is set when the world is, or when this process is not let in."""
+    """`complete` is set when the world is, or when this process is not let in.
+
+    `ready` says that calls are served; those that come earlier wait, as their callers may know the world sooner. It is
+    set by `join`, or with `config.held` by the maker of the agent.
+    """
 
     def __init__(
         self, config: WorldConfig, machine: Machine, peers: Peers, roster: Roster, spawn: Callable[[Job], None]
     ) -> None:
         self.complete = Flag()
+        self.ready = Flag()
         self._config = config
         self._machine = machine
         self._peers = peers
@@ -67,6 +72,13 @@ class Lead:
             raise kind(f"{config.name} {what}: {self._refusal.reason}")
         if founds:
             self._until_known(min(FLUSH_SECONDS, deadline - clock()))
+        if not config.held:
+            self.ready.set()
+
+    def give_up(self) -> None:
+        """Nobody is to wait any more."""
+        self.complete.set()
+        self.ready.set()
 
     def _until_known(self, seconds: float) -> None:
         """Wait until all members know that the world is complete: from then on this process may end without a word.

@@ -13,6 +13,7 @@ import atexit
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rpcbench.agent.core import Agent
@@ -80,11 +81,13 @@ class Joined(Workforce):
         self.agent.owner = self
         self.agent.roster.expected = lambda: list(self._members)
         Launched(self.agent, self._started)
+        self.agent.ready.set()
         atexit.register(self.shutdown)
 
     def _join(self, config: WorldConfig, timeout: float) -> RpcAgent:
         try:
-            return join(config, False, time.monotonic() + timeout, parts=[self._listen])
+            held = replace(config, held=True)
+            return join(held, False, time.monotonic() + timeout, parts=[self._listen])
         except IncompleteWorldError as error:
             raise RpcError(
                 f"no workers answer at {self.url}: is this the address that `torchrun … -m rpcbench.worker` has shown, "

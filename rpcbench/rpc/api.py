@@ -233,12 +233,15 @@ def _set_and_start_rpc_agent(agent: Agent) -> None:
     if not isinstance(agent, Agent):
         raise TypeError(f"an agent must be an rpcbench Agent, or derive from it, to take calls; not {agent!r}")
     current.adopt(agent)
+    agent.ready.set()
 
 
 def _init_rpc_states(agent: Any) -> None:
-    """An agent that a backend has made becomes the current one, unless it is already."""
+    """An agent that a backend has made becomes the current one, unless it is already. It serves calls from now on."""
     if not _is_current_rpc_agent_set():
         _set_and_start_rpc_agent(agent)
+    elif isinstance(agent, Agent):
+        agent.ready.set()
 
 
 def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed
@@ -119,7 +120,8 @@ def join_world(
     threads = getattr(rpc_backend_options, "num_worker_threads", DEFAULT_NUM_WORKER_THREADS)
     url, timeout = rpc_backend_options.init_method, rpc_backend_options.rpc_timeout
     place = url if store is None else _place_in(store, rank, world_size)
-    config = rpc_backend_options._completed(meet(name, place, rank, world_size, timeout, threads))
+    met = replace(meet(name, place, rank, world_size, timeout, threads), held=True)  # until `_init_rpc_states`
+    config = rpc_backend_options._completed(met)
     try:
         with _telling_of_waiting(name) as waits:
             parts = (_tell_errors, _tell_losses, waits)

@@ -30,7 +30,8 @@ class WorldConfig:
     where members come and go; a number closes it at that many. `led_by`: the id of the member that leads when this one
     comes; its own where it founds the world. `launched`: member 0 starts the others, and the world ends with it; else
     processes come by themselves. `device_maps`: name of a callee -> device here -> device there. `devices`: those this
-    member uses; none: all. `same_modes`: its calls take grad mode and autocast along.
+    member uses; none: all. `same_modes`: its calls take grad mode and autocast along. `held`: calls of others wait
+    until the maker of the agent sets `agent.ready`.
 
     Of a member on another host nothing is heard: after `suspect_seconds` that is told, after `lost_seconds` it is lost,
     after `stuck_seconds` even if its host still answers. A broken connection may stand again in `grace_seconds`.
@@ -54,6 +55,7 @@ class WorldConfig:
     device_maps: dict[str, dict[str, str]] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     same_modes: bool = False
+    held: bool = False
     suspect_seconds: float = 3.0
     lost_seconds: float = 4.0
     stuck_seconds: float = 60.0

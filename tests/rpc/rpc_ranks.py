@@ -202,6 +202,35 @@ def dies(rank: int, url: str) -> None:
     rpc.shutdown()
 
 
+settled = False
+
+
+def look() -> bool:
+    return settled
+
+
+def waited_for(rank: int, url: str) -> None:
+    """A program sets what its functions need when `init_rpc` has returned; a caller may be through sooner."""
+    global settled
+    states = api._init_rpc_states
+
+    def late(agent: Any) -> None:
+        while not agent.machine.ask(lambda node: bool(node.calls.serving)):
+            time.sleep(0.005)
+        settled_before.append(settled)
+        states(agent)
+
+    settled_before: list[bool] = []
+    if rank == 1:
+        api._init_rpc_states = late
+    join(rank, url)
+    settled = True
+    if rank != 1:
+        assert rpc.rpc_sync("rank1", look)
+    rpc.shutdown()
+    assert settled_before == [False] * (rank == 1)
+
+
 class LateNews(Link):
     """The news that the world is complete leaves when there was time enough to end for one that does not wait."""
 

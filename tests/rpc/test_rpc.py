@@ -63,7 +63,9 @@ def run(launcher: ProcessLauncher, runtime: Path) -> Run:
     return run_all
 
 
-@pytest.mark.parametrize("function", ["calls", "rrefs", "asynchronous", "again", "served_until_all_are_ready"])
+@pytest.mark.parametrize(
+    "function", ["calls", "rrefs", "asynchronous", "again", "served_until_all_are_ready", "waited_for"]
+)
 def test_three_ranks(run: Run, function: str) -> None:
     run(function)
 
