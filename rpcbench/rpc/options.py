@@ -101,3 +101,8 @@ def _map(pairs: Mapping[Any, Name]) -> dict[torch.device, torch.device]:
             raise ValueError(f"`device_map` only supports 1-to-1 mapping: more than one device goes to {there}")
         found[here] = there
     return found
+
+
+# torch's names for what is the same here
+_is_tensorpipe_available = True
+_TensorPipeRpcBackendOptionsBase = TensorPipeRpcBackendOptions
