@@ -7,6 +7,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
 from types import BuiltinFunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -225,6 +226,9 @@ def get_rpc_timeout() -> float:
 
 
 def _set_rpc_timeout(seconds: float) -> None:
+    given: object = seconds
+    if not isinstance(given, Real):
+        raise TypeError(f"incompatible function arguments: a timeout is in seconds, not {seconds!r}")
     current.current().rpc_timeout = seconds
 
 
