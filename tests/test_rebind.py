@@ -40,6 +40,39 @@ def test_a_program_that_spawns_its_ranks_runs_unchanged(environment: dict[str, s
     assert done.stdout.splitlines() == ["[0.5, 0.5] [1.0, 2.0] 1.0", "rpcbench 29533 --flag"], done.stdout
 
 
+EXAMPLES: dict[str, list[str]] = {  # what each of tests/rebind_examples.py prints
+    "batch": ["[[[-2.0, -2.0]], [[-2.0, -2.0]]]"],
+    "parameter_server": ["4 True"],
+    "pipeline": ["[4.0, 4.0, 4.0, 4.0, 4.0, 4.0] [1.0, 1.0]"],
+    "rl": ["{1: [1.0, 3.0, 7.0], 2: [2.0, 6.0, 14.0]}"],
+    "rnn": ["7 True"],
+    "ddp_rpc": ["True"],
+}
+LIBRARIES: dict[str, list[str]] = {  # and of tests/rebind_libraries.py
+    "geometric": [
+        "RPC has not been initialized False [[0, 2, 4], [1]]",
+        "RPC has not been initialized False [[0, 4, 8]]",
+    ],
+    "replay": ["[[2.0, 2.0], [2.0, 2.0], [2.0, 2.0]] 4"],
+    "collector": ["{0: [[2.0, 2.0], [20.0, 20.0]], 1: [[4.0, 4.0], [40.0, 40.0]]}"],
+    "pippy": ["[[10.0, 40.0], [70.0, 100.0]] rank 1 has 0 waiting"],
+}
+PROGRAMS = [
+    *(("rebind_examples.py", name, lines) for name, lines in EXAMPLES.items()),
+    *(("rebind_libraries.py", name, lines) for name, lines in LIBRARIES.items()),
+]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("program", "name", "lines"), PROGRAMS, ids=[name for _, name, _ in PROGRAMS])
+def test_programs_written_as_others_write_them(
+    environment: dict[str, str], program: str, name: str, lines: list[str]
+) -> None:
+    done = python("-c", COMMAND, "run", str(PROGRAM.with_name(program)), name, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == lines, done.stderr
+
+
 @pytest.mark.parametrize("first", ["torch", *(f"torch.distributed.{part}" for part in ("rpc", "rpc.api", "nn"))])
 def test_it_does_not_matter_what_is_imported_first(environment: dict[str, str], first: str) -> None:
     script = f"""
