@@ -23,7 +23,7 @@ from rpcbench.agent.waiting import arguments_of
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.wire.devices import Route
 from rpcbench.wire.pickling import register_reducer
-from rpcbench.words.errors import SerializationError, UnknownWorkerError
+from rpcbench.words.errors import NOT_INITIALIZED, SerializationError, UnknownWorkerError
 from rpcbench.words.futures import Future
 
 __all__ = ["RemoteModule"]
@@ -68,6 +68,8 @@ class RemoteModule(nn.Module):
                 f"module_cls makes the module on the worker, such as the class {type(module_cls).__name__}; this is a "
                 "module already. One that some worker has goes to RemoteModule.init_from_module_rref"
             )
+        if current.find() is None:
+            raise AssertionError(f"RemoteModule only works in RPC. {NOT_INITIALIZED}")
         on, device = _parse(remote_device)
         with _told(f"what {on} would make the module of"):
             self._hold(on, device, remote(on, _make, (module_cls, *arguments_of(args, kwargs), device)))
@@ -173,6 +175,8 @@ for _name in _UNSUPPORTED.split():
 
 def _parse(remote_device: str) -> tuple[str | int, str]:
     """Worker (a name, or the id of "rank:1") and device of "worker/device". ValueError, RuntimeError for no device."""
+    if not isinstance(remote_device, str):
+        raise TypeError(f"Invalid type for remote_device: {type(remote_device)}; it is a text such as 'worker1/cpu'")
     worker, slash, device = remote_device.partition("/")
     rank = worker.removeprefix("rank:")
     if not worker or "/" in device or (rank != worker and not rank.isdigit()):

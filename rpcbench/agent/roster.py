@@ -69,7 +69,7 @@ class Roster:
             return known
         key = to if isinstance(to, str) else getattr(to, "id", to)
         if not isinstance(key, int | str) or isinstance(key, bool):
-            raise ValueError(f"a worker is given by name, id or WorkerInfo, not by {to!r}")
+            raise ValueError(f"Cannot get WorkerInfo from name {to!r}: give a worker's name, id or WorkerInfo")
         kept = self._found  # that of before the look: a change makes another one
         found = self._machine.ask(lambda node: node.members.find(key) or node.gone.find(key))
         if not isinstance(found, Member):

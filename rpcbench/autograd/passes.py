@@ -62,8 +62,8 @@ class Passes:
     # -- a pass that begins here
     def backward(self, context: int, roots: list[torch.Tensor], retain: bool, fast: bool) -> None:
         """Run a pass; returns when it is over everywhere. Errors are as `autograd.backward` says."""
-        _check_roots(roots)
         self._recorded(context)
+        _check_roots(roots)
         edges = graph.root_edges(roots)
         found = graph.ends(edges)
         recvs = [*found.recvs]
@@ -243,7 +243,9 @@ def _check_roots(roots: list[torch.Tensor]) -> None:
         raise RuntimeError("No tensors provided for gradient computation.")
     for root in roots:
         if not isinstance(root, torch.Tensor):
-            raise TypeError(f"roots are tensors, such as [loss]; one is a {type(root).__name__}")
+            raise TypeError(
+                f"incompatible function arguments: roots are tensors, such as [loss]; one is a {type(root).__name__}"
+            )
         if not root.requires_grad:
             raise RuntimeError(
                 "requires_grad not set on root: it was made in no_grad, detached, or of nothing that requires grad"

@@ -48,6 +48,7 @@ _UNKNOWN = (
     "Could not find autograd context with id: {}. It is released at the end of its `with` block, and backward, "
     "get_gradients and the optimizer's step belong inside; or this worker has had no part in it"
 )
+_NO_ID = "incompatible function arguments: a context id is the number that `with context() as id` gives, not {!r}"
 _STAYS = (
     "a gradient has come to a tensor that {} returned outside of any autograd context: it stays here, and nothing goes "
     "back to what the tensor was made of. Make the call inside `with rpcbench.autograd.context()`; if this is meant, "
@@ -99,6 +100,8 @@ class AutogradRecorder:
         """What is kept for a context. RuntimeError where it is not there."""
         found = self._contexts.get(context)
         if found is None:
+            if not isinstance(context, int):
+                raise TypeError(_NO_ID.format(context))
             raise RuntimeError(_UNKNOWN.format(context))
         return found
 
@@ -275,6 +278,9 @@ class _Stays:
 
 def recorder(agent: Agent | None = None) -> AutogradRecorder:
     """The recorder of an agent, by default the current one. RuntimeError where RPC is not initialized."""
-    found = (agent or current.current()).values.recorder
+    try:
+        found = (agent or current.current()).values.recorder
+    except RuntimeError as error:
+        raise RuntimeError(f"{error} (Need to initialize distributed autograd, which RPC does.)") from None
     assert isinstance(found, AutogradRecorder), "an agent without distributed autograd"
     return found

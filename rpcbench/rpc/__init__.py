@@ -34,7 +34,18 @@ from rpcbench.rpc.backend_registry import (
     init_backend,
     register_backend,
 )
-from rpcbench.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
+from rpcbench.rpc.constants import (
+    _DEFAULT_INIT_METHOD,
+    _DEFAULT_NUM_WORKER_THREADS,
+    _DEFAULT_RPC_TIMEOUT_SEC,
+    _UNSET_RPC_TIMEOUT,
+)
+from rpcbench.rpc.options import (
+    RpcBackendOptions,
+    TensorPipeRpcBackendOptions,
+    _is_tensorpipe_available,
+    _TensorPipeRpcBackendOptionsBase,
+)
 from rpcbench.rpc.rref import RRef
 from rpcbench.rpc.server_process_global_profiler import _server_process_global_profile
 from rpcbench.rpc.world import (
@@ -49,6 +60,10 @@ from rpcbench.rpc.world import (
 from rpcbench.words.futures import Future
 
 __all__ = [
+    "_DEFAULT_INIT_METHOD",
+    "_DEFAULT_NUM_WORKER_THREADS",
+    "_DEFAULT_RPC_TIMEOUT_SEC",
+    "_UNSET_RPC_TIMEOUT",
     "AllGatherStates",
     "BackendType",
     "BackendValue",
@@ -59,10 +74,12 @@ __all__ = [
     "RpcBackendOptions",
     "TensorPipeRpcBackendOptions",
     "WorkerInfo",
+    "_TensorPipeRpcBackendOptionsBase",
     "_delete_all_user_and_unforked_owner_rrefs",
     "_get_current_rpc_agent",
     "_init_rpc_backend",
     "_is_current_rpc_agent_set",
+    "_is_tensorpipe_available",
     "_rref_context_get_debug_info",
     "_server_process_global_profile",
     "_set_and_start_rpc_agent",

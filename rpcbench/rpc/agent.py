@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import time
+from typing import cast
 
 import torch
 
-from rpcbench.agent import serve
+from rpcbench.agent import current, serve
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.protocol.node import Node
@@ -81,3 +82,8 @@ class RpcAgent(Agent):
 
 def _calls(node: Node) -> tuple[int, int]:
     return len(node.calls.serving), len(node.calls.outgoing)
+
+
+def _get_current_rpc_agent() -> RpcAgent:
+    """The agent that `rpc_sync` and its like speak through. RuntimeError where there is none."""
+    return cast(RpcAgent, current.current())

@@ -7,6 +7,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
 from types import BuiltinFunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -20,7 +21,7 @@ from rpcbench.rpc.accounting import (
     _rref_context_get_debug_info,
     check_leaks,
 )
-from rpcbench.rpc.agent import RpcAgent
+from rpcbench.rpc.agent import _get_current_rpc_agent
 from rpcbench.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from rpcbench.rpc.gathering import (
     AllGatherStates,
@@ -30,7 +31,13 @@ from rpcbench.rpc.gathering import (
     _gather_to_leader,
     _wait_all_workers,
 )
-from rpcbench.rpc.internal import PythonUDF, RPCExecMode, _internal_rpc_pickler, _run_pickled
+from rpcbench.rpc.internal import (
+    PythonUDF,
+    RPCExecMode,
+    _build_rpc_profiling_key,
+    _internal_rpc_pickler,
+    _run_pickled,
+)
 from rpcbench.rpc.naming import Named
 from rpcbench.rpc.profiling import profiled
 from rpcbench.rpc.rref import RRef
@@ -44,7 +51,9 @@ __all__ = [
     "_all_gather",
     "_barrier",
     "_broadcast_to_followers",
+    "_build_rpc_profiling_key",
     "_gather_to_leader",
+    "_get_current_rpc_agent",
     "_rref_context_get_debug_info",
     "_wait_all_workers",
     "get_worker_info",
@@ -59,6 +68,7 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 Function = Callable[..., Any] | str
+PyRRef = RRef  # torch's name in C++
 _Call = tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]
 logger = logging.getLogger(__name__)
 
@@ -216,14 +226,13 @@ def get_rpc_timeout() -> float:
 
 
 def _set_rpc_timeout(seconds: float) -> None:
+    given: object = seconds
+    if not isinstance(given, Real):
+        raise TypeError(f"incompatible function arguments: a timeout is in seconds, not {seconds!r}")
     current.current().rpc_timeout = seconds
 
 
 # -- the agent
-def _get_current_rpc_agent() -> RpcAgent:
-    return cast(RpcAgent, current.current())
-
-
 def _is_current_rpc_agent_set() -> bool:
     return current.find() is not None
 

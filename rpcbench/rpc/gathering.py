@@ -148,7 +148,8 @@ def _all_gather(
             ended = states.proceed_signal.wait(waiting)
         if not ended:
             states.error = RpcTimeoutError(
-                f"{agent.name} waited {timeout:.2f} s in _all_gather, and {leader}, which leads it, did not have all"
+                f"{agent.name} timed out in _all_gather after {timeout:.2f} seconds: {leader}, which leads it, did not "
+                "have all"
             )
         if leader == agent.name:
             _tell(agent, key, number, states, timeout)

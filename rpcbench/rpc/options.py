@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -24,8 +25,8 @@ class RpcBackendOptions:
     ) -> None:
         if kwargs:
             raise TypeError(f"no such option: {', '.join(kwargs)}")
-        if isinstance(rpc_timeout, bool) or not isinstance(rpc_timeout, int | float):
-            raise TypeError(f"incompatible constructor arguments: rpc_timeout is in seconds, not {rpc_timeout!r}")
+        _check("rpc_timeout is in seconds", rpc_timeout, Real)
+        _check("init_method is a URL", init_method, str)
         if rpc_timeout < 0:
             raise RuntimeError(f"RPC Timeout must be non-negative; got {rpc_timeout}")
         self.rpc_timeout = rpc_timeout
@@ -63,8 +64,9 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         _channels: list[str] | None = None,
     ) -> None:
         super().__init__(rpc_timeout, init_method)
+        _check("num_worker_threads is a whole number", num_worker_threads, Integral)
         if num_worker_threads <= 0:
-            raise RuntimeError(f"num_worker_threads must be positive; got {num_worker_threads}")
+            raise RuntimeError(f"num_worker_threads must be positive, got {num_worker_threads}")
         self.num_worker_threads = num_worker_threads
         self.same_modes = same_modes
         self.device_maps = {to: _map(pairs) for to, pairs in (device_maps or {}).items()}
@@ -94,6 +96,12 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         return replace(config, device_maps=maps, devices=devices, same_modes=self.same_modes)
 
 
+def _check(what: str, value: object, kind: type) -> None:
+    """TypeError, with torch's words, for a value of another kind; a bool is no number."""
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(f"incompatible constructor arguments: {what}, not {value!r}")
+
+
 def _map(pairs: Mapping[Any, Name]) -> dict[torch.device, torch.device]:
     found: dict[torch.device, torch.device] = {}
     for here, there in ((device_of(a), device_of(b)) for a, b in pairs.items()):
@@ -101,3 +109,8 @@ def _map(pairs: Mapping[Any, Name]) -> dict[torch.device, torch.device]:
             raise ValueError(f"`device_map` only supports 1-to-1 mapping: more than one device goes to {there}")
         found[here] = there
     return found
+
+
+# torch's names for what is the same here
+_is_tensorpipe_available = True
+_TensorPipeRpcBackendOptionsBase = TensorPipeRpcBackendOptions

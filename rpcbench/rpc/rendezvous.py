@@ -43,7 +43,8 @@ def meet(name: str, url: str, rank: int, world_size: int | None, rpc_timeout: fl
     check_name(name)
     place = _resolve(url, rank, world_size)
     if place.rank < 0:
-        raise RuntimeError(f"{name} has no rank: pass rank= to init_rpc, or set RANK")
+        scheme = urlsplit(url).scheme
+        raise ValueError(f"{scheme}:// rendezvous: rank parameter missing: pass rank= to init_rpc for {name}")
     shared = secret.load()
     if place.leader and shared is None:
         if urlsplit(f"//{place.leader}").hostname != socket.gethostname().lower():
@@ -90,17 +91,24 @@ def _resolve(url: str, rank: int, world_size: int | None) -> Place:
     world_size = world_size if world_size is not None else query.get("world_size")
     if parts.scheme == "file":
         if not parts.path:
-            raise ValueError(f"{url!r} names no file; write file:///path")
+            raise ValueError(f"file:// rendezvous: path missing: {url!r} names no file; write file:///path")
         return Place(f"file://{os.path.abspath(parts.path)}", rank, world_size)  # noqa: PTH100  (no such file needed)
     if parts.scheme == "tcp":
         return _on_network(parts.hostname or "", parts.port, rank, world_size)
-    raise ValueError(f"init_method {url!r} is not known; use env://, file:///path or tcp://host:port")
+    raise RuntimeError(
+        f"No rendezvous handler for {parts.scheme}://: init_method {url!r} is not known; use env://, file:///path or "
+        "tcp://host:port"
+    )
 
 
 def _from_environment(rank: int, world_size: int | None) -> Place:
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    needed = ["MASTER_ADDR", "MASTER_PORT"] if rank >= 0 else ["RANK", "MASTER_ADDR", "MASTER_PORT"]
+    missing = [name for name in needed if name not in os.environ]
     if missing:
-        raise ValueError(f"env:// needs the environment variable(s) {', '.join(missing)}")
+        raise ValueError(
+            f"env:// rendezvous: environment variable {missing[0]} expected, but not set: it needs "
+            f"{', '.join(needed)}; or pass rank= to init_rpc, and another init_method in its options"
+        )
     if rank < 0:
         rank = int(os.environ.get("RANK", "-1"))
     if world_size is None and "WORLD_SIZE" in os.environ:
@@ -111,7 +119,7 @@ def _from_environment(rank: int, world_size: int | None) -> Place:
 
 def _on_network(host: str, port: int | None, rank: int, world_size: int | None) -> Place:
     if port is None:
-        raise ValueError("a tcp:// URL needs a port: tcp://localhost:29500")
+        raise ValueError("tcp:// rendezvous: port number missing: write one, as in tcp://localhost:29500")
     if tcp.is_loopback(host):
         return Place(f"tcp://localhost:{port}", rank, world_size)
     leader = tcp.join(host.lower(), port)

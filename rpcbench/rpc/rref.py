@@ -39,6 +39,10 @@ class RRef(Handle, Generic[T]):
     _asked: Future[Any] | None  # for its class
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
+        if type_hint is not None and not isinstance(value, torch.jit.ScriptModule):
+            raise RuntimeError(
+                "type_hint should only be specified when the RRef being created contains a ScriptModule. Leave it out"
+            )
         agent = current.current()
         made = agent.values.keep(value)
         Handle.__init__(self, agent, made._rref, made._owner, None, made._value, made._type)

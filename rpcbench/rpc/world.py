@@ -56,7 +56,8 @@ def init_rpc(
     name: unique in the world. rank: this worker's id; worker 0 leads. world_size: how many workers to wait for, and
     that no others may join; None for a world where workers come and go. backend: by default the one of the options.
     TypeError for what is neither backend nor options, or options of no backend; RuntimeError where this process is in
-    a world already, or the world refuses it; ValueError where the device maps of a worker do not fit.
+    a world already, or the world refuses it; ValueError where rank, host or port are missing, or the device maps of a
+    worker do not fit. Classes and words are torch's.
 
     >>> import rpcbench.rpc as rpc
     >>> options = rpc.TensorPipeRpcBackendOptions(init_method="tcp://localhost:29500")
@@ -105,7 +106,7 @@ def _init_rpc_backend(
 def _check(**arguments: tuple[Any, Any]) -> None:
     for name, (value, kind) in arguments.items():
         if not isinstance(value, kind):
-            raise RuntimeError(f"Argument {name} must be of type {kind} but got {value!r} of type {type(value)}")
+            raise RuntimeError(f"Argument {name} must be of type {kind} but got type {type(value)}: {value!r}")
 
 
 def join_world(
@@ -189,10 +190,12 @@ def _options(rpc_timeout: float, init_method: str, **kwargs: Any) -> TensorPipeR
     return TensorPipeRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **kwargs)
 
 
-def _join_tensorpipe(rpc_backend_options: RpcBackendOptions, **kwargs: Any) -> Agent:
+def _join_tensorpipe(rpc_backend_options: RpcBackendOptions, store: Store | None, **kwargs: Any) -> Agent:
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
         raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`, not {rpc_backend_options!r}")
-    return join_world(rpc_backend_options=rpc_backend_options, **kwargs)
+    if store is not None and not isinstance(store, Store):
+        raise TypeError(f"`store` must be a c10d::Store, not {store!r}")
+    return join_world(rpc_backend_options=rpc_backend_options, store=store, **kwargs)
 
 
 _TENSORPIPE = backend_registry.register_backend("TENSORPIPE", _options, _join_tensorpipe)

@@ -7,6 +7,7 @@ Guarantees
 - A class keeps its identity: the same version is one class in all messages, and instances that come back to the
   process which defined it are instances of its own class. Running a changed cell makes a new version.
 - A copy follows the members of the class it was sent from; the receiver's own code is never written to.
+- A lock that a function finds in `__main__` stays there: on arrival it is the receiver's own global of that name.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import enum
 import functools
 import os
 import sys
+import threading
 import typing
 import weakref
 from collections.abc import Callable
@@ -105,6 +107,43 @@ class CodeCache:
         if isinstance(value, type):
             self._classes[version.mark] = value
         return version
+
+
+_LOCKS = (
+    type(threading.Lock()), type(threading.RLock()), threading.Barrier, threading.Condition, threading.Event,
+    threading.Semaphore, threading.local,
+)  # fmt: skip
+
+
+class _MainGlobal:
+    """Stands in a message for a global of `__main__`, and arrives as the receiver's."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _main_global, (self._name,)
+
+
+def _main_global(name: str) -> Any:
+    found = in_main(name)
+    if found is None:
+        raise MissingCodeError(
+            f"a function uses the global {name!r} of __main__, a lock, which cannot be sent, and __main__ here has no "
+            f"{name!r}: define it on this worker, too"
+        )
+    return found
+
+
+def leave_locks(function: FunctionType, reduced: tuple[Any, ...]) -> None:
+    """Take the locks of `__main__` out of what cloudpickle has taken a function apart to: they guard what is there.
+
+    Programs such as a parameter server guard a global by a lock beside it, and call the function that uses both.
+    """
+    if function.__globals__ is not vars(sys.modules["__main__"]):
+        return
+    kept = reduced[2][1]["__globals__"]
+    kept.update({name: _MainGlobal(name) for name, part in kept.items() if isinstance(part, _LOCKS)})
 
 
 def _skeleton(kind: type, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -33,6 +33,7 @@ from rpcbench.wire.code import (
     CodeCache,
     MissingCodeError,
     is_dispatcher,
+    leave_locks,
     reduce_cached,
     reduce_cached_property,
     reduce_dispatcher,
@@ -290,6 +291,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduced = super().reducer_override(value)
         if reduced is NotImplemented or len(reduced) < 6:
             return reduced
+        if type(value) is FunctionType:
+            leave_locks(value, reduced)
         return self._code.tag(value, reduced)
 
 

@@ -39,8 +39,8 @@ from rpcbench.words.phrases import nearest
 
 E = TypeVar("E", bound="RpcError")
 NOT_INITIALIZED = (
-    "RPC has not been initialized. Call rpcbench.rpc.init_rpc first, or start workers: "
-    "rpcbench.Cluster(2), in a notebook %cluster start 2."
+    "RPC has not been initialized. Current RPC agent is not set! Did you initialize the RPC framework? Call "
+    "rpcbench.rpc.init_rpc first, or start workers: rpcbench.Cluster(2), in a notebook %cluster start 2."
 )
 FORKED = (
     "RPC has not been initialized in this process: it is a fork of {}, without the threads and connections of that. "

@@ -206,13 +206,17 @@ class Future(_Base[T]):
         self._resolve((result, None))
 
     def set_exception(self, result: Any) -> None:
-        assert isinstance(result, Exception), f"{result!r} is not an Exception"
+        if not isinstance(result, Exception):
+            raise AssertionError(f"{result} is of type {type(result)}, not an Exception.")
         self._resolve((None, result))
 
     def _resolve(self, outcome: tuple[Any, BaseException | None]) -> None:
         with self._lock:
             if self._answer is not None or self._outcome is not None:
-                raise RuntimeError("Attempting to mark a completed Future as complete again.")
+                raise RuntimeError(
+                    "Attempting to mark a completed Future as complete again. Note that a Future can only be marked "
+                    "completed once."
+                )
             self._taken = True
             self._answer = lambda: None
         self._finish(outcome)
@@ -334,8 +338,11 @@ class Future(_Base[T]):
     def then(self, callback: Callable[[Any], S]) -> Future[S]:
         """A future of what `callback(this future, completed)` returns; cancelling it cancels this one.
 
-        RuntimeError with torch's words where the callback raises, and the error itself as its cause.
+        RuntimeError with torch's words where the callback raises, and the error itself as its cause. TypeError for a
+        callback that is no function.
         """
+        if not callable(callback):
+            raise TypeError(f"then(): incompatible function arguments: a callback is a function, not {callback!r}")
         parent = weakref.ref(self)
         chained: Future[S] = Future(
             on_cancel=lambda: (first := parent()) and first.cancel(),
@@ -391,6 +398,8 @@ class Future(_Base[T]):
 def collect_all(futures: Iterable[torch.futures.Future[Any]]) -> Future[list[torch.futures.Future[Any]]]:
     """A future of all the given ones: done when all are, or failed as soon as one fails. As torch's, interruptible."""
     futures = list(futures)
+    if not all(isinstance(future, torch._C.Future) for future in futures):
+        raise TypeError(f"_collect_all(): incompatible function arguments: a list of Futures, not {futures!r}")
     on_long = next((future._on_long for future in futures if isinstance(future, Future)), None)
     gathered: Future[list[torch.futures.Future[Any]]] = Future(on_long=on_long, sources=futures)
     left = len(futures)
@@ -456,8 +465,8 @@ def _now(job: Callable[[], None]) -> None:
 _collect_in_torch = torch._C._collect_all
 
 
-def _collect(futures: list[Any]) -> Any:
-    if any(isinstance(future, Future) for future in futures):
+def _collect(futures: Any) -> Any:
+    if isinstance(futures, Iterable) and any(isinstance(future, Future) for future in futures):
         return collect_all(futures)
     return _collect_in_torch(futures)
 

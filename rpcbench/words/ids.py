@@ -71,10 +71,9 @@ def check_name(name: str) -> str:
     """The name itself, or ValueError/RuntimeError with torch's wording where a world cannot have such a worker."""
     if not isinstance(name, str):
         raise TypeError(f"worker name must be a str, not {type(name).__name__}")
-    if not name:
-        raise RuntimeError("Worker name must be non-empty.")
-    if len(name) >= _LONGEST_NAME:
-        raise RuntimeError(f"Worker name must be shorter than {_LONGEST_NAME} characters; this one has {len(name)}.")
-    if not _NAME.fullmatch(name):
-        raise RuntimeError(f"Worker name must match ^[A-Za-z0-9-_:.]*$, but got {name!r}.")
+    if not name or len(name) >= _LONGEST_NAME or not _NAME.fullmatch(name):
+        raise RuntimeError(
+            "Worker name must match ^[A-Za-z0-9-_:.]*$, and must be non-empty and shorter than "
+            f"{_LONGEST_NAME} chars, but got {name!r}"
+        )
     return name

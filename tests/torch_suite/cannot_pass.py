@@ -55,15 +55,6 @@ REASONS: dict[str, str] = {
         RpcTest.test_shutdown_errors
         RpcTest.test_wait_all_workers_timeout
     """,
-    "says it in other words": """
-        RpcTest.test_mark_future_twice
-        RpcTest.test_pg_init_no_rpc_init
-        TensorPipeAgentRpcTest.test_dynamic_and_static_init_rpc_together
-        TensorPipeAgentRpcTest.test_dynamic_rpc_init_rpc_without_rank
-    """,
-    "a callback that is None fails where it is called, not where it is given": """
-        RpcTest.test_callback_none
-    """,
     "asks for the hang of an unused send, which is none here": """
         DistAutogradTest.test_backward_unused_send_function
     """,

@@ -588,6 +588,26 @@ def test_between_real_programs(tmp_path: Path, has_it: bool) -> None:
 
 
 def test_what_code_mentions_and_cannot_travel_is_named() -> None:
-    here = Process("import threading\nlock = threading.Lock()\ndef f(): return g()\ndef g(): return lock")
-    with pytest.raises(SerializationError, match=r"^value \(its global 'g'\) \(its global 'lock'\): cannot pickle"):
+    here = Process("stream = (x for x in [])\ndef f(): return g()\ndef g(): return stream")
+    with pytest.raises(SerializationError, match=r"^value \(its global 'g'\) \(its global 'stream'\): cannot pickle"):
         here.send("f")
+
+
+GUARDED = """
+import threading
+lock, made = threading.Lock(), []
+def get():
+    with lock:
+        made.append(1)
+        return lock, made
+"""
+
+
+def test_a_lock_of_main_stays_there_and_the_receivers_is_used() -> None:
+    here, there, elsewhere = Process(GUARDED), Process(GUARDED), Process("import threading\nlock = threading.RLock()")
+    got = there.take(here.send("get"))
+    assert got is there.main.get and got() == (there.main.lock, there.main.made)
+    copy = elsewhere.take(here.send("get"))
+    assert copy()[0] is elsewhere.main.lock and copy()[1] is not here.main.made
+    with pytest.raises(errors.RpcError, match="__main__ here has no 'lock': define it on this worker, too"):
+        Process().take(here.send("get"))

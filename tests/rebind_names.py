@@ -1,0 +1,56 @@
+"""Each name of torch's modules that `rpcbench run` binds, beside what stands there then; for tests/test_rebind.py.
+
+A line of JSON for each: module, name, what torch has ("class", "function", "constant", "state"), what is there once
+bound (the same words, "refuses" for what raises by name, or "absent"), and the error's words where it refuses.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import types
+from typing import Any
+
+from rpcbench import rebind
+
+CONSTANTS = (str, int, float, tuple, type(None))
+
+
+def kind(value: Any) -> str:
+    if isinstance(value, type):
+        return "class"
+    return "constant" if isinstance(value, CONSTANTS) else "function" if callable(value) else "state"
+
+
+def names(module: types.ModuleType) -> dict[str, Any]:
+    """All but modules, and what is imported from elsewhere."""
+    homes = {*rebind._MODULES, "builtins", None}
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("__")
+        and not isinstance(value, types.ModuleType)
+        and (getattr(value, "__module__", None) in homes)
+    }
+
+
+def refusal(value: Any) -> str:
+    """What it says when it is called, where it is one that refuses; else nothing."""
+    if not isinstance(value, rebind._NotOffered):
+        return ""
+    try:
+        value(1)
+    except NotImplementedError as error:
+        return str(error)
+    return ""
+
+
+theirs = {module: names(importlib.import_module(module)) for module in rebind._MODULES}
+rebind.bind()
+for module, there in theirs.items():
+    here = importlib.import_module(module)
+    for name, value in there.items():
+        found = getattr(here, name, here)
+        words = refusal(found)
+        now = "absent" if found is here else "refuses" if words else kind(found)
+        print(json.dumps([module, name, kind(value), now, words]))
