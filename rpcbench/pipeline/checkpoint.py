@@ -30,6 +30,7 @@ from rpcbench.pipeline.chance import StepSeeds
 from rpcbench.pipeline.crew import Crew
 from rpcbench.pipeline.shards import Shapes, Shard, Source
 from rpcbench.words.errors import PipelineError
+from rpcbench.words.rebuild import add_note
 
 MANIFEST = "checkpoint.json"
 _FORMAT = 1
@@ -65,7 +66,7 @@ class Checkpoints:
         try:
             self.save(crew, folder)
         except Exception as error:
-            error.add_note(failed)
+            add_note(error, failed)
             raise
 
     # -- saving
