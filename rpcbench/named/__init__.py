@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
     """torch's function of that name, with names of dimensions for its `dim`."""
     found = [] if name.startswith("__") else [getattr(home, name, None) for home in HOMES]
     listed = [each for each in found if isroutine(each) and each in FUNCTIONS]
-    # torch does not document torch.embedding and its like, which take other arguments than those of torch.nn.functional.
+    # torch.embedding and its like, without documentation, take other arguments than torch.nn.functional.embedding.
     function = next(iter(sorted(listed, key=lambda each: not each.__doc__)), None)
     if function is None:
         raise AttributeError(f"module 'rpcbench.named' has no attribute {name!r}")
