@@ -46,7 +46,7 @@ NOT_PURE = {"rpcbench.words.futures"}  # is torch's Future
 LOADED_BY_OTHERS = _CLOCKS | {"selectors", "subprocess"}  # what the standard library loads says nothing of us
 
 UNPICKLERS = {  # all but the first: files of the user's own
-    "rpcbench.wire.pickling", "rpcbench.optim.checkpoint", "rpcbench.pipeline.shards",
+    "rpcbench.wire.pickling", "rpcbench.optim.files",
 }  # fmt: skip
 UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "torch", "joblib"}
 

@@ -6,7 +6,6 @@ SystemExit, becomes the caller's error; the worker lives on.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -17,6 +16,7 @@ from rpcbench.agent.values import Values
 from rpcbench.wire.messages import EMPTY, Call, Create, Failure, Fetch, Result
 from rpcbench.words.errors import ConnectionLostError, RemoteError, RpcError
 from rpcbench.words.futures import Future
+from rpcbench.words.rebuild import set_field, story, words
 
 ASYNC_MARK = "_wrapped_async_rpc_function"
 """torch's name for the attribute that `async_execution` sets: the function returns a Future of its result."""
@@ -173,20 +173,15 @@ def _fetch(agent: Server, source: int, message: Fetch) -> None:
 
 
 def failure(agent: Server, call: int, error: BaseException) -> Failure:
-    """An exception as a message: itself where it can travel, and always its story."""
-    story = "".join(traceback.format_exception(error))
-    try:
-        body = agent.values.codec.encode(error)[0] if isinstance(error, Exception) else EMPTY
-    except Exception:  # noqa: BLE001  (it cannot travel; its story does)
-        body = EMPTY
-    name = type(error).__name__
-    return Failure(call, name, story, body)
+    """An exception as a message: itself where its class can travel, and always its story."""
+    body = agent.values.codec.encode_error(error) if isinstance(error, Exception) else EMPTY
+    return Failure(call, type(error).__name__, story(error), body)
 
 
 def stored(agent: Server, error: BaseException) -> Exception:
     """An error to keep as a value: its story as text, and no frames, which would keep their variables alive."""
-    kept = error if isinstance(error, Exception) else RuntimeError(repr(error))
-    kept.__cause__ = RemoteError(agent.name, "".join(traceback.format_exception(error)))
+    kept = error if isinstance(error, Exception) else RuntimeError(words(error))
+    set_field(kept, "__cause__", RemoteError(agent.name, story(error)))
     return kept.with_traceback(None)
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 from rpcbench.wire.messages import EMPTY, WalkFailed
 from rpcbench.wire.pickling import Codec
 from rpcbench.words.errors import RemoteError, RpcError, WorkerLostError
 from rpcbench.words.ids import Id
+from rpcbench.words.rebuild import fill, remade, set_field, story, words
 
 
 def failure_of(error: BaseException, context: int, walk: Id, worker: int, codec: Codec) -> WalkFailed:
-    """An error that was raised here, as a message: itself where it can travel, and always its story."""
-    text = f"Error on Node {worker}: {error}\n" + "".join(traceback.format_exception(error))
-    try:
-        body = codec.encode(error)[0] if isinstance(error, Exception) else EMPTY
-    except Exception:  # noqa: BLE001  (it cannot travel; its story does)
-        body = EMPTY
+    """An error that was raised here, as a message: itself where its class can travel, and always its story."""
+    text = f"Error on Node {worker}: {words(error, str)}\n{story(error)}"
+    body = codec.encode_error(error) if isinstance(error, Exception) else EMPTY
     return WalkFailed(context, walk, worker, type(error).__name__, text, body)
 
 
@@ -32,7 +29,7 @@ def raised(failure: WalkFailed, worker: str, codec: Codec) -> Exception:
     if original is None and failure.type == WorkerLostError.__name__:
         return WorkerLostError(failure.text)
     error = _both(failure.text.splitlines()[0] if failure.text else failure.type, original)
-    error.__cause__ = RemoteError(worker, f"{failure.type} while gradients went back:\n{failure.text}")
+    set_field(error, "__cause__", RemoteError(worker, f"{failure.type} while gradients went back:\n{failure.text}"))
     return error
 
 
@@ -43,8 +40,9 @@ def _both(text: str, original: Any) -> Exception:
     kind = type(original)
     try:
         both: Any = type(kind.__name__, (RpcError, kind), {"__module__": kind.__module__})
-        made: Exception = both.__new__(both, text)
-        made.args = (text,)
-    except TypeError:
+        inner = (original.exceptions,) if isinstance(original, ExceptionGroup) else ()
+        made: Exception = remade(both, text, *inner)
+        fill(made, ((text,), vars(original), {}))
+    except Exception:  # noqa: BLE001  (a user's __init_subclass__ or __setstate__, or classes that have no subclass)
         return RpcError(text)
     return made

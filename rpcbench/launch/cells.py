@@ -38,6 +38,7 @@ from rpcbench.launch.talk import Talk
 from rpcbench.wire.messages import Origin
 from rpcbench.words.errors import CallCancelled
 from rpcbench.words.futures import blocked
+from rpcbench.words.rebuild import cut
 
 if TYPE_CHECKING:
     from rpcbench.agent.core import Agent
@@ -197,7 +198,8 @@ class CellRunner:
     def _reply(self, job: Job, outcome: Outcome) -> None:
         error = outcome.error
         kind = None if error is None else type(error).__name__
-        self.outbox.end(job.key, json.dumps({"error": kind, "traceback": outcome.traceback}))
+        lines = [cut(line) for line in outcome.traceback]
+        self.outbox.end(job.key, json.dumps({"error": kind, "traceback": lines}))
         self.talk.end()
         if error is None:
             job.reply.set_result(outcome.values)

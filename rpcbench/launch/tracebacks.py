@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from rpcbench.launch.targets import TargetError
 from rpcbench.words.errors import RpcError, RpcTimeoutError, WorkerLostError
+from rpcbench.words.rebuild import add_note, set_field
 
 E = TypeVar("E", bound=BaseException)
 _HIDDEN = (str(Path(__file__).parent.parent) + os.sep, contextlib.__file__)
@@ -62,7 +63,7 @@ def of_user(frames: TracebackType | None) -> TracebackType | None:
 
 def shown_as(error: E, lines: list[str]) -> E:
     """The error, to be shown as these lines; IPython has its own way for its UsageError."""
-    cast(Any, error)._render_traceback_ = _Rendering(lines)
+    set_field(error, "_render_traceback_", _Rendering(lines))
     return error
 
 
@@ -75,7 +76,7 @@ def raised(failures: list[Failed], shell: Any) -> BaseException:
     if first.stopped:
         return interrupted(failures, [])
     for other in failures[1:]:
-        first.error.add_note(f"also on {other.worker}: {message(other.error)}")
+        add_note(first.error, f"also on {other.worker}: {message(other.error)}")
     lines = _story(failures)
     if shell is not None and isinstance(first.error, SyntaxError | BaseExceptionGroup):
         _show_next(shell, first.error, lines)

@@ -12,18 +12,17 @@ function that has a row.
 from __future__ import annotations
 
 import functools
+from inspect import isroutine
 from typing import Any
-
-import torch
 
 from rpcbench.named import gradients as gradients  # who imports this has gradients and files with names
 from rpcbench.named import saving as saving
 from rpcbench.named.call import names_of
 from rpcbench.named.dims import NamesError
-from rpcbench.named.dispatch import FUNCTIONS
+from rpcbench.named.dispatch import FUNCTIONS, HOMES, OWN
 from rpcbench.named.factories import empty, empty_like, ones, rand, randn, tensor, zeros
 from rpcbench.named.modules import contract, name_parameters
-from rpcbench.named.named_tensor import NamedTensor, named, operate
+from rpcbench.named.named_tensor import NamedTensor, apply, named
 
 __all__ = [
     "NamedTensor",
@@ -44,13 +43,18 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """torch's function of that name, with names of dimensions for its `dim`."""
-    function = getattr(torch, name, None) or getattr(torch.nn.functional, name, None)
-    row = FUNCTIONS.get(function) if callable(function) else None
-    if function is None or row is None:
+    found = [] if name.startswith("__") else [getattr(home, name, None) for home in HOMES]
+    listed = [each for each in found if isroutine(each) and each in FUNCTIONS]
+    # torch.embedding and its like, without documentation, take other arguments than torch.nn.functional.embedding.
+    function = next(iter(sorted(listed, key=lambda each: not each.__doc__)), None)
+    if function is None:
         raise AttributeError(f"module 'rpcbench.named' has no attribute {name!r}")
 
     @functools.wraps(function)
     def by_name(*args: Any, **kwargs: Any) -> Any:
-        return operate(function, args, kwargs)
+        first = args[0] if args else kwargs.get("input")
+        if function in OWN and not isinstance(first, NamedTensor):
+            return function(*args, **kwargs)
+        return apply(function, args, kwargs)
 
     return by_name

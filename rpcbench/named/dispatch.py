@@ -19,7 +19,8 @@ from rpcbench.named.dims import Names, NamesError, listed
 from rpcbench.named.table import ROWS, Row
 
 Function = Callable[..., Any]
-_HOMES = (torch, functional, torch._C._nn, torch.special, torch.linalg)
+HOMES = (torch, functional, torch._C._nn, torch.special, torch.linalg)
+"""Where torch offers functions that have a row."""
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 
 
@@ -94,7 +95,7 @@ def functions(row: Row) -> Iterator[Function]:
         yield method
     elif method is not None:
         yield method.__get__
-    yield from (found for home in _HOMES if callable(found := getattr(home, row.name, None)))
+    yield from (found for home in HOMES if callable(found := getattr(home, row.name, None)))
 
 
 FUNCTIONS: dict[Function, Row] = {function: row for row in reversed(ROWS.values()) for function in functions(row)}

@@ -9,11 +9,12 @@ Guarantees
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils import swap_tensors
 
 from rpcbench.agent.described import describe
 from rpcbench.named import changes
@@ -39,13 +40,19 @@ class NamedTensor(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        own = OWN.get(func)
-        return own(*args, **(kwargs or {})) if own is not None else operate(func, args, kwargs or {})
+        return apply(func, args, kwargs or {})
 
     @property
     def names(self) -> Names:
         """The names of the dimensions, in order; None for one without a name."""
         return names_of(self)
+
+    @names.setter
+    def names(self, names: Iterable[str | None] | None) -> None:
+        """As `rename_`, with one name for each dimension; None leaves the tensor without names."""
+        if isinstance(names, str):
+            raise NamesError(f"x.names = {names!r}: it takes a tuple with a name for each dimension, or None")
+        self.rename_(*(None,) if names is None else names)
 
     def has_names(self) -> bool:
         """Whether any dimension has a name."""
@@ -108,6 +115,20 @@ class NamedTensor(Tensor):
         place, shape, made = told("unflatten", self, lambda: changes.unflattened(self.names, dim, sizes))
         with _PLAIN():
             return cast(NamedTensor, dress(Tensor.unflatten(self, place, shape), made))  # type: ignore[no-untyped-call]
+
+    def detach_(self) -> NamedTensor:
+        """As torch's, also for a view, which is what `named` and `rename` give, unless a graph holds that view."""
+        with _PLAIN():
+            if not self.requires_grad or not self._is_view():
+                return cast(NamedTensor, Tensor.detach_(self)) if self.requires_grad else self
+            detached = alias(Tensor.detach(self), self.names)
+            vars(detached).update(vars(self))
+            try:
+                swap_tensors(self, detached)  # type: ignore[no-untyped-call]
+            except RuntimeError as error:
+                told = f"detach_ of {show(self)}: a graph or a weak reference holds this view; take x = x.detach()"
+                raise NamesError(told) from error
+        return self
 
     @property
     def grad(self) -> Tensor | None:
@@ -175,6 +196,16 @@ def operate(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return result if names is None else dress(result, names)
 
 
+def apply(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As `operate`, also of the functions that look after names themselves."""
+    own = OWN.get(function)
+    if own is None:
+        return operate(function, args, kwargs)
+    if not args and "input" in kwargs:  # as torch's functions call the tensor
+        args, kwargs = (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
+    return own(*args, **kwargs)
+
+
 def dress(value: Any, names: Names) -> Any:
     """Give names to a new tensor, or to those in a tuple or list of them. The tensor itself becomes a named one."""
     kind = type(value)
@@ -203,9 +234,10 @@ for _function, _row in FUNCTIONS.items():
         setattr(NamedTensor, _row.name, _method(_function))
 
 
-for _name in ("flatten", "unflatten", "register_hook", "backward"):
+for _name in ("flatten", "unflatten", "detach_", "register_hook", "backward"):
     OWN[getattr(Tensor, _name)] = vars(NamedTensor)[_name]
 OWN[torch.flatten], OWN[torch.unflatten] = NamedTensor.flatten, NamedTensor.unflatten
+OWN[torch.detach_] = NamedTensor.detach_
 
 
 def named(tensor: Tensor, *names: Any) -> NamedTensor:

@@ -7,18 +7,22 @@ them: a directory with a manifest is a complete state.
 from __future__ import annotations
 
 import json
-import os
+import re
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from rpcbench.agent import current
+from rpcbench.optim.files import load, new_file
+from rpcbench.optim.files import manifest as load_manifest
 from rpcbench.optim.local import State, merged
 
 MANIFEST = "optimizer.json"
 _FORMAT = 1
+_FILE = re.compile(r"[^/\\\0]+\.pt")
 
 
 def save(name: str, size: int, directory: str | Path, shares: Callable[[], list[tuple[str, list[int]]]]) -> None:
@@ -27,7 +31,7 @@ def save(name: str, size: int, directory: str | Path, shares: Callable[[], list[
     target.mkdir(parents=True, exist_ok=True)
     (target / MANIFEST).unlink(missing_ok=True)  # until the new state is whole there is none
     manifest = {"format": _FORMAT, "optimizer": name, "parameters": size, "files": dict(shares())}
-    _replace(target / MANIFEST, lambda path: path.write_text(json.dumps(manifest, indent=1)))
+    _replace(target / MANIFEST, lambda file: file.write(json.dumps(manifest, indent=1).encode()))
 
 
 def files(name: str, size: int, directory: str | Path) -> dict[str, list[int]]:
@@ -35,14 +39,23 @@ def files(name: str, size: int, directory: str | Path) -> dict[str, list[int]]:
     path = Path(directory) / MANIFEST
     if not path.exists():
         raise ValueError(f"{directory} holds no complete optimizer state: there is no {MANIFEST}")
-    manifest: dict[str, Any] = json.loads(path.read_text())
-    found = (manifest["format"], manifest["optimizer"], manifest["parameters"])
-    if found != (_FORMAT, name, size):
+    *found, inside = load_manifest(path, _fields)
+    if found != [_FORMAT, name, size]:
         raise ValueError(
             f"{directory} holds format {found[0]}, {found[1]} over {found[2]} parameters; wanted: format {_FORMAT}, "
             f"{name} over {size}"
         )
-    return dict(manifest["files"])
+    if elsewhere := [file for file in inside if not _FILE.fullmatch(file)]:
+        raise ValueError(f"{path} names files outside its folder: {elsewhere[0]!r}. Nothing was loaded")
+    return inside
+
+
+def _fields(manifest: Any) -> tuple[Any, Any, Any, dict[str, list[int]]] | None:
+    match manifest:
+        case {"format": format_, "optimizer": name, "parameters": size, "files": dict(inside)}:
+            numbers = [number for each in inside.values() for number in (each if isinstance(each, list) else [None])]
+            return (format_, name, size, inside) if all(isinstance(number, int) for number in numbers) else None
+    return None
 
 
 def write(state: State, directory: str) -> str:
@@ -50,7 +63,7 @@ def write(state: State, directory: str) -> str:
     name = f"{current.current().name}.pt"
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
-    _replace(target / name, lambda path: torch.save(state, path))
+    _replace(target / name, lambda file: torch.save(state, file))
     return name
 
 
@@ -58,10 +71,11 @@ def read(directory: str, files: dict[str, list[int]], numbers: Sequence[int]) ->
     """All that the files have of these parameters."""
     wanted = set(numbers)
     needed = [Path(directory) / name for name, inside in files.items() if wanted.intersection(inside)]
-    return merged([torch.load(path, weights_only=True) for path in needed])
+    return merged([load(path) for path in needed])
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    draft = path.with_suffix(f".{os.getpid()}.draft")
-    write(draft)
+def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    draft = path.with_suffix(f".{secrets.token_hex(4)}.draft")
+    with new_file(draft) as file:
+        write(file)
     draft.replace(path)

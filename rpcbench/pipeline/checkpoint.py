@@ -5,7 +5,9 @@
 
 Guarantees
 - A folder has the latest checkpoint that is whole, and nothing else once it is written: new files have new names, the
-  manifest takes its name when all of them are on disk, and what it no longer names is removed after that.
+  manifest takes its name when all of them are on disk, and what it no longer names is removed after that. A try that
+  fails leaves the checkpoint before it, and nothing of its own.
+- A manifest names files in its own folder, and a file holds tensors and numbers: no code of a file runs.
 - Names are the un-split model's, so a checkpoint fits every split and schedule of the model.
 - What is loaded is looked at first: if a name, a shape or a byte is wrong, no stage has changed.
 
@@ -25,15 +27,18 @@ from typing import Any
 
 import torch
 
+from rpcbench.optim import files
 from rpcbench.pipeline import shards
 from rpcbench.pipeline.chance import StepSeeds
 from rpcbench.pipeline.crew import Crew
 from rpcbench.pipeline.shards import Shapes, Shard, Source
 from rpcbench.words.errors import PipelineError
+from rpcbench.words.rebuild import add_note
 
 MANIFEST = "checkpoint.json"
 _FORMAT = 1
-_FILE = re.compile(r"step\d+\.stage\d+\.[0-9a-f]{8}\.pt")
+_FILE = re.compile(r"step\d+\.stage\d+\.[0-9a-f]{8}\.pt", re.ASCII)
+_DRAFT = re.compile(r"checkpoint\.[0-9a-f]{8}\.draft")
 _SHOWN = 5
 
 
@@ -65,7 +70,7 @@ class Checkpoints:
         try:
             self.save(crew, folder)
         except Exception as error:
-            error.add_note(failed)
+            add_note(error, failed)
             raise
 
     # -- saving
@@ -75,16 +80,22 @@ class Checkpoints:
         crew.steps.check()
         number = crew.standing.number
         target.mkdir(parents=True, exist_ok=True)
-        written: dict[int, Shard] = crew.on_stages(
-            shards.write,
-            {s: (*crew.stage(s), str(target), f"step{number}.stage{s}") for s in range(crew.layout.stages)},
-        )
-        files = {shard.file for shard in written.values()}
-        if unseen := [file for file in sorted(files) if not (target / file).exists()]:
-            raise PipelineError(f"{target} has no {_few(unseen)} as seen from here: all workers must reach the folder")
-        _publish(target / MANIFEST, json.dumps(self._manifest(crew, written), indent=1))
+        token = secrets.token_hex(4)
+        names = {stage: f"step{number}.stage{stage}.{token}.pt" for stage in range(crew.layout.stages)}
+        try:
+            written: dict[int, Shard] = crew.on_stages(
+                shards.write, {stage: (*crew.stage(stage), str(target), name) for stage, name in names.items()}
+            )
+            if unseen := [name for name in names.values() if not (target / name).exists()]:
+                raise PipelineError(
+                    f"{target} has no {_few(unseen)} as seen from here: all workers must reach the folder"
+                )
+            _publish(target / MANIFEST, json.dumps(self._manifest(crew, written), indent=1))
+        except BaseException:
+            _discard(target, token)
+            raise
         for path in target.iterdir():
-            if _FILE.fullmatch(path.name) and path.name not in files:
+            if (_FILE.fullmatch(path.name) and path.name not in names.values()) or _DRAFT.fullmatch(path.name):
                 path.unlink()
 
     def _manifest(self, crew: Crew, written: Mapping[int, Shard]) -> dict[str, Any]:
@@ -162,7 +173,8 @@ def _sources(folder: Path, manifest: dict[str, Any], names: Mapping[int, dict[st
         wanted = {there: owns[name] for name, there in written["names"].items() if name in owns}
         if wanted:
             path = str(folder / written["file"])
-            sources[stage].append(Source(path, written["bytes"], written["sha256"], wanted))
+            shapes = {name: tuple(shape) for name, shape in written["shapes"].items()}
+            sources[stage].append(Source(path, written["bytes"], written["sha256"], shapes, wanted))
     return sources
 
 
@@ -177,7 +189,10 @@ def _read(folder: Path, optimizer: str) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.exists():
         raise PipelineError(f"{folder} has no whole checkpoint: there is no {MANIFEST}")
-    manifest: dict[str, Any] = json.loads(path.read_text())
+    try:
+        manifest = files.manifest(path, _checked)
+    except ValueError as error:
+        raise PipelineError(str(error)) from None
     if manifest.get("format") != _FORMAT:
         raise PipelineError(f"{path} is of format {manifest.get('format')}; this version reads {_FORMAT}")
     if optimizer and manifest["optimizer"] != optimizer:
@@ -187,13 +202,39 @@ def _read(folder: Path, optimizer: str) -> dict[str, Any]:
     return manifest
 
 
+def _checked(found: Any) -> dict[str, Any] | None:
+    """The manifest, where it is one; another format may have other fields."""
+    match found:
+        case {"format": int(format_)} if format_ != _FORMAT:
+            return dict(found)
+        case {"format": int(), "optimizer_step": int(), "optimizer": str(), "seeds": {"base": int(), "drawn": int()},
+              "stages": list(stages)} if all(map(_is_stage, stages)):  # fmt: skip
+            return dict(found)
+    return None
+
+
+def _is_stage(found: Any) -> bool:
+    match found:
+        case {"file": str(), "bytes": int(), "sha256": str(), "shapes": dict(shapes), "names": dict(names)}:
+            sizes = [size for shape in shapes.values() for size in (shape if isinstance(shape, list) else [None])]
+            return all(isinstance(size, int) for size in sizes) and set(map(str, names.values())) <= shapes.keys()
+    return False
+
+
+def _discard(folder: Path, token: str) -> None:
+    """Remove the files of a try that has failed, unless the manifest names them already."""
+    manifest = folder / MANIFEST
+    if manifest.exists() and token in manifest.read_text():
+        return
+    for path in folder.glob(f"step*.{token}.pt"):
+        path.unlink(missing_ok=True)
+
+
 def _publish(path: Path, text: str) -> None:
     """Let a file have this content, all of it or, whatever happens, what it had before."""
     draft = path.with_suffix(f".{secrets.token_hex(4)}.draft")
-    with draft.open("x") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    with files.new_file(draft) as file:
+        file.write(text.encode())
     draft.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)
     try:

@@ -10,6 +10,7 @@ from torch import Tensor
 from rpcbench.agent.described import layout_of
 from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.words.errors import PipelineError
+from rpcbench.words.rebuild import add_note
 
 IN_PLACE = (
     "a stage changes in place what it takes, which the stage before and the backward need as it was: let its first "
@@ -33,9 +34,9 @@ _NAMES = {
 def explain(error: BaseException, op: Op, step: int) -> None:
     """Say on an error what it came of."""
     what = _NAMES[op.kind] + ("" if op.kind is Kind.ALL_REDUCE else f" of micro-batch {op.microbatch}")
-    error.add_note(f"in {op.label} of stage {op.stage}, {what}, in step {step}")
+    add_note(error, f"in {op.label} of stage {op.stage}, {what}, in step {step}")
     if isinstance(error, RuntimeError) and "used in an in-place operation" in str(error):
-        error.add_note(IN_PLACE)
+        add_note(error, IN_PLACE)
 
 
 def scalar(loss: Any) -> Tensor:

@@ -265,7 +265,8 @@ class Pipeline:
 
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint: each worker its own stages, parameters and optimizers. It replaces the one in `folder`,
-        which all workers must reach under this path, as soon as it is whole. StageLostError, PipelineError, OSError.
+        which all workers must reach under this path, as soon as it is whole; where that fails it stays.
+        StageLostError, PipelineError; OSError that names the file and its worker.
         """
         self._checkpoints.save(self.crew, folder)
 

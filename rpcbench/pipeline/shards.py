@@ -7,15 +7,13 @@ its schedule of learning rates, and the worker's random numbers. It is on disk, 
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from rpcbench.optim import LocalOptimizer
+from rpcbench.optim import LocalOptimizer, files
 from rpcbench.rpc import RRef
 from rpcbench.words.errors import PipelineError
 
@@ -32,11 +30,12 @@ class Shard(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A file to read, and which of its tensors are wanted: name there, name here."""
+    """A file to read, the shapes of its tensors, and which of them are wanted: name there, name here."""
 
     path: str
     bytes: int
     sha256: str
+    shapes: Shapes
     names: dict[str, str]
 
 
@@ -45,13 +44,11 @@ def shapes(module: RRef[Any]) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in module.local_value().state_dict().items()}
 
 
-def write(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, folder: str, stem: str) -> Shard:
+def write(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, folder: str, name: str) -> Shard:
     """Write what a stage holds to a new file."""
-    path = Path(folder) / f"{stem}.{secrets.token_hex(4)}.pt"
-    with worker.local_value().between_steps(), path.open("xb") as file:
+    path = Path(folder) / name
+    with worker.local_value().between_steps(), files.new_file(path) as file:
         torch.save(_held(module.local_value(), _local(optimizer)), file)
-        file.flush()
-        os.fsync(file.fileno())
     with path.open("rb") as written:
         digest = hashlib.file_digest(written, "sha256").hexdigest()
     return Shard(path.name, path.stat().st_size, digest, shapes(module))
@@ -68,13 +65,14 @@ def check(sources: Sequence[Source]) -> None:
         if digest != source.sha256:
             raise PipelineError(f"{path} is not what was written there: it has {path.stat().st_size} bytes and another "
                                 f"SHA-256; {source.bytes} bytes were written")  # fmt: skip
+        _opened(source, mmap=True)
 
 
 def read(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, sources: Sequence[Source]) -> None:
     """Let a stage hold what the files have for it. One without tensors has none."""
     if not sources:
         return
-    kept = [torch.load(source.path, weights_only=True) for source in sources]
+    kept = [_opened(source) for source in sources]
     tensors: dict[str, Any] = {}
     states: dict[str, Any] = {}
     for source, held in zip(sources, kept, strict=True):
@@ -95,6 +93,20 @@ def take(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, tens
 
 
 # -- inside
+def _opened(source: Source, mmap: bool = False) -> dict[str, Any]:
+    """What a file holds. PipelineError where that is not what its manifest says."""
+    try:
+        held = files.load(Path(source.path), mmap)
+    except ValueError as error:
+        raise PipelineError(str(error)) from None
+    match held:
+        case {"tensors": dict(tensors), "states": dict(), "group": _, "schedule": _, "random": torch.Tensor()}:
+            found = {name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+            if found == source.shapes:
+                return dict(held)
+    raise PipelineError(f"{source.path} does not hold what its manifest says. Nothing was loaded")
+
+
 def _held(module: torch.nn.Module, optimizer: LocalOptimizer | None) -> dict[str, Any]:
     held: dict[str, Any] = {"tensors": module.state_dict(), "states": {}, "group": None, "schedule": None}
     if optimizer is not None:

@@ -28,6 +28,7 @@ from rpcbench.pipeline.tasks import Apply, Report, Task
 from rpcbench.words.changes import Changes
 from rpcbench.words.errors import PipelineError, WorkerLostError
 from rpcbench.words.futures import Future, collect_all, wait_all
+from rpcbench.words.rebuild import add_note
 
 Ask = Callable[..., Future[Any]]
 """Of a worker's id, a function of `requests` and its arguments but the key."""
@@ -196,7 +197,7 @@ class Steps:
         self._decide(opened, error, _LAST_WORDS)
         if opened.going is None:
             self._losses.tell_of(error, f"in step {self._step}", changed=True)
-            error.add_note(f"One worker has yet to say whether the step is done: {self.standing.words(self._homes)}.")
+            add_note(error, f"One worker has yet to say whether the step is done: {self.standing.words(self._homes)}.")
             return
         interrupted = not isinstance(error, Exception)
         self._settle(None if interrupted else _LAST_WORDS)
@@ -269,7 +270,7 @@ class Steps:
     def _not_applied(self, error: BaseException, number: int) -> None:
         """An error has come while optimizers stepped. Raises StageLostError where it comes of a death."""
         self._losses.tell_of(error, f"while optimizer step {number} was applied", changed=True)
-        error.add_note(self._apart() if self.standing.number is None else self.standing.words(self._homes))
+        add_note(error, self._apart() if self.standing.number is None else self.standing.words(self._homes))
 
 
 def _await(running: _Running, seconds: float | None) -> bool:

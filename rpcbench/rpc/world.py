@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -29,6 +28,7 @@ from rpcbench.rpc.start import join
 from rpcbench.transport.base import Link
 from rpcbench.words.config import JOIN_SECONDS
 from rpcbench.words.errors import IncompleteWorldError
+from rpcbench.words.rebuild import story, words
 
 _Part = Callable[[Agent], object]
 _LONG_SECONDS = 10.0
@@ -179,9 +179,9 @@ def _tell_errors(agent: Agent) -> None:
     """A script says on its own stderr, too, what a caller's function has raised in it."""
 
     def tell(error: BaseException) -> None:
-        story = "".join(traceback.format_exception(error))
         with contextlib.suppress(OSError, ValueError):  # stderr may be closed; the caller hears of it anyway
-            sys.stderr.write(f"On WorkerInfo(id={agent.id}, name={agent.name}):\n{error!r}\n{story}")
+            who = f"WorkerInfo(id={agent.id}, name={agent.name})"
+            sys.stderr.write(f"On {who}:\n{words(error)}\n{story(error)}")
 
     agent.on_error = tell
 

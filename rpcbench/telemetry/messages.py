@@ -99,7 +99,8 @@ def _both(one: Row, other: Row) -> Row:
 
 
 def _time(row: Row) -> float:
-    return float(row["received"] if row["sent"] is None else row["sent"])
+    times = (row["sent"], row["received"], row["lost"])  # what was told of it first may be that it is lost
+    return float(next(time for time in times if time is not None))
 
 
 def _shown(row: Row, labels: dict[str, str], world: World) -> Row:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rpcbench.telemetry.shapes import fault, frame_fault
 from rpcbench.telemetry.views import Delta, View, World, patch
 from rpcbench.words.changes import Listeners
 
@@ -25,6 +26,8 @@ TABLES = ("owned", "users", "contexts", "graphs", "calls", "ops", "steps", "mess
 _SECRET = re.compile(r"SECRET|TOKEN|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
 _SHORTEST_SECRET = 6
 _HOMES = re.compile(r"/(?:home|Users)/[^/\s'\"]+")
+
+_FIELDS = {"holds": dict, "leaves_out": [str], "frames": [list]}
 
 Frame = tuple[float, Delta, str]
 
@@ -52,17 +55,28 @@ class Record:
 
 
 def load(path: str | Path) -> Record:
-    """The record in a file. ValueError for a file that is none, or from a later version."""
+    """The record in a file. ValueError for a file that is none, is damaged, or from a later version; it says where."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no record of rpcbench: {error}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f"{path} is no record of rpcbench: make one with %record {Path(path).name}")
     if found.get("version") != VERSION:
         raise ValueError(f"{path} is a record of version {found.get('version')}; this rpcbench reads version {VERSION}")
-    frames = tuple((float(seconds), delta, str(name)) for seconds, delta, name in found.pop("frames"))
-    return Record(found, frames)
+    if place := fault(found, _FIELDS, "the record"):
+        raise ValueError(f"{path} is damaged: {place} is missing, or not what a record has there")
+    return Record(found, tuple(_frame(path, at, frame) for at, frame in enumerate(found.pop("frames"))))
+
+
+def _frame(path: str | Path, at: int, frame: list[Any]) -> Frame:
+    """ValueError where a frame of the file is not one."""
+    place: str | None = "its time, delta or name"
+    if len(frame) == 3 and fault(frame[0], float, "time") is None and isinstance(frame[2], str):
+        place = frame_fault(frame[1])
+    if place:
+        raise ValueError(f"{path} is damaged: frame {at}, {place} is missing, or not what a record has there")
+    return (float(frame[0]), frame[1], frame[2])
 
 
 def flat(world: World, tables: tuple[str, ...] | None = TABLES) -> View:

@@ -41,9 +41,11 @@ from rpcbench.wire.code import (
 )
 from rpcbench.wire.devices import CPU_ONLY, Route
 from rpcbench.wire.identity import has_name, importable, load_packages_of, loaded
+from rpcbench.wire.messages import EMPTY
 from rpcbench.wire.ordinary import Buffer
 from rpcbench.wire.plain import Encoded
 from rpcbench.wire.storages import SMALL
+from rpcbench.words import rebuild
 from rpcbench.words.errors import ProtocolError, RpcError, SerializationError
 
 _PROTOCOL = 5
@@ -51,6 +53,8 @@ _SPAWNED = "__mp_main__"
 """What processes started by multiprocessing call their `__main__`, and all have."""
 _SHORT = 1 << 12
 """Bytes of a pickle after which its pickler is used again; what has written a long one has grown with it."""
+_MOST_ERROR = 16 << 20
+"""Bytes of the pickle of an error, or of a part of one that is longer."""
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     **cloudpickle.Pickler.dispatch_table.maps[0],
     functools._lru_cache_wrapper: reduce_cached,
@@ -145,6 +149,31 @@ class Codec:
             return Body(payload, b"", beside), []
         table, buffers = tensors.encode(found, route)
         return Body(payload, table, buffers + beside), found
+
+    def encode_error(self, error: BaseException) -> Body:
+        """An error that is to be raised elsewhere, with its own type wherever its class can travel; else an empty body.
+
+        Parts that cannot travel become their representations. An error of more than 16 MB is shortened: each text to
+        `rebuild.MOST_TEXT` characters.
+        """
+        body = self._error_body(lambda: error)
+        return body or self._error_body(lambda: rebuild.shortened(error, self._short)) or EMPTY
+
+    def _error_body(self, make: Callable[[], object]) -> Body | None:
+        """None for what cannot travel, or is too large to."""
+        try:
+            body, _ = self._encode(make(), None, CPU_ONLY)
+        except Exception:  # noqa: BLE001  (whatever a user's __reduce__ raises; the story of the error travels)
+            return None
+        return body if len(body.payload) <= _MOST_ERROR else None
+
+    def _short(self, part: object) -> object:
+        """A part of an error, or what stands for it."""
+        if isinstance(part, bytes):  # a UnicodeDecodeError needs them as such
+            return part[: rebuild.MOST_TEXT]
+        if type(part) is str:
+            return rebuild.cut(part)
+        return rebuild.words(part) if self._error_body(lambda: part) is None else part
 
     def _problem(self, value: object, externals: Externals | None, route: Route) -> Exception | None:
         try:
@@ -267,6 +296,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return holes.external, name
         if issubclass(kind, torch.jit.ScriptModule):
             return scripts.reduce_module(value, self._route)
+        if issubclass(kind, BaseException):
+            return rebuild.reduced(value) or NotImplemented
         return NotImplemented
 
     def _tensor(self, value: torch.Tensor, kind: type) -> Any:

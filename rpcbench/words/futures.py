@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 import torch
 
 from rpcbench.words.changes import acquired
+from rpcbench.words.rebuild import set_field, twin
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -68,13 +68,14 @@ def _fresh(error: BaseException) -> BaseException:
     torch's side holds what it stores where the garbage collector cannot see it, so such a circle would never go.
     """
     try:
-        twin = copy.copy(error)
+        fresh = twin(error)
     except Exception:  # noqa: BLE001  (it cannot be copied, so it is raised as it is)
         return error
-    if type(twin) is not type(error):
+    if type(fresh) is not type(error):
         return error
-    twin.__cause__, twin.__suppress_context__ = error.__cause__, error.__suppress_context__
-    return twin
+    set_field(fresh, "__cause__", error.__cause__)
+    set_field(fresh, "__suppress_context__", error.__suppress_context__)
+    return fresh
 
 
 def _raise(error: Exception) -> None:

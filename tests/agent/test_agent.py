@@ -29,6 +29,7 @@ from rpcbench.words.errors import (
     UnknownWorkerError,
     WorkerLostError,
 )  # fmt: skip
+from rpcbench.words.rebuild import MOST_TEXT
 
 
 @pytest.fixture
@@ -104,9 +105,36 @@ def test_errors_keep_type_and_text_and_show_the_remote_traceback(agents: list[Ag
         agents[0].call("worker1", fail, ("key",)).wait()
 
 
-def test_errors_that_cannot_travel_become_readable_ones(agents: list[Agent]) -> None:
-    with pytest.raises(RpcError, match="TwoArguments"):
-        agents[0].call("worker1", fail, ("two",)).wait()
+def test_errors_keep_their_type_whatever_their_init_takes(agents: list[Agent]) -> None:
+    future = agents[0].call("worker1", fail, ("two",))
+    for _ in range(2):  # each wait raises a twin
+        with pytest.raises(TwoArguments, match=r"^7: seven$") as caught:
+            future.wait()
+        assert (caught.value.code, caught.value.reason) == (7, "seven")
+
+
+def look_up(rref: RRef[Any]) -> None:
+    {}[rref]
+
+
+def test_an_rref_in_an_error_becomes_its_representation(agents: list[Agent]) -> None:
+    rref = remote("worker1", list)
+    with pytest.raises(KeyError, match="UserRRef") as caught:
+        agents[0].call("worker2", look_up, (rref,)).wait()
+    assert type(caught.value.args[0]) is str
+
+
+def fail_at_length() -> None:
+    raise TwoArguments(7, "x" * (200 << 20))
+
+
+def test_an_error_of_200_mb_is_cut_and_keeps_its_type(agents: list[Agent]) -> None:
+    with pytest.raises(TwoArguments) as caught:
+        agents[0].call("worker1", fail_at_length).wait()
+    assert len(str(caught.value)) < MOST_TEXT + 100 and len(str(caught.value.__cause__)) < MOST_TEXT + 200
+
+
+def test_errors_that_end_a_process_become_readable_ones(agents: list[Agent]) -> None:
     with pytest.raises(RpcError, match="SystemExit"):
         agents[0].call("worker1", fail, ("exit",)).wait()
     assert agents[0].call("worker1", add, (1,)).wait() == 2

@@ -49,7 +49,7 @@ def test_who_leads_a_closed_world_may_go_as_soon_as_it_is_in(tmp_path: Path) -> 
         leading.start()
         until(lambda: bool(made))
         following.start()
-        assert made[0].complete.wait(20)
+        assert made[0]._lead.complete.wait(20)
         leading.join(0.5)  # time enough to return, for one that does not wait for others
         assert leading.is_alive()
         link.go.set()

@@ -45,6 +45,7 @@ PLACES = dict(documented())
 EXAMPLES = {doc: place for place, doc in PLACES.items() if ">>>" in doc}  # a name may be offered in several places
 TEXTS = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
 FENCE = re.compile(r"^```python\n(>>> .*?)^```$", re.MULTILINE | re.DOTALL)
+SHOWN = [path for path in TEXTS if path.parent.name != "api" and FENCE.search(path.read_text())]
 
 
 def test_pages_are_those_of_the_docstrings():
@@ -88,11 +89,9 @@ def test_examples_that_make_their_own_world_run(doc, no_leaks):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("page", ["collectives", "migration", "pipelines"])
+@pytest.mark.parametrize("page", SHOWN, ids=lambda path: path.name)
 def test_examples_of_pages_run(names, page):
-    examples = FENCE.findall((ROOT / "docs" / f"{page}.md").read_text())
-    assert examples
-    assert failures("\n".join(examples), page, names) == ""
+    assert failures("\n".join(FENCE.findall(page.read_text())), page.name, names) == ""
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -121,7 +121,7 @@ def without_descriptors(name: str) -> str:
 
 # -- things that do not travel
 class Untidy(Exception):
-    """Cannot be made again from its text."""
+    """Its `__init__` cannot make it again from its `args`."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{code}: {reason}")

@@ -210,13 +210,13 @@ def test_row_14_what_cannot_travel_is_named_at_the_caller(cluster: rpcbench.Clus
         cluster.rpc_sync("worker1", print, (deeds.make_lock(), held))
     with pytest.raises(SerializationError, match=r"^result\['lock'\]: cannot pickle '_thread.lock'"):
         cluster.rpc_sync("worker1", deeds.make_lock)
-    with pytest.raises(RpcError, match="ValueError on worker1, which cannot be made anew here") as caught:
+    with pytest.raises(ValueError, match=r"held by.*<unlocked _thread.lock object") as caught:
         cluster.rpc_sync("worker1", deeds.fail_with_lock)
-    assert isinstance(caught.value.__cause__, RemoteError) and "in fail_with_lock" in str(caught.value)
+    assert isinstance(caught.value.__cause__, RemoteError) and "in fail_with_lock" in str(caught.value.__cause__)
 
 
 def test_row_15_what_fails_while_it_is_unpickled_harms_nobody(cluster: rpcbench.Cluster) -> None:
-    with pytest.raises(RpcError, match=r"Untidy on worker1[\s\S]*7: seven"):
+    with pytest.raises(deeds.Untidy, match=r"^7: seven$"):
         cluster.rpc_sync("worker1", deeds.fail, (deeds.Untidy, 7, "seven"))
     with pytest.raises(RpcError, match="ExplosiveError on worker1"):
         cluster.rpc_sync("worker1", deeds.fail, (deeds.ExplosiveError,))

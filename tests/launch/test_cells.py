@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import random
 import signal
@@ -18,6 +19,7 @@ from rpcbench.launch.cells import Cell, CellRunner
 from rpcbench.launch.outbox import CellKey
 from rpcbench.launch.shell import Outcome
 from rpcbench.words.errors import CallCancelled
+from rpcbench.words.rebuild import MOST_TEXT
 
 
 class Agent:
@@ -48,6 +50,7 @@ class Agent:
             return
         self.handlers[cells.SHOWN](member, {"cell": notice["cell"], "shown": notice["n"] + 1})
         if notice["kind"] == "end":
+            self.end = notice["content"]
             self.ended.put(notice["cell"])
         else:
             self.texts.append(notice["content"])
@@ -297,3 +300,19 @@ def test_cells_that_run_or_wait_are_counted(bench):
         assert bench.agent.health.cells() == 0
 
     bench.serve(script)
+
+
+def test_a_traceback_is_cut(bench, monkeypatch):
+    async def fail(cell):
+        return Outcome(error=ValueError("x"), traceback=("in the cell", "y" * (MOST_TEXT + 50)))
+
+    monkeypatch.setattr(bench.runner, "_run", fail)
+
+    def script():
+        with pytest.raises(ValueError, match="x"):
+            bench.ask(1, None)
+        bench.agent.ended.get(timeout=10)
+
+    bench.serve(script)
+    first, second = json.loads("".join([*bench.agent.texts, bench.agent.end]))["traceback"]
+    assert first == "in the cell" and "50 characters are left out" in second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -11,13 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from spoiled import DAMAGE, damaged, disk_of
 from torch import nn
 from torch.nn import functional
 from worlds import nothing_left, world
 
 from rpcbench import Cluster
 from rpcbench.agent.core import Agent
-from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, split
+from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, checkpoint, split
 from rpcbench.pipeline.checkpoint import MANIFEST
 
 WORKERS = ["worker1", "worker2"]
@@ -130,6 +134,96 @@ def test_what_is_not_whole_is_not_loaded(agents: list[Agent], tmp_path: Path, ch
         pipe.load(tmp_path)
     assert same(pipe.state_dict(), before) and pipe.optimizer_step == 3
     assert train(pipe, 4)
+
+
+@pytest.mark.parametrize("most", [min, max])  # of no stage, and of one
+def test_a_full_disk_is_told_and_leaves_the_checkpoint_before(agents: list[Agent], tmp_path: Path, most: Any) -> None:
+    pipe = pipeline()
+    train(pipe, 2)
+    pipe.save(tmp_path / "kept")
+    before = sorted((tmp_path / "kept").iterdir())
+    sizes = [path.stat().st_size for path in before if path.suffix == ".pt"]
+    train(pipe, 3)
+    with (
+        disk_of(most(sizes) - 1),
+        pytest.raises(OSError, match=r"worker[12] cannot write this file .*stage[01]") as caught,
+    ):
+        pipe.save(tmp_path / "kept")
+    assert str(tmp_path / "kept" / "step3.stage") in caught.value.filename
+    assert sorted((tmp_path / "kept").iterdir()) == before
+    assert pipe.load(tmp_path / "kept") == 2 and train(pipe, 4)
+
+
+def test_a_manifest_that_cannot_be_written_leaves_nothing(
+    agents: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = pipeline()
+    monkeypatch.setattr(checkpoint.json, "dumps", lambda *args, **options: "x" * 2_000_000)
+    with disk_of(1_000_000), pytest.raises(OSError, match=r"cannot write .*checkpoint\.[0-9a-f]{8}\.draft"):
+        pipe.save(tmp_path / "kept")
+    assert not [*(tmp_path / "kept").iterdir()]
+
+
+def test_what_a_killed_try_has_left_goes_with_the_next(agents: list[Agent], tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    for name in ("step1.stage0.01234567.pt", "checkpoint.01234567.draft", "mine.txt"):
+        (folder / name).write_text("half")
+    pipeline().save(folder)
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".pt", ".txt"}
+    assert not (folder / "step1.stage0.01234567.pt").exists()
+
+
+class Foreign:
+    """Not of torch's, so it could do anything as it is unpickled."""
+
+
+def test_a_foreign_pickle_is_refused_before_anything_is_loaded(agents: list[Agent], tmp_path: Path) -> None:
+    pipe = pipeline()
+    train(pipe, 1)
+    pipe.save(tmp_path)
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    written = manifest["stages"][1]
+    path = tmp_path / written["file"]
+    held = torch.load(path, weights_only=True)
+    before = pipe.state_dict()
+    for change, told in (
+        ({"more": Foreign()}, "holds objects of test_checkpoint.Foreign"),
+        ({"tensors": {}}, "does not hold what its manifest says"),
+    ):
+        torch.save({**held, **change}, path)
+        written["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+        with pytest.raises(PipelineError, match=rf"{path.name} {told}") as caught:
+            pipe.load(tmp_path)
+        assert "weights_only" not in f"{caught.value}{caught.value.__cause__}"
+        assert same(pipe.state_dict(), before)
+
+
+@pytest.mark.parametrize("file", ["../other.pt", "/etc/passwd", "step1.stage0.01234567.pt/../x", 7])
+def test_a_manifest_names_no_file_outside_its_folder(tmp_path: Path, file: Any) -> None:
+    stage = {"file": file, "bytes": 1, "sha256": "0", "shapes": {}, "names": {}}
+    fields = {"format": 1, "optimizer_step": 1, "optimizer": "", "seeds": {"base": 1, "drawn": 1}, "stages": [stage]}
+    (tmp_path / MANIFEST).write_text(json.dumps(fields))
+    with pytest.raises(PipelineError, match=r"checkpoint\.json (names files|is no manifest)"):
+        checkpoint._read(tmp_path, "")
+
+
+WRITTEN = {"file": "step3.stage0.01234567.pt", "bytes": 9, "sha256": "0", "shapes": {"a": [2]}, "names": {"0.a": "a"}}
+SEEDS = {"base": 1, "drawn": 2}
+WHOLE = json.dumps({"format": 1, "optimizer_step": 3, "optimizer": "SGD", "seeds": SEEDS, "stages": [WRITTEN]})
+
+
+@DAMAGE
+@given(data=st.data())
+def test_a_damaged_manifest_is_told_with_its_place(tmp_path: Path, data: Any) -> None:
+    (tmp_path / MANIFEST).write_bytes(damaged(WHOLE.encode(), data.draw))
+    try:
+        found = checkpoint._read(tmp_path, "SGD")
+    except PipelineError as error:
+        assert str(tmp_path) in str(error)
+    else:
+        checkpoint._sources(tmp_path, found, {0: {name: name for name in checkpoint._shapes_in(found)}})
 
 
 def test_a_folder_without_manifest_has_no_checkpoint(agents: list[Agent], tmp_path: Path) -> None:

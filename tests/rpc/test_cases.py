@@ -194,9 +194,11 @@ def test_case_08_errors_keep_type_and_text(world: rpcbench.Cluster) -> None:
         assert isinstance(cause, RemoteError) and "in fail" in cause.traceback
     with pytest.raises(KeyError, match="'key'"):
         rpc.rpc_sync("worker1", fail, (KeyError, "key"))
-    for error in (TwoArguments, SystemExit, KeyboardInterrupt):
+    with pytest.raises(TwoArguments, match="seven"):
+        rpc.rpc_sync("worker1", fail, (TwoArguments, 7, "seven"))
+    for error in (SystemExit, KeyboardInterrupt):
         with pytest.raises(RpcError, match=error.__name__):
-            rpc.rpc_sync("worker1", fail, (error, *((7, "seven") if error is TwoArguments else ())))
+            rpc.rpc_sync("worker1", fail, (error,))
     assert rpc.rpc_sync("worker1", max, (1, 2)) == 2
 
 

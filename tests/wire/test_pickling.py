@@ -25,6 +25,7 @@ from rpcbench.wire.body import Body
 from rpcbench.wire.code import MissingCodeError
 from rpcbench.wire.pickling import Codec, Encoded
 from rpcbench.wire.storages import INLINE
+from rpcbench.words import rebuild
 from rpcbench.words.errors import ProtocolError, RpcError, SerializationError, ShutdownError
 
 
@@ -457,6 +458,58 @@ def test_errors_of_the_values_own_classes_pass_unchanged() -> None:
     with pytest.raises(AttributeError, match=r"^just so$") as caught:
         Codec().decode(body)
     assert not isinstance(caught.value, RpcError)
+
+
+class KeywordsOnly(Exception):
+    def __init__(self, *, code: int, holds: object = None) -> None:
+        super().__init__(f"code {code}", holds)
+        self.code, self.holds = code, holds
+
+
+def test_an_exception_is_a_value_like_any_other() -> None:
+    error = KeywordsOnly(code=7)
+    error.holds = [error]
+    arrived = send([error, KeyError(Colour.RED)])
+    assert type(arrived[0]) is KeywordsOnly and arrived[0].code == 7 and arrived[0].holds[0] is arrived[0]
+    assert arrived[1].args == (Colour.RED,)
+    with pytest.raises(SerializationError, match=r"^value\.args\[1\]: cannot pickle '_thread.lock'"):
+        Codec().encode(KeywordsOnly(code=7, holds=threading.Lock()))
+
+
+def raised(error: BaseException) -> Any:
+    return Codec().decode(Codec().encode_error(error))
+
+
+def test_an_error_keeps_its_type_whatever_it_holds() -> None:
+    lock = threading.Lock()
+    error = KeywordsOnly(code=7, holds=lock)
+    error.add_note("a note")
+    arrived = raised(error)
+    assert type(arrived) is KeywordsOnly and arrived.args == ("code 7", repr(lock))
+    assert (arrived.code, arrived.holds, arrived.__notes__) == (7, repr(lock), ["a note"])
+    group = raised(ExceptionGroup("several", [error, ValueError(1)]))
+    assert [inner.args for inner in group.exceptions] == [("code 7", repr(lock)), (1,)]
+
+
+def test_an_error_whose_class_cannot_travel_is_an_empty_body() -> None:
+    class Local(Exception):
+        lock = threading.Lock()
+
+    assert Codec().encode_error(Local()) == Body(b"", b"", [])
+
+
+def test_a_long_error_is_cut_and_keeps_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickling, "_MOST_ERROR", 2000)
+    monkeypatch.setattr(rebuild, "MOST_TEXT", 100)
+    error = KeywordsOnly(code=7, holds=[0] * 10_000)
+    error.add_note("note " * 1000)
+    arrived = raised(error)
+    assert type(arrived) is KeywordsOnly and arrived.args[0] == "code 7"
+    assert arrived.holds.startswith("[0, 0, ") and "29900 characters are left out" in arrived.holds
+    assert "4900 characters are left out" in arrived.__notes__[0]
+    arrived = raised(UnicodeDecodeError("utf-8", b"\xff" * 5000, 4000, 4001, "broken"))
+    assert arrived.object == b"\xff" * 100 and "broken" in str(arrived)
+    assert raised(ValueError("x" * 1000)).args == ("x" * 1000,)
 
 
 class Brittle:

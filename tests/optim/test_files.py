@@ -1,0 +1,117 @@
+"""Files of checkpoints: a full disk leaves nothing behind; foreign and damaged files are refused with their names."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from spoiled import DAMAGE, damaged, disk_of
+
+from rpcbench.agent import current
+from rpcbench.optim import checkpoint, files
+
+
+@pytest.fixture(autouse=True)
+def worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(current, "current", lambda: SimpleNamespace(name="worker7"))
+
+
+class Foreign:
+    pass
+
+
+class Evil:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_full_disk_is_told_with_file_and_worker_and_leaves_nothing(tmp_path: Path, size: int) -> None:
+    told = pytest.raises(OSError, match="worker7 cannot write this file")
+    with disk_of(50), told as caught, files.new_file(tmp_path / "share.pt") as file:
+        torch.save({"weight": torch.zeros(size)}, file)
+    assert caught.value.filename == str(tmp_path / "share.pt") and str(tmp_path / "share.pt") in str(caught.value)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_another_failure_leaves_nothing_either(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="own"), files.new_file(tmp_path / "share.pt"):
+        raise KeyError("own")
+    assert not [*tmp_path.iterdir()]
+    (tmp_path / "there").write_text("x")
+    with pytest.raises(FileExistsError), files.new_file(tmp_path / "there"):
+        pass
+    assert (tmp_path / "there").read_text() == "x"
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("way", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
+@pytest.mark.parametrize("make", [lambda path: Foreign(), Evil], ids=["foreign", "evil"])
+def test_a_foreign_pickle_is_refused_and_does_nothing(tmp_path: Path, make: Any, way: Any, mmap: bool) -> None:
+    path = tmp_path / "share.pt"
+    way({"weight": torch.zeros(2), "more": make(tmp_path / "run")}, path)
+    with pytest.raises(
+        ValueError, match=r"share\.pt (holds objects of .*|is no file of a checkpoint).*Nothing"
+    ) as caught:
+        files.load(path, mmap)
+    assert "weights_only" not in str(caught.value) and caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ and [*tmp_path.iterdir()] == [path]
+
+
+@DAMAGE
+@given(data=st.data())
+def test_a_damaged_file_is_a_value_error_that_names_it(tmp_path: Path, data: Any) -> None:
+    whole, path = tmp_path / "whole.pt", tmp_path / "share.pt"
+    if not whole.exists():
+        torch.save({"weight": torch.arange(4.0)}, whole)
+    path.write_bytes(damaged(whole.read_bytes(), data.draw))
+    try:
+        files.load(path)
+    except ValueError as error:
+        assert str(path) in str(error)
+
+
+@DAMAGE
+@given(data=st.data())
+def test_a_damaged_manifest_is_a_value_error_that_names_it(tmp_path: Path, data: Any) -> None:
+    text = json.dumps({"format": 1, "optimizer": "Adam", "parameters": 2, "files": {"worker1.pt": [0], "w2.pt": [1]}})
+    path = tmp_path / checkpoint.MANIFEST
+    path.write_bytes(damaged(text.encode(), data.draw))
+    try:
+        found = checkpoint.files("Adam", 2, tmp_path)
+    except ValueError as error:
+        assert str(tmp_path) in str(error)
+    else:
+        assert all(Path(name).name == name for name in found)
+
+
+@pytest.mark.parametrize("name", ["../worker1.pt", "/etc/worker1.pt", "..", "a/b.pt"])
+def test_a_manifest_names_no_file_outside_its_folder(tmp_path: Path, name: str) -> None:
+    text = json.dumps({"format": 1, "optimizer": "Adam", "parameters": 1, "files": {name: [0]}})
+    (tmp_path / checkpoint.MANIFEST).write_text(text)
+    with pytest.raises(ValueError, match=r"optimizer\.json names files outside its folder"):
+        checkpoint.files("Adam", 1, tmp_path)
+
+
+def test_nested_too_deeply_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / checkpoint.MANIFEST).write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"optimizer\.json is damaged"):
+        checkpoint.files("Adam", 1, tmp_path)
+
+
+def test_a_state_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path) -> None:
+    with disk_of(50), pytest.raises(OSError, match=r"worker7 cannot write.*worker7\.[0-9a-f]{8}\.draft"):
+        checkpoint.write({"state": {0: torch.zeros(1000)}, "param_groups": []}, str(tmp_path))
+    assert not [*tmp_path.iterdir()]

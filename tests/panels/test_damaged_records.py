@@ -1,0 +1,130 @@
+"""A damaged record is a ValueError that says where; one that is read plays, in each panel and at each frame."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pictures import gpipe, launch, meet, own, record, run_backward, send, tell, use, world
+from spoiled import DAMAGE, damaged
+
+from rpcbench.panels import PANELS
+from rpcbench.telemetry.record import FORMAT, VERSION, Player, Record, flat, load
+from rpcbench.telemetry.views import diff
+
+
+def whole() -> dict[str, Any]:
+    """Two frames with rows of each table."""
+    at = world(2)
+    before = flat(copy.deepcopy(at), None)
+    own(at, 1, "0.1", size=8)
+    use(at, 0, "0.2", "0.1", 1)
+    record(at, 3, [(1, 0, 1)], {0: 0, 1: 1})
+    run_backward(at, 3, "0.1", 1, 2, 1)
+    gpipe(at, 1, 2, 2, 1.0)
+    send(at, 0, 1, "Call", 5.0, label="f")
+    meet(at, 1, {1: 1.0, 2: 1.5}, 2.0)
+    tell(at, 1)
+    launch(at, 1)
+    after = flat(at, None)
+    frames = [[0.0, diff({}, before), "begin"], [0.5, diff(before, after), ""]]
+    return {"format": FORMAT, "version": VERSION, "holds": {"members": 3}, "leaves_out": ["x"], "frames": frames}
+
+
+TEXT = json.dumps(whole())
+
+
+def play(played: Record) -> None:
+    """Look at each frame, in each panel."""
+    player = Player(played)
+    for at in range(len(played.frames)):
+        player.go(at)
+        for panel in PANELS.values():
+            panel.look(player.world())
+    assert str(played)
+
+
+def test_the_whole_one_plays(tmp_path: Path) -> None:
+    (tmp_path / "lesson.json").write_text(TEXT)
+    play(load(tmp_path / "lesson.json"))
+
+
+@DAMAGE
+@given(data=st.data())
+def test_damaged_bytes(tmp_path: Path, data: Any) -> None:
+    path = tmp_path / "lesson.json"
+    path.write_bytes(damaged(TEXT.encode(), data.draw))
+    try:
+        found = load(path)
+    except ValueError as error:
+        assert str(path) in str(error)
+    else:
+        play(found)
+
+
+def parts(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path to each part."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place, *(found for key, part in inner for found in parts(part, (*place, key)))][not place :]
+
+
+PARTS = parts(json.loads(TEXT))
+STRANGE = st.sampled_from(
+    [None, True, "x", "", "0", -1, 1.5, 10**30, [], [None], {}, {"x": None}, {"set": {}, "drop": []}]
+)
+
+
+@DAMAGE
+@given(place=st.sampled_from(PARTS), other=st.none() | STRANGE, remove=st.booleans())
+def test_another_part_or_none(tmp_path: Path, place: tuple[Any, ...], other: Any, remove: bool) -> None:
+    changed = json.loads(TEXT)
+    holder = changed
+    for key in place[:-1]:
+        holder = holder[key]
+    if remove:
+        del holder[place[-1]]
+    else:
+        holder[place[-1]] = other
+    path = tmp_path / "lesson.json"
+    path.write_text(json.dumps(changed))
+    try:
+        found = load(path)
+    except ValueError as error:
+        assert str(path) in str(error)
+    else:
+        play(found)
+
+
+@pytest.mark.parametrize(
+    ("place", "other", "told"),
+    [
+        (["frames"], 3, r"the record, 'frames'"),
+        (["frames", 0], [1.0], "frame 0, its time, delta or name"),
+        (["frames", 0, 0], float("nan"), "frame 0, its time, delta or name"),
+        (["frames", 1, 1, "1 owned", "drop"], None, r"frame 1, section '1 owned', 'drop'"),
+        (
+            ["frames", 1, 1, "1 owned", "set", "0.1", "forks"],
+            [{}],
+            r"frame 1, section '1 owned', row '0\.1', 'forks'\[0\]",
+        ),
+        (["frames", 1, 1, "0 messages", "set", "0>1.0", "sent"], None, r"frame 1, section '0 messages', row '0>1\.0'"),
+        (["frames", 0, 1, "members", "set", "1", "clock"], [1], r"frame 0, section 'members', row '1', 'clock'"),
+    ],
+)
+def test_it_says_where(tmp_path: Path, place: list[Any], other: Any, told: str) -> None:
+    changed = json.loads(TEXT)
+    holder = changed
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = other
+    (tmp_path / "lesson.json").write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=f"lesson.json is damaged: {told}"):
+        load(tmp_path / "lesson.json")
+    (tmp_path / "lesson.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"lesson\.json is no record of rpcbench"):
+        load(tmp_path / "lesson.json")
