@@ -178,7 +178,6 @@ class Fixed(nn.Module):
     [
         (Branches(nn.BatchNorm1d(3)), torch.ones(4, 3), "norm"),
         (Branches(nn.AlphaDropout()), torch.ones(4, 3), "dropout"),
-        (Branches(nn.TransformerEncoderLayer(3, 1, 4, dropout=0.1)), torch.ones(4, 3, 3), "dot_product_attention"),
         (Branches(Decides()), torch.ones(4, 3), "cannot be traced"),
         (Branches(Fixed()), torch.ones(4, 3), "cannot be traced for batches of any size"),
         (Branches(nn.Tanh()), torch.ones(1, 3), "two samples or more"),

@@ -1,0 +1,57 @@
+"""Models of Hugging Face's transformers, small ones made from their configurations: traced and cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from rpcbench.pipeline import split, traced
+
+SMALL: dict[str, Any] = {"vocab_size": 32, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "use_cache": False}
+SIZES: dict[str, Any] = {**SMALL, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
+
+
+def gpt2() -> nn.Module:
+    return GPT2LMHeadModel(GPT2Config(**SMALL, n_positions=16, n_embd=8, n_layer=2, n_head=2))
+
+
+def llama() -> nn.Module:
+    return LlamaForCausalLM(LlamaConfig(**SIZES, num_attention_heads=2, max_position_embeddings=16))
+
+
+def bert() -> nn.Module:
+    return BertForSequenceClassification(BertConfig(**SIZES, num_attention_heads=2, max_position_embeddings=16))
+
+
+MODELS = {gpt2: "transformer.h.1", llama: "model.layers.1", bert: "bert.encoder.layer.1"}
+
+
+def made(model: Any) -> nn.Module:
+    torch.manual_seed(3)
+    found: nn.Module = model().double()
+    return found
+
+
+def data(samples: int) -> dict[str, Tensor]:
+    tokens = torch.randint(3, 32, (samples, 6), generator=torch.Generator().manual_seed(5))
+    mask = torch.ones_like(tokens)
+    mask[: samples // 2, 4:] = 0
+    return {"input_ids": tokens, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_parts_are_the_model(model: Any) -> None:
+    net = made(model)
+    stages = split(traced(net, data(4)), ["worker1", "worker2"], at=[MODELS[model]])
+    assert {key for stage in stages.cut() for key, _ in stage.tensors()} >= net.state_dict().keys()
