@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from worlds import nothing_left, world
 
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, split, traced
+from rpcbench.pipeline.check import _difference
 from rpcbench.pipeline.split import Stages
 
 WORKERS = ["worker1", "worker2"]
@@ -152,6 +154,32 @@ def test_check_of_a_row() -> None:
     row = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Dropout())
     told = split(row, WORKERS, balance=[1, 2]).check(torch.ones(2, 3))
     assert told.difference == 0 and told.crossings[0].values == ("float32[2, 3]",) and told.crossings[0].nbytes == 24
+
+
+class Named(nn.Module):
+    """Gives a dict of a class, whose keys come in another order each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.calls += 1
+        made = {"a": x, "b": (x + 1, {"c": x * 2})}
+        return OrderedDict((key, made[key]) for key in sorted(made, reverse=bool(self.calls % 2)))
+
+
+def test_check_compares_outputs_by_their_keys() -> None:
+    told = split([nn.Linear(3, 3), Named()], WORKERS, balance=[1, 1]).check(torch.ones(2, 3))
+    assert told.difference == 0
+
+
+def test_check_says_which_keys_are_other_ones() -> None:
+    with pytest.raises(PipelineError, match="split model gives 'a', the whole one 'a', 'b'"):
+        _difference({"a": 1}, {"a": 1, "b": 2})
+    with pytest.raises(PipelineError, match="split model gives dict, the whole one tuple"):
+        _difference({"a": 1}, (1,))
+    assert _difference({"a": torch.ones(2)}, OrderedDict(a=torch.zeros(2))) == 1
 
 
 class Branches(nn.Module):
