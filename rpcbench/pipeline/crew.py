@@ -140,7 +140,9 @@ class Crew:
         return self._without_copies(named)
 
     def _without_copies(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        copies = {self.stages[stage].key(name) for tie in self.ties for stage, name in sorted(tie.items())[1:]}
+        """A module that runs in two stages of a traced model has one name in both."""
+        names = [[self.stages[stage].key(name) for stage, name in sorted(tie.items())] for tie in self.ties]
+        copies = {copy for first, *others in names for copy in others if copy != first}
         return {name: tensor for name, tensor in named.items() if name not in copies}
 
     def _gather(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:

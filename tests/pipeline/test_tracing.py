@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import step_alike
+from small import grads, same, step_alike
 from torch import Tensor, nn
 from torch.nn import functional
 from worlds import nothing_left, world
@@ -105,6 +106,37 @@ def test_a_traced_model_trains_as_it_is(agents: list[Agent], schedule: str, at: 
     model.load_state_dict(state)
     found = pipe.predict((x["tokens"], x["mask"]))
     torch.testing.assert_close(found, model(**x), rtol=1e-12, atol=1e-12)
+
+
+class Again(nn.Module):
+    """A layer that runs in the first stage and in the last, and one that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.between, self.spare = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.twice(self.between(self.twice(x)).tanh())
+
+
+def test_a_module_in_two_stages_has_its_gradients_and_one_that_nothing_uses_its_state(agents: list[Agent]) -> None:
+    torch.manual_seed(8)
+    model, x = Again().double(), torch.rand(12, 3, dtype=torch.double)
+    cut = split(traced(copy.deepcopy(model), x), WORKERS, at=["between"])
+    pipe = Pipeline(
+        cut, "1f1b", 4, functional.mse_loss, (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.1}), keep_gradients=True
+    )
+    loss = functional.mse_loss(model(x), x)
+    loss.backward()
+    wanted = {name: gradient for name, gradient in grads(model).items() if gradient is not None}
+    with pipe.batch(x, x) as batch:
+        same(batch.gradients(), wanted)
+        batch.apply()
+    same(pipe.gradients(), wanted)
+    torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1).step()
+    same(pipe.state_dict(), model.state_dict())
+    model.load_state_dict(pipe.state_dict())
+    pipe.load_state_dict(model.state_dict())
 
 
 def test_dropout_follows_train_and_eval(agents: list[Agent]) -> None:
