@@ -32,7 +32,7 @@ from rpcbench.pipeline.shards import Shapes, Shard, Source
 from rpcbench.words.errors import PipelineError
 
 MANIFEST = "checkpoint.json"
-_FORMAT = 1
+_FORMAT = 2
 _FILE = re.compile(r"step\d+\.stage\d+\.[0-9a-f]{8}\.pt")
 _SHOWN = 5
 
@@ -120,7 +120,7 @@ class Checkpoints:
         source = Path(folder).absolute()
         manifest = _read(source, self._optimizer)
         sources = _sources(source, manifest, _names(crew, _shapes_in(manifest), f"the checkpoint in {source}"))
-        crew.on_stages(shards.check, {stage: (own,) for stage, own in sources.items()})
+        crew.on_stages(shards.check, {stage: (crew.stage(stage)[2], own) for stage, own in sources.items()})
         self._newest = None
         with crew.standing.replaced(manifest["optimizer_step"]):
             crew.on_stages(shards.read, {stage: (*crew.stage(stage), own) for stage, own in sources.items()})
@@ -162,7 +162,7 @@ def _sources(folder: Path, manifest: dict[str, Any], names: Mapping[int, dict[st
         wanted = {there: owns[name] for name, there in written["names"].items() if name in owns}
         if wanted:
             path = str(folder / written["file"])
-            sources[stage].append(Source(path, written["bytes"], written["sha256"], wanted))
+            sources[stage].append(Source(path, written["bytes"], written["sha256"], wanted, written["groups"]))
     return sources
 
 

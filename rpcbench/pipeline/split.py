@@ -12,7 +12,7 @@ inside; a buffer belongs to one stage, a parameter may be in several.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any
@@ -51,14 +51,19 @@ class Stage:
 
     def key(self, own: str) -> str:
         """What the un-split model calls a parameter or buffer of `module`: "0.weight" may be "layers.2.weight"."""
-        position, _, rest = own.partition(".")
-        return f"{self.prefixes[int(position)]}{rest}"
+        return whole_name(self.prefixes, {}, own)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All parameters and buffers under their un-split names; one used twice comes twice."""
         parameters = self.module.named_parameters(remove_duplicate=False)
         for own, tensor in chain(parameters, self.module.named_buffers(remove_duplicate=False)):
             yield self.key(own), tensor
+
+
+def whole_name(prefixes: Sequence[str], first: Mapping[str, str], own: str) -> str:
+    """As `Stage.key`, but for weights that have a `first` name elsewhere."""
+    position, _, rest = own.partition(".")
+    return first.get(own, f"{prefixes[int(position)]}{rest}")
 
 
 @dataclass(frozen=True, slots=True, repr=False)

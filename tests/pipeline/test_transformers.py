@@ -72,7 +72,7 @@ def test_a_language_model_trains_as_it_is(agents: list[Agent], schedule: str) ->
     net, x = made(llama), data(8)
     y = x["input_ids"].roll(-1, 1)
     stages = split(traced(made(llama), data(4)), ["worker1", "worker2"], at=["model.layers.1"])
-    pipe = Pipeline(stages, schedule, 4, loss_fn, (torch.optim.SGD, {"lr": 0.1}), chunks=1)
+    pipe = Pipeline(stages, schedule, 4, loss_fn, (torch.optim.SGD, {"lr": 0.1}))
     step_alike(pipe, net, loss_fn(net(**x), y), x, y)
     found = pipe.predict(x)
     assert type(found) is type(net(**x)) and found.logits.shape == (8, 6, 32)
