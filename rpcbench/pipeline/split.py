@@ -7,7 +7,7 @@
 Guarantees: every stage has at least one module; the stages in a row are the model; their modules are the model's own,
 not copies; and each key of a stage's state_dict has its name in the un-split model (`Stage.key`).
 Rules: only rows of modules can be cut, chains or lists with named values (`part`); a chain within a row may be cut
-inside; a buffer belongs to one stage, a parameter may be in several.
+inside; a buffer that may change belongs to one stage, a parameter may be in several.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rpcbench.pipeline.lazy import Tied, built
 from rpcbench.pipeline.lazy_ties import Names, checked_ties, tied_in
 from rpcbench.pipeline.links import Link, Model, children, expanded
 from rpcbench.pipeline.ports import Ports, Wiring, connect, model_inputs
+from rpcbench.pipeline.recipe import Recipe
 from rpcbench.pipeline.tracing import Traced, call_of
 from rpcbench.pipeline.weigh import weigh
 from rpcbench.words.errors import PipelineError
@@ -275,6 +276,8 @@ def _start(name: str, links: Sequence[Link]) -> int:
 
 def _refuse_tied_buffers(stages: Sequence[Stage]) -> None:
     """Each copy of a buffer would go its own way, unseen. Tied weights are kept equal by their gradients (`ties`)."""
+    if all(isinstance(module, Recipe) for stage in stages for module in stage.module):
+        return  # a trace changes no buffer, so copies stay equal
     first: dict[int, tuple[int, str]] = {}
     for stage in stages:
         for own, tensor in stage.module.named_buffers():

@@ -133,6 +133,30 @@ def test_tracing_draws_no_random_numbers() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+class Scales(Inner):
+    """Has a buffer and a constant that the last part uses, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((3,), 2.0))
+        self.shift = torch.full((3,), 3.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.scale + self.shift
+
+
+class ScalesAgain(Around):
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x) * self.inner.scale + self.inner.shift
+
+
+def test_a_buffer_may_be_in_several_stages_as_no_trace_changes_one() -> None:
+    model = ScalesAgain(Scales())
+    first, last = stages(model)
+    assert torch.equal(last.module(*first.module(X)), model(X))
+    assert "inner.scale" in {first.key(own) for own in first.module.state_dict()}
+
+
 class Leftovers(Around):
     """A parameter and a buffer that nothing uses, and a second name of one that is used."""
 
