@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rpcbench.pipeline.batch import Batch
-from rpcbench.pipeline.fitting import History
+from rpcbench.pipeline.fitting import EndFit, History
 from rpcbench.pipeline.lazy import lazy
 from rpcbench.pipeline.links import part
 from rpcbench.pipeline.pipeline import Pipeline
@@ -17,6 +17,7 @@ from rpcbench.words.errors import PipelineError, StageLostError
 __all__ = [
     "Batch",
     "Costs",
+    "EndFit",
     "History",
     "Pipeline",
     "PipelineError",

@@ -112,10 +112,23 @@ def _told(value: Any) -> str:
 
 
 def _difference(found: Any, wanted: Any) -> float:
-    (one, spec), (other, others) = _pytree.tree_flatten(found), _pytree.tree_flatten(wanted)
-    if spec != others:
+    """The largest between any two elements; dicts of any class are compared by their keys."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        if found.keys() != wanted.keys():
+            raise PipelineError(f"the split model gives {_keys(found)}, the whole one {_keys(wanted)}")
+        return max((_difference(found[key], wanted[key]) for key in wanted), default=0.0)
+    (one, spec), (other, others) = (
+        _pytree.tree_flatten(made, lambda v: isinstance(v, dict)) for made in (found, wanted)
+    )
+    if spec != others or isinstance(found, dict) or isinstance(wanted, dict):
         raise PipelineError(f"the split model gives {type(found).__name__}, the whole one {type(wanted).__name__}")
-    return max((_apart(a, b) for a, b in zip(one, other, strict=True)), default=0.0)
+    if spec.is_leaf():
+        return _apart(found, wanted)
+    return max((_difference(a, b) for a, b in zip(one, other, strict=True)), default=0.0)
+
+
+def _keys(made: dict[Any, Any]) -> str:
+    return ", ".join(map(repr, made)) or "an empty dict"
 
 
 def _apart(one: Any, other: Any) -> float:

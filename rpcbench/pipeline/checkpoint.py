@@ -36,7 +36,7 @@ from rpcbench.words.errors import PipelineError
 from rpcbench.words.rebuild import add_note
 
 MANIFEST = "checkpoint.json"
-_FORMAT = 1
+_FORMAT = 2
 _FILE = re.compile(r"step\d+\.stage\d+\.[0-9a-f]{8}\.pt", re.ASCII)
 _DRAFT = re.compile(r"checkpoint\.[0-9a-f]{8}\.draft")
 _SHOWN = 5
@@ -131,7 +131,7 @@ class Checkpoints:
         source = Path(folder).absolute()
         manifest = _read(source, self._optimizer)
         sources = _sources(source, manifest, _names(crew, _shapes_in(manifest), f"the checkpoint in {source}"))
-        crew.on_stages(shards.check, {stage: (own,) for stage, own in sources.items()})
+        crew.on_stages(shards.check, {stage: (crew.stage(stage)[2], own) for stage, own in sources.items()})
         self._newest = None
         with crew.standing.replaced(manifest["optimizer_step"]):
             crew.on_stages(shards.read, {stage: (*crew.stage(stage), own) for stage, own in sources.items()})
@@ -174,7 +174,7 @@ def _sources(folder: Path, manifest: dict[str, Any], names: Mapping[int, dict[st
         if wanted:
             path = str(folder / written["file"])
             shapes = {name: tuple(shape) for name, shape in written["shapes"].items()}
-            sources[stage].append(Source(path, written["bytes"], written["sha256"], shapes, wanted))
+            sources[stage].append(Source(path, written["bytes"], written["sha256"], shapes, wanted, written["groups"]))
     return sources
 
 
@@ -215,7 +215,14 @@ def _checked(found: Any) -> dict[str, Any] | None:
 
 def _is_stage(found: Any) -> bool:
     match found:
-        case {"file": str(), "bytes": int(), "sha256": str(), "shapes": dict(shapes), "names": dict(names)}:
+        case {
+            "file": str(),
+            "bytes": int(),
+            "sha256": str(),
+            "shapes": dict(shapes),
+            "names": dict(names),
+            "groups": int(),
+        }:
             sizes = [size for shape in shapes.values() for size in (shape if isinstance(shape, list) else [None])]
             return all(isinstance(size, int) for size in sizes) and set(map(str, names.values())) <= shapes.keys()
     return False

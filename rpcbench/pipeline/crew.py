@@ -17,6 +17,7 @@ import torch
 from rpcbench.agent.core import Agent
 from rpcbench.agent.waiting import label_of
 from rpcbench.pipeline import requests
+from rpcbench.pipeline.groups import Groups
 from rpcbench.pipeline.layout import Layout
 from rpcbench.pipeline.lazy import built
 from rpcbench.pipeline.losses import Losses
@@ -24,7 +25,7 @@ from rpcbench.pipeline.mail import end
 from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.phases import Standing
 from rpcbench.pipeline.ports import inputs_of
-from rpcbench.pipeline.split import Stage
+from rpcbench.pipeline.split import Stage, whole_name
 from rpcbench.pipeline.stage import StageWorker
 from rpcbench.pipeline.steps import Steps
 from rpcbench.pipeline.tasks import LossFn
@@ -33,7 +34,9 @@ from rpcbench.pipeline.watch import Watch
 from rpcbench.words.errors import PipelineError, WorkerLostError
 from rpcbench.words.futures import Future, settle_all, wait_all
 
-OptimizerSpec = tuple[type[torch.optim.Optimizer], dict[str, Any]]
+OptimizerSpec = (
+    tuple[type[torch.optim.Optimizer], dict[str, Any]] | tuple[type[torch.optim.Optimizer], dict[str, Any], Groups]
+)
 _NUMBERS = itertools.count()
 T = TypeVar("T")
 
@@ -82,10 +85,21 @@ class Crew:
             self._await_made(self.workers.values())
         self.optimizers: dict[int, Any] = {}
         if optimizer is not None:
-            make = requests.make_optimizer
-            self.optimizers = {s: self._create(s, make, m, *optimizer) for s, m in self.modules.items()}
+            make, names = requests.make_optimizer, self._names()
+            self.optimizers = {
+                s: self._create(s, make, m, names[self.layout.stage(s)], *optimizer) for s, m in self.modules.items()
+            }
             self._await_made(self.optimizers.values())
             wait_all([self._ask(id_, requests.learn, self._own(id_, self.optimizers)) for id_ in self.workers])
+
+    def _names(self) -> dict[int, Callable[[str], str]]:
+        """Stage → what the un-split model calls its parameters; a copy of a tied weight has the name of the first."""
+        first: dict[int, dict[str, str]] = {stage.index: {} for stage in self.row}
+        for tie in self.ties:
+            name = self.row[min(tie)].key(tie[min(tie)])
+            for stage, own in tie.items():
+                first[stage][own] = name
+        return {stage.index: partial(whole_name, stage.prefixes, first[stage.index]) for stage in self.row}
 
     def _create(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
         return self._agent.create(self.homes[stage], function, args, timeout=0)
@@ -140,7 +154,9 @@ class Crew:
         return self._without_copies(named)
 
     def _without_copies(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        copies = {self.stages[stage].key(name) for tie in self.ties for stage, name in sorted(tie.items())[1:]}
+        """A module that runs in two stages of a traced model has one name in both."""
+        names = [[self.stages[stage].key(name) for stage, name in sorted(tie.items())] for tie in self.ties]
+        copies = {copy for first, *others in names for copy in others if copy != first}
         return {name: tensor for name, tensor in named.items() if name not in copies}
 
     def _gather(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:

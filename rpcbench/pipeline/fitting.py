@@ -3,7 +3,7 @@
 Guarantees
 - Every batch is one step, the same as `step` makes; losses of epochs are those of all samples, whatever their batches.
 - Ctrl-C ends the loop, and what has been done until then is returned; a step that it finds halfway
-  changes nothing, and one whose gradients are being applied is done whole and counted.
+  changes nothing, and one whose gradients are being applied is done whole and counted. So does `EndFit` of a callback.
 """
 
 from __future__ import annotations
@@ -22,26 +22,32 @@ from rpcbench.words.errors import PipelineError
 from rpcbench.words.phrases import counted
 
 
+class EndFit(Exception):
+    """Raise it in a callback of `fit`, which ends then and returns its history."""
+
+
 @dataclass(slots=True)
 class History:
     """What a `fit` has done. `losses`: of each step; `epochs`: of each epoch that was ended, over all its samples.
 
-    `validation`: scores after each epoch, where there was something to validate on. `interrupted`: Ctrl-C has ended it.
+    `validation`: scores after each epoch, where there was something to validate on. `interrupted`: Ctrl-C has ended it;
+    `ended_early`: a callback has.
     """
 
     losses: list[float] = field(default_factory=list)
     epochs: list[float] = field(default_factory=list)
     validation: list[dict[str, float]] = field(default_factory=list)
     interrupted: bool = False
+    ended_early: bool = False
 
     def __repr__(self) -> str:
         """Short enough for the end of a cell, however many steps there were."""
         last = f", loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}" if self.losses else ""
         scores = "".join(f", {name} {score:.4g}" for name, score in (self.validation or [{}])[-1].items())
         validated = f"; validation{scores.replace(',', '', 1)}" if scores else ""
-        interrupted = ", interrupted" if self.interrupted else ""
+        ended = ", interrupted" if self.interrupted else ", ended early" if self.ended_early else ""
         steps, epochs = counted(len(self.losses), "step"), counted(len(self.epochs), "epoch")
-        return f"<History of {steps}, {epochs}{last}{validated}{interrupted}>"
+        return f"<History of {steps}, {epochs}{last}{validated}{ended}>"
 
 
 class Trained(Protocol):
@@ -70,6 +76,7 @@ class Fit:
     epochs: int
     progress: bool
     on_step: Callable[[StepResult], object] | None
+    on_epoch: Callable[[History], object] | None
     clip: float | None
     rates: Rates | None
     lr_step: str
@@ -92,6 +99,8 @@ class Fit:
                     self._epoch(epoch, progress)
             except KeyboardInterrupt:
                 self.history.interrupted = True
+            except EndFit:
+                self.history.ended_early = True
         return self.history
 
     def _epoch(self, epoch: int, progress: Progress) -> None:
@@ -114,6 +123,8 @@ class Fit:
         if judged:
             validated = self.history.validation[-1] if self.validate is not None else {}
             self._move("epoch", validated.get("loss", self.history.epochs[-1]))
+        if self.on_epoch is not None:
+            self.on_epoch(self.history)
 
     def _move(self, ended: str, value: float | None = None) -> None:
         if self.rates is not None and self.lr_step == ended:

@@ -7,12 +7,14 @@ of means gives other gradients as soon as micro-batches are uneven.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
+from torch.utils import _pytree
 
 from rpcbench.words.errors import PipelineError
 from rpcbench.words.phrases import counted
@@ -57,11 +59,18 @@ def share(batch: Any, microbatches: int, first: int, every: int) -> Any:
 
 def part(batch: Any, begin: int, end: int) -> Any:
     """Samples of a batch, apart: whatever is done to them there, or recorded of it, other parts know nothing of."""
+    return mapped(batch, lambda tensor: tensor[begin:end].data.requires_grad_(tensor.requires_grad))
+
+
+def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The batch with each of its tensors changed, built as it is."""
     if isinstance(batch, torch.Tensor):
-        return batch[begin:end].data.requires_grad_(batch.requires_grad)
+        return change(batch)
     if isinstance(batch, dict):
-        return {key: part(value, begin, end) for key, value in batch.items()}
-    return _like(batch, [part(item, begin, end) for item in batch])
+        return _like_dict(batch, {key: mapped(value, change) for key, value in batch.items()})
+    if isinstance(batch, list | tuple):
+        return _like(batch, [mapped(item, change) for item in batch])
+    return _pytree.tree_map_only(torch.Tensor, change, batch)
 
 
 def samples(batch: Any) -> int:
@@ -105,13 +114,26 @@ def join(parts: Sequence[Any]) -> Any:
     if isinstance(first, torch.Tensor):
         return torch.cat(list(parts))
     if isinstance(first, dict):
-        return {key: join([part[key] for part in parts]) for key in first}
+        return _like_dict(first, {key: join([part[key] for part in parts]) for key in first})
     return _like(first, [join(column) for column in zip(*parts, strict=True)])
 
 
 def _like(batch: Any, items: Sequence[Any]) -> Any:
     """A list, tuple or named tuple as `batch` is."""
     return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+
+
+def _like_dict(batch: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """A dict of the same class, as transformers' outputs are, with other values under the same keys."""
+    if type(batch) is dict:
+        return items
+    _, spec = _pytree.tree_flatten(batch, is_leaf=lambda value: value is not batch)
+    if not spec.is_leaf():
+        made: dict[Any, Any] = _pytree.tree_unflatten(items.values(), spec)
+        return made
+    made = copy.copy(batch)
+    made.update(items)
+    return made
 
 
 def _tensors(batch: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rpcbench.pipeline import batchnorm
+from rpcbench.pipeline import batchnorm, microbatch
 from rpcbench.words.errors import PipelineError
 
 _NOTHING = contextlib.nullcontext()
@@ -66,8 +66,9 @@ class Computing:
 
     def judged(self, output: Any) -> Any:
         """What loss and metrics get for an output of the last stage."""
-        low = self._autocast is not None and isinstance(output, torch.Tensor) and output.dtype == self._autocast
-        return output.float() if low else output
+        if self._autocast is None:
+            return output
+        return microbatch.mapped(output, lambda tensor: tensor.float() if tensor.dtype == self._autocast else tensor)
 
 
 def _device(module: nn.Module) -> str:

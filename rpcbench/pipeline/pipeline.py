@@ -31,6 +31,7 @@ from rpcbench.pipeline.chance import StepSeeds
 from rpcbench.pipeline.checkpoint import Checkpoints, load_state
 from rpcbench.pipeline.crew import Crew, OptimizerSpec
 from rpcbench.pipeline.fitting import Fit, History
+from rpcbench.pipeline.groups import check_patterns
 from rpcbench.pipeline.learning import Schedulers, SchedulerSpec, rate
 from rpcbench.pipeline.loaders import evaluated, predicted
 from rpcbench.pipeline.modes import warn_of_rest
@@ -40,6 +41,7 @@ from rpcbench.pipeline.orders import OrderBook
 from rpcbench.pipeline.recompute import Recompute
 from rpcbench.pipeline.replicas import replicated, warn_of_hosts
 from rpcbench.pipeline.runs import Runs, StepResult
+from rpcbench.pipeline.schedules import chunks_for
 from rpcbench.pipeline.split import Stage, Stages
 from rpcbench.pipeline.tasks import LossFn, Metric
 from rpcbench.words.errors import PipelineError
@@ -52,12 +54,16 @@ class Pipeline:
     schedule: "sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev" or a function (workers,
     microbatches, chunks) -> ops. "async" is an experiment, which trains to other weights: each stage steps its
     optimizer after each micro-batch, as if that were a batch of its own, and a step that fails has changed some.
-    chunks: stages for each worker; by default as many as the schedule is made for. A batch with fewer samples than
+    chunks: stages for each worker; by default as many as `split` was told, where the schedule takes any number, else as
+    many as it is made for. A batch with fewer samples than
     `microbatches` is cut into as many as it has samples. Where `split` has made replicas, each has so many of them; the
     gradients of all replicas are added up at the end of a step.
     loss_fn(output, target) where the last stage is gives a scalar; loss_reduction says whether it is the "mean" or the
     "sum" over samples, so that micro-batches add up to the gradient of the whole batch.
-    optimizer: class and arguments; None to only compute gradients. lr_scheduler: class and arguments, as
+    optimizer: class and arguments, and groups of parameters with other arguments, if there are any: by patterns of
+    names, as (torch.optim.AdamW, {"lr": 0.01}, {"*.bias": {"weight_decay": 0.0}}), or a function. It gets a list of
+    names and parameters, those of one stage, and gives torch's groups of them, as many for each stage; some may be
+    empty. None to only compute gradients. lr_scheduler: class and arguments, as
     (torch.optim.lr_scheduler.StepLR, {"step_size": 30}); it moves by `lr_scheduler.step()`, or in `fit`.
     recompute: "none", "all", "except_last" (micro-batch), or a function (stage, microbatch) -> bool: which activations
     are computed anew for the backward, not kept. Random numbers of a forward, as for dropout, depend on step, stage,
@@ -102,6 +108,8 @@ class Pipeline:
         self._agent: Agent = current.current()
         _check(stages, optimizer, lr_scheduler)
         names = {self._agent.member(worker).id: worker for worker in stages.workers}
+        if chunks is None:
+            chunks = chunks_for(schedule, stages.sizes, len(stages.row))
         book = OrderBook(schedule, len(stages.row), microbatches, chunks, recompute, stages.replicas)
         microbatch.weights([1], loss_reduction)
         numerics = Numerics(autocast, batch_norm)
@@ -109,6 +117,8 @@ class Pipeline:
         self.ops: Ops = book.whole.ops
         self.microbatches = microbatches
         row = stages.cut(book.whole.homes)
+        if optimizer is not None and len(optimizer) == 3:
+            check_patterns(optimizer[2], row)
         self.stages: list[Stage] = replicated(row, stages.workers, stages.replicas)
         if loss_fn is not None:
             warn_of_rest([link.module for link in stages.links] if stages.whole is None else [stages.whole])
@@ -182,22 +192,29 @@ class Pipeline:
         validate: Iterable[Any] | None = None,
         metrics: Mapping[str, Metric] | None = None,
         on_step: Callable[[StepResult], object] | None = None,
+        on_epoch: Callable[[History], object] | None = None,
         progress: bool = True,
     ) -> History:
         """A step for each batch of a loader, which gives pairs of inputs and targets; `epochs` times.
 
         clip: largest norm of all gradients together. lr_step: whether lr_scheduler, if there is one, moves after each
         "epoch" or each "step"; one that needs a value, as ReduceLROnPlateau, gets the loss of that, or of the
-        validation. validate, metrics: as for `evaluate`, after each epoch. on_step:
-        called with each StepResult. progress: show a bar with loss, idle share and samples a second. Ctrl-C ends it,
-        and what has been done is returned as ever; the error of a step is raised, and those before it stay done.
+        validation. validate, metrics: as for `evaluate`, after each epoch. on_step: called with each StepResult;
+        on_epoch: with the History, after each epoch and its validation. progress: show a bar with loss, idle share and
+        samples a second. Ctrl-C ends it, and so does a callback that raises `EndFit`; what has been done is returned
+        as ever. The error of a step is raised, and those before it stay done.
 
-            history = pipe.fit(DataLoader(dataset, batch_size=64), epochs=3)
+            def on_epoch(history):
+                if history.validation[-1]["loss"] < 0.1:
+                    raise EndFit
+
+            history = pipe.fit(DataLoader(dataset, batch_size=64), epochs=30, validate=others, on_epoch=on_epoch)
             history.losses, history.epochs
         """
         sums = self._runs.reduction == "sum"
         rates = self._schedulers
-        return Fit(self, sums, loader, epochs, progress, on_step, clip, rates, lr_step, validate, metrics).run()
+        calls = on_step, on_epoch
+        return Fit(self, sums, loader, epochs, progress, *calls, clip, rates, lr_step, validate, metrics).run()
 
     @property
     def lr(self) -> float:
@@ -292,10 +309,21 @@ def _check(stages: Stages, optimizer: OptimizerSpec | None, lr_scheduler: Schedu
     """PipelineError for what is none of these."""
     if not isinstance(stages, Stages):
         raise PipelineError(f"stages must be what split(model, workers) gives, not a {type(stages).__name__}")
-    for name, given, example in (
-        ("optimizer", optimizer, "(torch.optim.SGD, {'lr': 0.1})"),
-        ("lr_scheduler", lr_scheduler, "(torch.optim.lr_scheduler.StepLR, {'step_size': 30})"),
+    for name, given, most, example in (
+        ("optimizer", optimizer, 3, "(torch.optim.SGD, {'lr': 0.1})"),
+        ("lr_scheduler", lr_scheduler, 2, "(torch.optim.lr_scheduler.StepLR, {'step_size': 30})"),
     ):
-        two = isinstance(given, tuple) and len(given) == 2 and callable(given[0]) and isinstance(given[1], Mapping)
-        if given is not None and not two:
+        told = (
+            isinstance(given, tuple)
+            and 2 <= len(given) <= most
+            and callable(given[0])
+            and isinstance(given[1], Mapping)
+        )
+        if given is not None and not told:
             raise PipelineError(f"{name} must be a class and its arguments, as {example}, not {given!r:.80}")
+    groups = optimizer[2] if optimizer is not None and len(optimizer) == 3 else {}
+    if not isinstance(groups, Mapping) and not callable(groups):
+        raise PipelineError(
+            "the third item of optimizer must be a dict of patterns of names, as {'*.bias': {'weight_decay': 0.0}}, "
+            f"or a function of named parameters, not {groups!r:.80}"
+        )

@@ -1,6 +1,7 @@
 """A module that runs a list of operations, as a trace has them: plain data, so that it travels as any module does.
 
 `torch.fx.GraphModule` is traced anew where it is unpickled, for which it changes `nn.Module` for all threads meanwhile.
+So a graph within a graph, such as a branch of `torch.cond`, is a `Recipe`, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn import functional
+from torch.utils import _pytree
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,29 +33,49 @@ class Step:
     kwargs: Any
 
     @staticmethod
-    def of(node: fx.Node, name: Callable[[fx.Node], str]) -> Step:
-        target: Callable[..., Any] | str | Ref
-        if node.op == "call_module":
-            target = Ref(str(node.target))
-        else:
-            function: Any = node.target
-            target = str(function) if isinstance(function, torch._ops.OpOverload) else function
-        return Step(node.name, target, plain(node.args, name), plain(node.kwargs, name))
+    def of(node: fx.Node, found: Callable[[fx.Node], Any]) -> Step:
+        """`found`: what is put in the place of a node among the arguments."""
+        args, kwargs = plain(node.args, found), plain(node.kwargs, found)
+        if str(node.target) == "flat_apply":  # of a function that is no operation of torch's
+            function, spec, *flat = args
+            args, kwargs = _pytree.tree_unflatten(flat, spec)
+            return Step(node.name, _pytree._retrieve_constant(function).func, args, kwargs)
+        return Step(node.name, _target(node), args, kwargs)
 
 
 class Recipe(nn.Module):
     """Called with the values `takes`, it runs the steps and returns `made`. `own`: path → parameter, buffer, module.
 
-    What is in `own` and not in `state` stays out of the state_dict.
+    What is in `own` and not in `state` stays out of the state_dict. `made` may be of any class that _pytree knows.
     """
 
     def __init__(
-        self, takes: Sequence[str], steps: Sequence[Step], made: Any, own: Mapping[str, Any], state: set[str]
+        self,
+        takes: Sequence[str],
+        steps: Sequence[Step],
+        made: Any,
+        own: Mapping[str, Any],
+        state: set[str],
     ) -> None:
         super().__init__()
         self._takes, self._steps, self._made, self._own = tuple(takes), tuple(steps), made, tuple(own)
         for path, value in own.items():
-            _set(self, path, value, path in state)
+            self.hold(path, value, path in state)
+
+    def hold(self, path: str, value: Any, persistent: bool) -> None:
+        """Have a parameter, buffer or module under this path; `persistent`: in the state_dict."""
+        *parents, name = path.split(".")
+        module: nn.Module = self
+        for parent in parents:
+            if parent not in module._modules:
+                module.add_module(parent, nn.Module())
+            module = module.get_submodule(parent)
+        if isinstance(value, nn.Module):
+            module.add_module(name, value)
+        elif isinstance(value, nn.Parameter):
+            module.register_parameter(name, value)
+        else:
+            module.register_buffer(name, value, persistent)
 
     @property
     def changes_in_place(self) -> bool:
@@ -66,14 +89,58 @@ class Recipe(nn.Module):
         for step in self._steps:
             function = _function(step.target, held)
             held[step.name] = function(*_filled(step.args, held), **_filled(step.kwargs, held))
-        return _filled(self._made, held)
+        return _pytree.tree_map_only(Ref, lambda ref: held[ref.name], self._made)
 
 
-def plain(value: Any, name: Callable[[fx.Node], str]) -> Any:
-    """Arguments of a node, without nodes."""
+class Attention(nn.Module):
+    """`scaled_dot_product_attention` with dropout in training mode only; its trace has that of the sample."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(
+        self, query: Any, key: Any, value: Any, mask: Any = None, _traced: float = 0.0, *rest: Any, **others: Any
+    ) -> Any:
+        dropout = self.dropout if self.training else 0.0
+        return functional.scaled_dot_product_attention(query, key, value, mask, dropout, *rest, **others)
+
+
+def plain(value: Any, found: Callable[[fx.Node], Any]) -> Any:
+    """Arguments of a node, with what is `found` for each node in them."""
     if isinstance(value, fx.Node):
-        return Ref(name(value))
-    return _mapped(value, lambda item: plain(item, name))
+        return found(value)
+    return _mapped(value, lambda item: plain(item, found))
+
+
+def _target(node: fx.Node) -> Callable[..., Any] | str | Ref:
+    if node.op == "call_module":
+        return Ref(str(node.target))
+    function: Any = node.target
+    if isinstance(function, torch._ops.OpOverload):
+        return str(function)
+    if isinstance(function, torch._ops.HigherOrderOperator):
+        return _IN_PLACE_OF.get(str(function), f"higher_order.{function}")
+    return function  # type: ignore[no-any-return]
+
+
+def _with_grad_mode(enabled: bool, function: Callable[..., Any], *args: Any) -> Any:
+    with torch.set_grad_enabled(enabled):
+        return function(*args)
+
+
+def _with_autocast(
+    device: str, dtype: torch.dtype, enabled: bool, cached: bool | None, function: Callable[..., Any], *args: Any
+) -> Any:
+    with torch.autocast(device, dtype, enabled, cached):
+        return function(*args)
+
+
+_IN_PLACE_OF: dict[str, Callable[..., Any]] = {
+    "wrap_with_set_grad_enabled": _with_grad_mode,
+    "wrap_with_autocast": _with_autocast,
+}
+"""torch's own would load its compiler on each worker."""
 
 
 def _filled(value: Any, held: Mapping[str, Any]) -> Any:
@@ -108,17 +175,3 @@ def _get(module: nn.Module, path: str) -> Any:
     for name in path.split("."):
         found = getattr(found, name)
     return found
-
-
-def _set(module: nn.Module, path: str, value: Any, persistent: bool) -> None:
-    *parents, name = path.split(".")
-    for parent in parents:
-        if parent not in module._modules:
-            module.add_module(parent, nn.Module())
-        module = module.get_submodule(parent)
-    if isinstance(value, nn.Module):
-        module.add_module(name, value)
-    elif isinstance(value, nn.Parameter):
-        module.register_parameter(name, value)
-    else:
-        module.register_buffer(name, value, persistent)

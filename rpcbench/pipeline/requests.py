@@ -10,6 +10,7 @@ import torch
 from rpcbench.autograd import recorder
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.execution import Execution
+from rpcbench.pipeline.groups import Groups, grouped
 from rpcbench.pipeline.record import Doing
 from rpcbench.pipeline.stage import StageWorker, here
 from rpcbench.pipeline.tasks import Apply, Task
@@ -20,11 +21,20 @@ T = TypeVar("T")
 
 # -- when the pipeline is made
 def make_optimizer(
-    module: RRef[Any], optimizer_class: type[torch.optim.Optimizer], kwargs: dict[str, Any]
+    module: RRef[Any],
+    name: Callable[[str], str],
+    optimizer_class: type[torch.optim.Optimizer],
+    kwargs: dict[str, Any],
+    groups: Groups | None = None,
 ) -> LocalOptimizer | None:
-    """A stage's; None for one without parameters to train."""
-    params = [p for p in module.local_value().parameters() if p.requires_grad]
-    return LocalOptimizer(optimizer_class, params, **kwargs) if params else None
+    """A stage's; None for one without parameters to train. `name`: what the un-split model calls one of them."""
+    named = [(name(own), p) for own, p in module.local_value().named_parameters() if p.requires_grad]
+    if not named:
+        return None
+    optimizer = LocalOptimizer(optimizer_class, grouped(groups, named), **kwargs)
+    numbers = {parameter: number for number, (_, parameter) in enumerate(named)}
+    optimizer.numbers = [numbers[parameter] for parameter in optimizer.params]
+    return optimizer
 
 
 def made(rref: RRef[Any]) -> None:

@@ -8,6 +8,8 @@ made in the order of the micro-batches, so every schedule adds them up in the sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rpcbench.pipeline.interleaved import bfs, interleaved
 from rpcbench.pipeline.ops import Kind, Op, Ops, Schedule, check, check_chunks, run
 from rpcbench.pipeline.zero_bubble import dualpipev, zb1p, zbv
@@ -87,6 +89,13 @@ _NAMED: dict[str, Schedule] = {
     "dualpipev": dualpipev,
     "async": asynchronous,
 }
+
+_ANY_CHUNKS = ("sequential", "interleaved", "bfs", "zb1p")
+
+
+def chunks_for(schedule: str | Schedule, sizes: Sequence[int] | None, workers: int) -> int | None:
+    """Stages for each worker where nobody says so: those of the split, if the schedule takes any number of them."""
+    return len(sizes) // workers if sizes and schedule in _ANY_CHUNKS else None
 
 
 def names() -> list[str]:

@@ -16,17 +16,20 @@ import torch
 from rpcbench.optim import LocalOptimizer, files
 from rpcbench.rpc import RRef
 from rpcbench.words.errors import PipelineError
+from rpcbench.words.phrases import counted
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 class Shard(NamedTuple):
-    """A file of a checkpoint: its name, bytes, their SHA-256, and what the stage called the tensors in it."""
+    """A file of a checkpoint: its name, bytes, their SHA-256, what the stage called the tensors in it, and how many
+    groups of parameters its optimizer had."""
 
     file: str
     bytes: int
     sha256: str
     shapes: Shapes
+    groups: int
 
 
 class Source(NamedTuple):
@@ -37,6 +40,7 @@ class Source(NamedTuple):
     sha256: str
     shapes: Shapes
     names: dict[str, str]
+    groups: int
 
 
 def shapes(module: RRef[Any]) -> Shapes:
@@ -46,17 +50,22 @@ def shapes(module: RRef[Any]) -> Shapes:
 
 def write(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, folder: str, name: str) -> Shard:
     """Write what a stage holds to a new file."""
-    path = Path(folder) / name
+    path, local = Path(folder) / name, _local(optimizer)
     with worker.local_value().between_steps(), files.new_file(path) as file:
-        torch.save(_held(module.local_value(), _local(optimizer)), file)
+        torch.save(_held(module.local_value(), local), file)
     with path.open("rb") as written:
         digest = hashlib.file_digest(written, "sha256").hexdigest()
-    return Shard(path.name, path.stat().st_size, digest, shapes(module))
+    return Shard(path.name, path.stat().st_size, digest, shapes(module), _count(local))
 
 
-def check(sources: Sequence[Source]) -> None:
-    """PipelineError where a file is not as it was written; nothing is read into the stage."""
+def check(optimizer: RRef[Any] | None, sources: Sequence[Source]) -> None:
+    """PipelineError where a file is not as it was written, or does not fit; nothing is read into the stage."""
+    own = _count(_local(optimizer))
     for source in sources:
+        if own and source.groups not in (0, own):
+            raise PipelineError(
+                f"{source.path} has {counted(source.groups, 'group')} of parameters, but optimizer= makes {own} here"
+            )
         path = Path(source.path)
         if not path.exists():
             raise PipelineError(f"{path} is gone, or not to be reached from here: all workers must see the folder")
@@ -82,7 +91,8 @@ def read(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, sour
         module.local_value().load_state_dict(tensors)
         local = _local(optimizer)
         if local is not None:
-            _load(local, _names(module.local_value()), states, kept[0])
+            held = next((each for each in kept if each["groups"]), kept[0])
+            _load(local, _names(module.local_value()), states, held)
         torch.set_rng_state(kept[0]["random"])
 
 
@@ -100,34 +110,46 @@ def _opened(source: Source, mmap: bool = False) -> dict[str, Any]:
     except ValueError as error:
         raise PipelineError(str(error)) from None
     match held:
-        case {"tensors": dict(tensors), "states": dict(), "group": _, "schedule": _, "random": torch.Tensor()}:
+        case {
+            "tensors": dict(tensors),
+            "states": dict(),
+            "groups": list(groups),
+            "schedule": _,
+            "random": torch.Tensor(),
+        }:
             found = {name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
-            if found == source.shapes:
+            if found == source.shapes and len(groups) == source.groups:
                 return dict(held)
     raise PipelineError(f"{source.path} does not hold what its manifest says. Nothing was loaded")
 
 
 def _held(module: torch.nn.Module, optimizer: LocalOptimizer | None) -> dict[str, Any]:
-    held: dict[str, Any] = {"tensors": module.state_dict(), "states": {}, "group": None, "schedule": None}
+    held: dict[str, Any] = {"tensors": module.state_dict(), "states": {}, "groups": [], "schedule": None}
     if optimizer is not None:
         state, names = optimizer.state(), _names(module)
         held["states"] = {names[number]: kept for number, kept in state["state"].items()}
-        held["group"] = {key: value for key, value in state["param_groups"][0].items() if key != "params"}
+        held["groups"] = [{k: v for k, v in group.items() if k != "params"} for group in state["param_groups"]]
         held["schedule"] = optimizer.scheduler and optimizer.scheduler.state_dict()
     return {**held, "random": torch.get_rng_state()}
 
 
 def _load(optimizer: LocalOptimizer, names: list[str], states: dict[str, Any], held: dict[str, Any]) -> None:
     state = {number: states[name] for number, name in enumerate(names) if name in states}
-    group = {**(held["group"] or optimizer.optimizer.param_groups[0]), "params": list(range(len(names)))}
-    optimizer.load({"state": state, "param_groups": [group]})
+    own = optimizer.state()["param_groups"]
+    groups = [{**saved, "params": group["params"]} for saved, group in zip(held["groups"] or own, own, strict=True)]
+    optimizer.load({"state": state, "param_groups": groups})
     if optimizer.scheduler is not None and held["schedule"] is not None:
         optimizer.scheduler.load_state_dict(held["schedule"])
 
 
 def _names(module: torch.nn.Module) -> list[str]:
-    """Of the parameters that the stage's optimizer has, in its order."""
+    """Of the parameters that may be trained, by the numbers that the stage's optimizer has for them."""
     return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def _count(optimizer: LocalOptimizer | None) -> int:
+    """Of groups of parameters."""
+    return 0 if optimizer is None else len(optimizer.optimizer.param_groups)
 
 
 def _local(optimizer: RRef[Any] | None) -> LocalOptimizer | None:

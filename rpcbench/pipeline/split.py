@@ -7,12 +7,12 @@
 Guarantees: every stage has at least one module; the stages in a row are the model; their modules are the model's own,
 not copies; and each key of a stage's state_dict has its name in the un-split model (`Stage.key`).
 Rules: only rows of modules can be cut, chains or lists with named values (`part`); a chain within a row may be cut
-inside; a buffer belongs to one stage, a parameter may be in several.
+inside; a buffer that may change belongs to one stage, a parameter may be in several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any
@@ -27,6 +27,7 @@ from rpcbench.pipeline.lazy import Tied, built
 from rpcbench.pipeline.lazy_ties import Names, checked_ties, tied_in
 from rpcbench.pipeline.links import Link, Model, children, expanded
 from rpcbench.pipeline.ports import Ports, Wiring, connect, model_inputs
+from rpcbench.pipeline.recipe import Recipe
 from rpcbench.pipeline.tracing import Traced, call_of
 from rpcbench.pipeline.weigh import weigh
 from rpcbench.words.errors import PipelineError
@@ -51,14 +52,19 @@ class Stage:
 
     def key(self, own: str) -> str:
         """What the un-split model calls a parameter or buffer of `module`: "0.weight" may be "layers.2.weight"."""
-        position, _, rest = own.partition(".")
-        return f"{self.prefixes[int(position)]}{rest}"
+        return whole_name(self.prefixes, {}, own)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All parameters and buffers under their un-split names; one used twice comes twice."""
         parameters = self.module.named_parameters(remove_duplicate=False)
         for own, tensor in chain(parameters, self.module.named_buffers(remove_duplicate=False)):
             yield self.key(own), tensor
+
+
+def whole_name(prefixes: Sequence[str], first: Mapping[str, str], own: str) -> str:
+    """As `Stage.key`, but for weights that have a `first` name elsewhere."""
+    position, _, rest = own.partition(".")
+    return first.get(own, f"{prefixes[int(position)]}{rest}")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -270,6 +276,8 @@ def _start(name: str, links: Sequence[Link]) -> int:
 
 def _refuse_tied_buffers(stages: Sequence[Stage]) -> None:
     """Each copy of a buffer would go its own way, unseen. Tied weights are kept equal by their gradients (`ties`)."""
+    if all(isinstance(module, Recipe) for stage in stages for module in stage.module):
+        return  # a trace changes no buffer, so copies stay equal
     first: dict[int, tuple[int, str]] = {}
     for stage in stages:
         for own, tensor in stage.module.named_buffers():

@@ -4,17 +4,21 @@
     parts         embed: x → e         block: e → h         head: h, e → the output
 
 Guarantees
-- A part has the operations of one module, and those that its parents do right after it. Every parameter that is used
-  has a part, under its un-split name, and is the model's own; one that is tied has the name of where it is used.
+- A part has the operations of one module, and those that its parents do right after it. Every parameter and buffer of
+  the state_dict has a part, under its un-split name, and is the model's own; one that is tied has the name of where it
+  is used.
 - Batches may have other sizes than the sample; dropout follows train and eval as ever, but where it is in evaluation
   mode when the model is traced.
-- What tracing cannot keep true, such as batch norm in train mode, is refused.
+- What tracing cannot keep true, such as batch norm in train mode or a backward of the user's own, is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,11 +26,13 @@ from torch import fx, nn
 from torch.utils import _pytree
 
 from rpcbench.pipeline.links import Link
-from rpcbench.pipeline.recipe import Recipe, Step, plain
+from rpcbench.pipeline.recipe import Attention, Recipe, Ref, Step, plain
 from rpcbench.words.errors import PipelineError
 
 _BAKED = ("batch_norm", "instance_norm", "dropout", "rrelu")
 """Operations whose trace has the mode they were traced in."""
+_KEPT = ("torch._higher_order_ops.", "torch._functorch.")
+"""Modules of torch with Functions that the operations of a trace make anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +60,8 @@ def traced(model: nn.Module, sample: Any) -> Traced:
 
     `sample`: what the model is called with: a tensor, a tuple of them, or a dict by the names of forward's arguments;
     dimension 0 counts the samples, two or more. The forward must do the same whatever the values in its tensors are.
-    Parameters that it does not use are in no part. Dropout that is in evaluation mode drops nothing, then or later.
-    PipelineError where it cannot be traced.
+    Dropout that is in evaluation mode drops nothing, then or later. The model runs twice, and its output may be of
+    any class that torch.utils._pytree knows. PipelineError where it cannot be traced.
     """
     args, kwargs = (
         ((), sample) if isinstance(sample, dict) else (sample if isinstance(sample, tuple) else (sample,), {})
@@ -63,9 +69,13 @@ def traced(model: nn.Module, sample: Any) -> Traced:
     program = _exported(model, args, kwargs)
     module = program.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
-    _simplify(module)
+    _refuse_functions(model, args, kwargs, module.graph)
+    for graph in [each for each in module.modules() if isinstance(each, fx.GraphModule)]:
+        _simplify(graph)
     inputs = tuple(node.target for node in module.graph.nodes if node.op == "placeholder")
-    return Traced(model, tuple(_links(model, module, program.call_spec.out_spec)), inputs)
+    links = tuple(_links(model, module, program.call_spec.out_spec))
+    _hold_the_rest(model, links)
+    return Traced(model, links, inputs)
 
 
 def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -96,6 +106,48 @@ def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 _OTHERWISE = "Give split() a list of modules instead (see `part`), or leave that module out"
 
 
+def _refuse_functions(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], graph: fx.Graph) -> None:
+    """PipelineError for a backward of the user's own: a trace has what a Function's forward does, and nothing else.
+
+    The model runs for it, as only what autograd has recorded tells of Functions.
+    """
+    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.enable_grad():
+        output = model(*map(_asking, args), **{name: _asking(value) for name, value in kwargs.items()})
+    calls = [node for node in graph.nodes if "flat_apply" in str(node.target)]
+    kept = {arg for node in calls for arg in node.args if isinstance(arg, str)}
+    for function in _functions(output):
+        name = f"{function.__module__}.{function.__qualname__}"
+        if name == "torch.utils.checkpoint.CheckpointFunction":
+            raise PipelineError(
+                "the forward has a torch.utils.checkpoint with use_reentrant=True, whose trace has no gradients: use "
+                "use_reentrant=False, or leave it out and give Pipeline recompute='all'"
+            )
+        if name not in kept and not name.startswith(_KEPT):
+            raise PipelineError(
+                f"the forward has {name}, a torch.autograd.Function, whose backward a trace does not keep. {_OTHERWISE}"
+            )
+
+
+def _asking(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values; where these can have gradients, asking for one. The forward may change them in place."""
+    return tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex()).clone()
+
+
+def _functions(output: Any) -> Iterator[type]:
+    """The classes of all Functions that this was made with and whose backward it would run."""
+    leaves = [leaf for leaf in _pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    waiting: list[Any] = [leaf.grad_fn for leaf in leaves]
+    seen: set[Any] = {None}
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            yield node._forward_cls  # type: ignore[attr-defined]
+        waiting += [earlier for earlier, _ in node.next_functions]
+
+
 def _simplify(module: fx.GraphModule) -> None:
     """Without what checks the trace's own assumptions; dropout as a module, which knows train from eval."""
     graph = module.graph
@@ -103,20 +155,29 @@ def _simplify(module: fx.GraphModule) -> None:
         name = str(node.target)
         if node.op == "call_function" and "_assert" in name:
             graph.erase_node(node)
+        elif node.target is operator.getitem:
+            node.args[0].append(node)  # only one of several values can go to another stage, not all of them
         elif node.target is torch.ops.aten.dropout.default and not node.args[2]:  # of a module in evaluation mode
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
         elif node.target is torch.ops.aten.dropout.default:
-            path = f"_{node.name}"
-            module.add_submodule(path, nn.Dropout(node.args[1]))
-            with graph.inserting_before(node):
-                other = graph.call_module(path, (node.args[0],))
-            other.meta = node.meta
-            node.replace_all_uses_with(other)
-            graph.erase_node(node)
-        elif node.op == "call_function" and (any(word in name for word in _BAKED) or _drops(node)):
+            _replace(module, node, nn.Dropout(node.args[1]), node.args[:1])
+        elif _drops(node):
+            _replace(module, node, Attention(node.args[4]), node.args)
+        elif node.op == "call_function" and any(word in name for word in _BAKED):
             raise PipelineError(f"the forward has {name}, whose trace is of train mode only. {_OTHERWISE}")
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(lambda node: node.is_impure() or bool(_nests(node)))
+
+
+def _replace(module: fx.GraphModule, node: fx.Node, other: nn.Module, args: tuple[Any, ...]) -> None:
+    """Let a module do what the node does."""
+    path = f"_{node.name}"
+    module.add_submodule(path, other)
+    with module.graph.inserting_before(node):
+        call = module.graph.call_module(path, args, node.kwargs if args == node.args else {})
+    call.meta = node.meta
+    node.replace_all_uses_with(call)
+    module.graph.erase_node(node)
 
 
 def _drops(node: fx.Node) -> bool:
@@ -124,11 +185,18 @@ def _drops(node: fx.Node) -> bool:
     return "scaled_dot_product" in str(node.target) and any(isinstance(arg, float) and arg for arg in node.args[4:5])
 
 
+def _nests(node: fx.Node) -> int:
+    """How many levels of `torch.vmap` and its like are entered here, or left; 0 where something else is done."""
+    name = getattr(node.target, "__name__", "")
+    return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
+
+
 def _links(model: nn.Module, module: fx.GraphModule, spec: Any) -> Iterator[Link]:
     pieces = _pieces(module.graph)
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     outputs = _pytree.tree_leaves(output.args[0])
     names = _names(model)
+    state = {path for paths in names.values() for path in paths}
     for number, piece in enumerate(pieces):
         last = number + 1 == len(pieces)
         later = {arg for other in pieces[number + 1 :] for node in other.nodes for arg in node.all_input_nodes}
@@ -136,8 +204,15 @@ def _links(model: nn.Module, module: fx.GraphModule, spec: Any) -> Iterator[Link
         wanted = {arg for node in piece.nodes for arg in node.all_input_nodes}
         wanted.update(arg for arg in outputs if last and isinstance(arg, fx.Node))
         takes = [n for n in module.graph.nodes if n in wanted and n not in piece.nodes and n.op != "get_attr"]
-        made: Any = _pytree.tree_unflatten(outputs, spec) if last else tuple(gives)
-        part = _part(piece, takes, made, module, names)
+        part = _recipe(
+            module,
+            piece.nodes,
+            takes,
+            outputs if last else tuple(gives),
+            spec if last else None,
+            state,
+            partial(_name, module=module, piece=piece, names=names),
+        )
         taken = tuple(str(n.target) if n.op == "placeholder" else n.name for n in takes)  # as forward calls them
         yield Link(piece.path, part, taken, None if last else tuple(n.name for n in gives), "")
 
@@ -146,10 +221,12 @@ def _pieces(graph: fx.Graph) -> list[_Piece]:
     """The operations, by the module they are of; what a parent does goes with what comes before it."""
     pieces: list[_Piece] = []
     waiting: list[fx.Node] = []
+    depth = 0  # of torch.vmap: what begins in a stage ends there
     for node in graph.nodes:
         if node.op not in ("call_function", "call_module"):
             continue
-        path = _path(node)
+        path = _path(node) if not depth else pieces[-1].path if pieces else ""
+        depth += _nests(node)
         if not path and not pieces:
             waiting.append(node)
             continue
@@ -164,30 +241,81 @@ def _pieces(graph: fx.Graph) -> list[_Piece]:
 
 def _path(node: fx.Node) -> str:
     """The module that an operation is of; "" for the model itself."""
-    stack = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    source: Any = node
+    while source.target is operator.getitem:
+        source = source.args[0]
+    stack = [path for path, _ in (source.meta.get("nn_module_stack") or {}).values()]
     path = stack[-1] if stack else ""
     return "" if path.startswith("_empty") else path.split("@")[0]
 
 
-def _part(
-    piece: _Piece, takes: Sequence[fx.Node], made: Any, module: fx.GraphModule, names: dict[int, list[str]]
+def _recipe(
+    module: fx.GraphModule,
+    nodes: Sequence[fx.Node],
+    takes: Sequence[fx.Node],
+    made: Any,
+    spec: _pytree.TreeSpec | None = None,
+    state: set[str] | None = None,
+    named: Callable[[fx.Node], str] = lambda node: str(node.target),
 ) -> Recipe:
-    """A module of these operations, with the model's own parameters."""
+    """A module of these operations, with the model's own parameters. `named`: the path of one, and of all else it has.
+
+    PipelineError for what is no data, and so cannot be sent."""
     own: dict[str, Any] = {}
 
-    def name(node: fx.Node) -> str:
+    def found(node: fx.Node) -> Any:
         if node.op != "get_attr":
-            return node.name
+            return Ref(node.name)
         value = _attribute(module, str(node.target))
-        path = next((n for n in names.get(id(value), ()) if n.startswith(f"{piece.path}.")), str(node.target))
+        if isinstance(value, _pytree.TreeSpec):
+            return value
+        if isinstance(value, fx.GraphModule):
+            value = _nested(value)
+        elif not isinstance(value, torch.Tensor):
+            raise PipelineError(f"the forward uses {node.target}, a {type(value).__name__}, in a trace. {_OTHERWISE}")
+        path = named(node)
         own[path] = value
-        return path
+        return Ref(path)
 
-    steps = [Step.of(node, name) for node in piece.nodes]
-    returned = plain(made, name)
-    own.update((str(n.target), module.get_submodule(str(n.target))) for n in piece.nodes if n.op == "call_module")
-    state = {path for paths in names.values() for path in paths}
-    return Recipe([node.name for node in takes], steps, returned, own, state)
+    steps = [Step.of(node, found) for node in nodes]
+    returned = plain(made, found)
+    if spec is not None:
+        returned = _pytree.tree_unflatten(returned, spec)
+    own.update((str(n.target), module.get_submodule(str(n.target))) for n in nodes if n.op == "call_module")
+    return Recipe([node.name for node in takes], steps, returned, own, state or set())
+
+
+def _nested(module: fx.GraphModule) -> Recipe:
+    """The operations of a graph within a graph, such as a branch of `torch.cond`."""
+    nodes = list(module.graph.nodes)
+    takes = [node for node in nodes if node.op == "placeholder"]
+    return _recipe(module, [n for n in nodes if n.op.startswith("call_")], takes, nodes[-1].args[0])
+
+
+def _name(node: fx.Node, module: fx.GraphModule, piece: _Piece, names: Mapping[int, list[str]]) -> str:
+    """What the un-split model calls a parameter that is used here; of several names the one of this module."""
+    path, value = str(node.target), _attribute(module, str(node.target))
+    return next((name for name in names.get(id(value), ()) if name.startswith(f"{piece.path}.")), path)
+
+
+def _hold_the_rest(model: nn.Module, links: Sequence[Link]) -> None:
+    """Parameters and buffers that no operation uses, and other names of those that are: the nearest part has them."""
+    states = [link.module.state_dict(keep_vars=True) for link in links]
+    held = {name for state in states for name in state}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name in held:
+            continue
+        owners = [at for at, state in enumerate(states) if any(tensor is own for own in state.values())]
+        nearest = max(owners or range(len(links)), key=lambda at, name=name: _common(links[at].name, name))
+        part = links[nearest].module
+        assert isinstance(part, Recipe)
+        part.hold(name, tensor, persistent=True)
+
+
+def _common(one: str, other: str) -> int:
+    """How many modules two paths have in common."""
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def _attribute(module: nn.Module, path: str) -> Any:

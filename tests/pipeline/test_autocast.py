@@ -13,6 +13,7 @@ from torch.nn import functional
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import PipelineError
 from rpcbench.pipeline.microbatch import cut
+from rpcbench.pipeline.numerics import Computing, Numerics
 
 LOW = torch.bfloat16
 
@@ -46,6 +47,14 @@ def backward(whole: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
         (loss * share).backward()
         losses.append(loss.item() * share)
     return sum(losses)
+
+
+def test_a_loss_gets_single_precision_in_any_output() -> None:
+    judged = Computing(Numerics(LOW), []).judged
+    low, count = torch.ones(2, dtype=LOW), torch.ones(2, dtype=torch.long)
+    found = judged({"logits": low, "more": (low, [count]), "none": None})
+    assert found["logits"].dtype == found["more"][0].dtype == torch.float32
+    assert found["more"][1][0] is count and found["none"] is None
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb1p", "zbv"])

@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, TensorDataset
 
 from rpcbench.agent.core import Agent
-from rpcbench.pipeline import Pipeline, PipelineError, StepResult
+from rpcbench.pipeline import EndFit, History, Pipeline, PipelineError, StepResult
 
 X, Y = data(29)
 LOADER = DataLoader(TensorDataset(X, Y), batch_size=13)  # 13, 13, 3: fewer than the micro-batches
@@ -87,6 +87,27 @@ def test_ctrl_c_between_steps_ends_it(agents: list[Agent], capsys: pytest.Captur
     assert history.interrupted and len(history.losses) == 4 and len(history.epochs) == 1
     assert "4/15" in capsys.readouterr().err
     assert repr(history).endswith(", interrupted>")
+
+
+def test_a_callback_is_told_of_epochs_and_may_end_it(agents: list[Agent]) -> None:
+    told: list[tuple[int, int]] = []
+
+    def on_epoch(history: History) -> None:
+        told.append((len(history.epochs), len(history.validation)))
+        if len(told) == 2:
+            raise EndFit
+
+    history = pipeline(optimizer=SGD).fit(LOADER, 5, validate=LOADER, on_epoch=on_epoch, progress=False)
+    assert told == [(1, 1), (2, 2)] and len(history.losses) == 6
+    assert history.ended_early and not history.interrupted and repr(history).endswith(", ended early>")
+
+
+def test_a_callback_may_end_it_within_an_epoch(agents: list[Agent]) -> None:
+    def on_step(result: StepResult) -> None:
+        raise EndFit
+
+    history = pipeline(optimizer=SGD).fit(LOADER, 5, on_step=on_step, progress=False)
+    assert history.ended_early and len(history.losses) == 1 and history.epochs == []
 
 
 _halfway = threading.Event()

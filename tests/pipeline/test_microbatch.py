@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 
 import pytest
 import torch
@@ -15,6 +15,14 @@ from rpcbench.pipeline.microbatch import bounds, cut, join, part, samples, share
 from rpcbench.words.errors import PipelineError
 
 Pair = namedtuple("Pair", ["left", "right"])
+
+
+class Output(dict[str, object]):
+    """torch knows nothing of it, and its constructor wants more than a dict."""
+
+    def __init__(self, kind: str, **fields: object) -> None:
+        super().__init__(fields)
+        self.kind = kind
 
 
 @given(st.integers(1, 40), st.data())
@@ -33,6 +41,13 @@ def test_every_shape_of_batch_comes_back() -> None:
     assert list(back) == list(batch) and type(back["pair"]) is Pair and type(back["pair"].right) is list
     assert back["more"] == () and type(back["same"]) is tuple
     assert torch.equal(back["ids"], ids) and torch.equal(back["pair"].right[0], mask)
+
+
+@pytest.mark.parametrize("batch", [Output("kind", x=torch.arange(7)), OrderedDict(x=torch.arange(7))])
+def test_a_dict_of_any_class_keeps_it(batch: dict[str, torch.Tensor]) -> None:
+    parts = cut(batch, 3)
+    assert {type(part) for part in parts} == {type(batch)} == {type(join(parts))}
+    assert join(parts)["x"].tolist() == list(range(7)) and parts[1]["x"].tolist() == [3, 4]
 
 
 def test_microbatches_are_views() -> None:

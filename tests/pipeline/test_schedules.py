@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from small import STAGES
 
 from rpcbench.pipeline.ops import Kind, Op, Ops, Schedule, parse, text
-from rpcbench.pipeline.schedules import gpipe, named, one_f_one_b
+from rpcbench.pipeline.schedules import chunks_for, gpipe, named, one_f_one_b
 from rpcbench.pipeline.simulate import simulate
 from rpcbench.pipeline.validate import placement
 from rpcbench.words.errors import PipelineError
@@ -155,3 +155,13 @@ def test_numbers_that_make_no_schedule(schedule: Schedule) -> None:
         schedule(2, 8.0)  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match="chunks must be 1, not 2"):
         schedule(2, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "chunks"),
+    [("zb1p", [1, 2], 1), ("zb1p", [1] * 4, 2), ("bfs", [1] * 6, 3), ("zbv", [1, 2], None), ("zb1p", None, None)],
+)
+def test_a_schedule_that_takes_any_number_of_stages_takes_those_of_the_split(
+    name: str, sizes: list[int] | None, chunks: int | None
+) -> None:
+    assert chunks_for(name, sizes, workers=2) == chunks

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, lazy, schedule, split, traced
@@ -316,3 +318,25 @@ def test_what_ends_a_cell_is_short() -> None:
     assert repr(result).startswith(f"<step {result.step}: loss {result.loss:.6g} of 6 samples, idle ")
     assert repr(split(chain(), ROW)) == "<Stages balanced, from 2 modules, for worker1, worker2>"
     assert repr(pipe) == "<Pipeline of 2 stages (0 on worker1, 1 on worker2), 3 micro-batches>"
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.linear, self.reentrant = nn.Linear(16, 16), reentrant
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(lambda x: self.linear(x).tanh(), x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb1p"])
+def test_a_checkpoint_within_a_stage_has_the_same_gradients(agents: list[Agent], schedule: str) -> None:
+    net, (x, y) = small.model(Checkpointed(reentrant=False)), small.data(12)
+    pipe = small.pipeline(copy.deepcopy(net), schedule=schedule, optimizer=small.SGD)
+    small.step_alike(pipe, net, functional.cross_entropy(net(x), y), x, y)
+
+
+def test_a_reentrant_one_raises_as_docs_say(agents: list[Agent]) -> None:
+    pipe = small.pipeline(small.model(Checkpointed(reentrant=True)), optimizer=small.SGD)
+    with pytest.raises(RuntimeError, match="use_reentrant=False"):
+        pipe.step(*small.data(12))

@@ -1,0 +1,116 @@
+"""Groups of parameters: those of one process, whatever the stages; they go through checkpoints and tied weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import data, model, pipeline, same
+from torch import nn
+from torch.nn import functional
+
+from rpcbench.agent.core import Agent
+from rpcbench.pipeline import Pipeline, PipelineError, lazy, split
+from rpcbench.pipeline.groups import check_patterns, grouped
+
+ADAM: Any = torch.optim.AdamW
+OPTIONS = {"lr": 0.05, "weight_decay": 0.5}
+PATTERNS = {"*.bias": {"weight_decay": 0.0}, "3.*": {"lr": 0.2}}
+
+
+def by_dimension(named: list[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
+    return [
+        {"params": [p for _, p in named if p.dim() > 1]},
+        {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def named(*names: str) -> list[tuple[str, nn.Parameter]]:
+    return [(name, nn.Parameter(torch.ones(1))) for name in names]
+
+
+def test_the_first_pattern_that_fits_has_a_parameter_and_all_stages_have_all_groups() -> None:
+    own = named("0.weight", "3.bias", "3.weight")
+    found = grouped(PATTERNS, own)
+    names = [[name for p in group.pop("params") for name, other in own if p is other] for group in found]
+    assert names == [["0.weight"], ["3.bias"], ["3.weight"]] and found == [{}, *PATTERNS.values()]
+    assert [len(group["params"]) for group in grouped(PATTERNS, named("3.bias"))] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda named: [parameter for _, parameter in named], r"groups as \{'params': \[...\]\}"),
+        (lambda named: [{"params": named}], "not among those it got"),
+        (lambda named: [{"params": [nn.Parameter(torch.ones(1))]}], "not among those it got"),
+    ],
+)
+def test_a_function_that_gives_no_groups_of_its_parameters(function: Any, told: str) -> None:
+    with pytest.raises(PipelineError, match=told):
+        grouped(function, named("a"))
+
+
+def test_a_pattern_that_no_parameter_has() -> None:
+    stages = split(model(), ["worker1", "worker2"]).cut()
+    check_patterns({"0.*": {}, "3.bias": {}}, stages)
+    with pytest.raises(PipelineError, match=r"for 'norm\.\*', but no parameter has such a name: 0\.weight"):
+        check_patterns({"norm.*": {}}, stages)
+    check_patterns({"norm.*": {}}, split([lazy(nn.Linear, 2, 2), nn.Tanh()], ["worker1"], balance=[2]).cut())
+
+
+def test_what_is_no_group_is_told(agents: list[Agent]) -> None:
+    with pytest.raises(PipelineError, match="third item of optimizer must be a dict"):
+        pipeline(optimizer=(ADAM, OPTIONS, [{"params": []}]))
+
+
+def reference(net: nn.Sequential, groups: Any) -> torch.optim.Optimizer:
+    return ADAM(grouped(groups, list(net.named_parameters())), **OPTIONS)
+
+
+@pytest.mark.parametrize("groups", [PATTERNS, by_dimension])
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_they_train_as_in_one_process_and_go_on_from_a_checkpoint(
+    agents: list[Agent], tmp_path: Path, schedule: str, groups: Any
+) -> None:
+    net, (x, y) = model(), data(12)
+    optimizer = reference(net, groups)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    moving = (torch.optim.lr_scheduler.StepLR, {"step_size": 1, "gamma": 0.5})
+    pipe = pipeline(schedule=schedule, optimizer=(ADAM, OPTIONS, groups), lr_scheduler=moving)
+    for turn in range(4):
+        if turn == 2:
+            pipe.save(tmp_path)
+            pipe = pipeline(schedule="gpipe", optimizer=(ADAM, OPTIONS, groups), lr_scheduler=moving)
+            pipe.load(tmp_path)
+        optimizer.zero_grad()
+        functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+        pipe.step(x, y)
+        pipe.lr_scheduler.step()
+        same(pipe.state_dict(), net.state_dict())
+    assert pipe.lr == pytest.approx(OPTIONS["lr"] / 16)
+
+
+def test_a_checkpoint_of_other_groups_is_refused_and_nothing_has_changed(agents: list[Agent], tmp_path: Path) -> None:
+    pipeline(optimizer=(ADAM, OPTIONS, PATTERNS)).save(tmp_path)
+    pipe = pipeline(model().double(), optimizer=(ADAM, OPTIONS))
+    pipe.step(*data(12))
+    before = pipe.state_dict()
+    with pytest.raises(PipelineError, match=r"has 3 groups of parameters, but optimizer= makes 1 here"):
+        pipe.load(tmp_path)
+    same(pipe.state_dict(), before)
+
+
+def test_copies_of_a_tied_weight_are_in_the_group_of_the_first(agents: list[Agent]) -> None:
+    torch.manual_seed(4)
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).double()
+    net[2].weight = net[0].weight
+    x = torch.rand(12, 6, dtype=torch.double)
+    optimizer = (torch.optim.SGD, {"lr": 0.1}, {"2.*": {"lr": 1.0}})
+    pipe = Pipeline(split(net, ["worker1", "worker2"], balance=[1, 2]), "1f1b", 4, functional.mse_loss, optimizer)
+    pipe.step(x, x)
+    state = pipe.state_dict()
+    assert torch.equal(state["0.weight"], state["2.weight"])
