@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch.distributed
@@ -32,6 +33,8 @@ from rpcbench.words.rebuild import story, words
 
 _Part = Callable[[Agent], object]
 _LONG_SECONDS = 10.0
+_CAUSE_SECONDS = 2.0
+_FIRST = 100
 _log = logging.getLogger("rpcbench")
 _ONE_HOST = (
     "All workers of this world are looked for on one host, here {!r}; those on several hosts meet at "
@@ -171,8 +174,17 @@ def _tell_losses(agent: Agent) -> None:
     def tell(kind: str, who: WorkerInfo, reason: str) -> None:
         if kind == "lost":
             _log.warning("%s: %s is lost: %s", agent.name, who.name, reason)
+            _end_later()
 
     agent.on_member(tell)
+
+
+def _end_later() -> None:
+    """Where this process ends by an error now, that is likely for the loss: it lets the other one, whose error is the
+    cause, end before it. What has started both (torch.multiprocessing, torchrun) shows the error that it sees first."""
+    until = time.monotonic() + _CAUSE_SECONDS
+    # Not atexit: that does not run in the forked children of multiprocessing.
+    Finalize(None, lambda: time.sleep(max(0.0, until - time.monotonic())), exitpriority=_FIRST)
 
 
 def _tell_errors(agent: Agent) -> None:

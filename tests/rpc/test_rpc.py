@@ -139,6 +139,34 @@ def test_a_program_for_torch_runs_by_env(runtime: Path) -> None:
     assert done == [("[4.0, 4.0] WorkerInfo(id=1, name=worker1)\n", ""), ("", "")]
 
 
+FAILS = """
+import atexit, time
+import torch.multiprocessing as mp
+
+def run(rank):
+    if rank == 0:
+        atexit.register(time.sleep, 1)  # runs last, when the other has long seen that the connection has ended
+    import rpcbench.rpc as rpc
+    rpc.init_rpc(f"w{rank}", rank=rank, world_size=2)
+    if rank == 0:
+        rpc.rpc_sync("w1", max, (1, 2))
+        1 / 0
+    rpc.shutdown()
+
+if __name__ == "__main__":
+    mp.spawn(run, nprocs=2)
+"""
+
+
+def test_the_error_that_is_shown_is_the_one_that_came_first(runtime: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FAILS)
+    environment = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": "29517"}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 1 and done.stderr.rstrip().endswith("ZeroDivisionError: division by zero"), done.stderr
+
+
 # -- in this process
 @pytest.fixture
 def alone(runtime: Path, no_leaks: None) -> Iterator[rpc.TensorPipeRpcBackendOptions]:
