@@ -2,6 +2,7 @@
 
 Calls that end in time, nearly all, leave nothing behind; so the table is as large as the calls in flight. It has no
 lock: each step on the table is one of Python's, and `pop_due` looks only after it has asked to be told of what comes.
+It looks at a copy: to list the items of the table itself takes many steps, as the garbage collector may run between.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Deadlines:
     def pop_due(self, now: float) -> tuple[list[int], float | None]:
         """Calls whose deadline has passed, and seconds until there is something to look at again."""
         self._next = math.inf
-        known = list(self._at.items())
+        known = self._at.copy().items()
         due = [call for call, at in known if at <= now and self._at.pop(call, None) is not None]
         first = min((at for _, at in known if at > now), default=None)
         if first is None:

@@ -96,7 +96,7 @@ class Waiting:
 
     def number_of(self, future: Future[Any]) -> int | None:
         """The call that this is the future of, while it waits."""
-        return next((number for number, other in list(self._futures.items()) if other.follows(future)), None)
+        return next((number for number, other in self._futures.copy().items() if other.follows(future)), None)
 
     def settle(self, timeout: float | None) -> int:
         """Wait until no call waits, `timeout` seconds at most; how many still do."""

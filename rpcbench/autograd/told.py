@@ -39,7 +39,7 @@ class Told:
             self._bus.note(kind, "graphs", str(context), partial(self._now, context))
 
     def _table(self) -> Table:
-        rows = {str(context): self._row(context, kept) for context, kept in list(self._contexts.items())}
+        rows = {str(context): self._row(context, kept) for context, kept in self._contexts.copy().items()}
         return {key: row for key, row in rows.items() if row is not None}
 
     def _now(self, context: int) -> Row | None:

@@ -341,7 +341,7 @@ class Cluster(Workforce):
         """Those that are there, and those that are lost."""
         return [
             Started(_id(name), name, self._place(name), self._incarnations[name], self._lost(name), handle.last_words())
-            for name, handle in list(self._handles.items())
+            for name, handle in self._handles.copy().items()
         ]
 
     def _lost(self, name: str) -> str:

@@ -188,7 +188,8 @@ class _News:
     def end(self) -> None:
         """All are through, or asked to stop: what is to be told is told by what the cell raises."""
         self._ended = True
-        for timer in self._timers:
+        timers, self._timers, self.parts = self._timers, [], []  # no circle keeps what the cell was given alive
+        for timer in timers:
             timer.cancel()
 
     def _tell(self, part: _Part) -> None:

@@ -1,12 +1,14 @@
 """What C code and child processes write while a cell runs: read back from the worker's log, where it goes.
 
 Descriptors 1 and 2 stay those of the log. So nothing that a process writes there can block, is lost when the worker is
-killed, or has to pass through Python; a child that outlives the cell, or the worker, goes on writing to the log.
+killed, or has to pass through Python; a child that outlives the cell, or the worker, goes on writing to the log. It is
+open here only while there is something to read, as a worker may have no descriptor to spare.
 """
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import stat
 from collections.abc import Iterator
@@ -20,13 +22,16 @@ _OUT = 1
 class LogTail:
     """The log from where a cell began, as text. One thread reads."""
 
-    def __init__(self, file: int) -> None:
-        self._file = file
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size = 0
         self.begin(self.size())
 
     def size(self) -> int:
-        """How many bytes the log has now. From any thread."""
-        return os.fstat(self._file).st_size
+        """How many bytes the log has now, or had before the world took it away at its end. From any thread."""
+        with contextlib.suppress(FileNotFoundError):
+            self._size = self._path.stat().st_size
+        return self._size
 
     def begin(self, at: int) -> None:
         """What was written before position `at` belongs to no cell."""
@@ -38,10 +43,12 @@ class LogTail:
         if (left_out := until - self.at - MOST) > 0:
             self.begin(until - MOST)
             yield f"\n({left_out:,} bytes of output, too many at once, are only in the worker's log.)\n"
-        while self.at < until and (data := os.pread(self._file, min(_AT_ONCE, until - self.at), self.at)):
-            self.at += len(data)
-            if text := self._decoder.decode(data):
-                yield text
+        with self._path.open("rb") as log:
+            log.seek(self.at)
+            while self.at < until and (data := log.read(min(_AT_ONCE, until - self.at))):
+                self.at += len(data)
+                if text := self._decoder.decode(data):
+                    yield text
 
 
 def log_tail(worker: str) -> LogTail | None:
@@ -49,7 +56,7 @@ def log_tail(worker: str) -> LogTail | None:
     is known by its name, as others than this worker might write to any other file."""
     if not stat.S_ISREG(os.fstat(_OUT).st_mode) or (path := _path(_OUT)).name != f"{worker}.log":
         return None
-    return LogTail(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    return LogTail(path)
 
 
 def _path(descriptor: int) -> Path:

@@ -171,7 +171,8 @@ class Outbox:
             if kind != _LOGGED:
                 yield key, kind, content
             elif self._tail is not None and key == self._live:
-                yield from ((key, "stdout", text) for text in self._tail.read(int(content)))
+                with contextlib.suppress(OSError):  # it has gone, or cannot be opened now: it is read later, or lost
+                    yield from ((key, "stdout", text) for text in self._tail.read(int(content)))
 
     def _send(self, key: CellKey, kind: str, content: str) -> None:
         if kind == "begin":

@@ -212,7 +212,9 @@ def _hold(index: int) -> None:
 def test_unknown_workers_are_named_with_those_there_are(agents: list[Agent]) -> None:
     with pytest.raises(UnknownWorkerError, match=r"name worker9: did you mean .* There are notebook, worker1, worker2"):
         agents[0].call("worker9", add, (1,))
-    with pytest.raises(ValueError, match="by name, id or WorkerInfo"):
+    with pytest.raises(
+        ValueError, match=r"Cannot get WorkerInfo from name 3\.2: give a worker's name, id or WorkerInfo"
+    ):
         agents[0].call(3.2, add, (1,))  # type: ignore[arg-type]
 
 

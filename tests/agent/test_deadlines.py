@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,3 +77,21 @@ def test_each_is_found_exactly_once_in_time(plan: list[tuple[float, float, bool]
             wanted[call] = now + seconds
     assert found.keys() == wanted.keys()
     assert all(wanted[call] <= at <= wanted[call] + 1.01 * TICK for call, at in found.items())
+
+
+def test_the_garbage_collector_may_run_whatever_code_while_it_looks() -> None:
+    """A finalizer that ends a call or makes one, or a turn for another thread."""
+    deadlines = Deadlines()
+    for call in range(100):
+        deadlines.set(call, 1.0)
+    more = iter(range(100, 100_000))
+    collect = lambda *_: deadlines.set(next(more), 5.0)  # noqa: E731
+    gc.callbacks.append(collect)
+    thresholds = gc.get_threshold()
+    try:
+        gc.set_threshold(1)
+        due, _ = deadlines.pop_due(2.0)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(collect)
+    assert set(range(100)) <= {*due}

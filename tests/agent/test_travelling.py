@@ -78,8 +78,9 @@ def test_what_cannot_come_back_is_named_by_its_path(tmp_path: Path) -> None:
             me.fetch(rref).wait()
         with pytest.raises(SerializationError, match=r"^kwargs\['x'\]\['list'\]\[0\].held: cannot pickle"):
             me.call("worker1", made, (), {"x": made()})
-        with pytest.raises(Exception, match="Odd") as caught:
+        with pytest.raises(Odd, match="odd") as caught:
             me.call("worker1", raising).wait()
-        assert "raise Odd" in str(caught.value.__cause__)  # it cannot travel; its story does
+        assert "lock" in caught.value.lock  # it cannot travel; what it looks like does
+        assert "raise Odd" in str(caught.value.__cause__)
         del rref
         nothing_left(agents)

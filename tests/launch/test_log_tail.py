@@ -25,7 +25,7 @@ class Worker:
         self.log = path.open("w+b")
         self.text = (path).open("a")
         logs = {"stdout": self.text, "stderr": self.text}
-        self.tail = LogTail(os.open(path, os.O_RDONLY))
+        self.tail = LogTail(path)
         self.notices: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.outbox = Outbox(lambda member, notice: self.notices.put(notice), logs, self.tail)
         self.stream = CellStream("stderr", self.outbox, self.text)

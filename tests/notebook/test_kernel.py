@@ -84,6 +84,17 @@ def test_variables_go_there_and_come_back_as_values(kernel):
     assert kernel.value("%remote worker1 y.sum()") == "tensor(6.)"
 
 
+def test_an_rref_that_a_cell_was_given_is_let_go_of_with_the_last_name(kernel):
+    """Not when the garbage collector runs."""
+    kernel.run("import gc, weakref\ngc.disable()\ngiven = cluster.remote('worker1', list)\nseen = weakref.ref(given)")
+    try:
+        assert kernel.run("%%remote all -i given\nNone").status == "ok"
+        kernel.run("del given")
+        until(lambda: kernel.value("seen() is None") == "True")
+    finally:
+        kernel.run("gc.enable()")
+
+
 def test_cells_define_what_calls_by_reference_find(kernel):
     kernel.run("%%remote worker1\ndef where():\n    return 'the worker'")
     kernel.run("def where():\n    return 'the notebook'")

@@ -202,16 +202,27 @@ def test_a_foreign_pickle_is_refused_before_anything_is_loaded(agents: list[Agen
 
 @pytest.mark.parametrize("file", ["../other.pt", "/etc/passwd", "step1.stage0.01234567.pt/../x", 7])
 def test_a_manifest_names_no_file_outside_its_folder(tmp_path: Path, file: Any) -> None:
-    stage = {"file": file, "bytes": 1, "sha256": "0", "shapes": {}, "names": {}}
-    fields = {"format": 1, "optimizer_step": 1, "optimizer": "", "seeds": {"base": 1, "drawn": 1}, "stages": [stage]}
+    stage = {"file": file, "bytes": 1, "sha256": "0", "shapes": {}, "names": {}, "groups": 0}
+    fields = {
+        "format": checkpoint._FORMAT,
+        "optimizer_step": 1,
+        "optimizer": "",
+        "seeds": {"base": 1, "drawn": 1},
+        "stages": [stage],
+    }
     (tmp_path / MANIFEST).write_text(json.dumps(fields))
     with pytest.raises(PipelineError, match=r"checkpoint\.json (names files|is no manifest)"):
         checkpoint._read(tmp_path, "")
 
 
-WRITTEN = {"file": "step3.stage0.01234567.pt", "bytes": 9, "sha256": "0", "shapes": {"a": [2]}, "names": {"0.a": "a"}}
+WRITTEN = {
+    "file": "step3.stage0.01234567.pt", "bytes": 9, "sha256": "0", "shapes": {"a": [2]}, "names": {"0.a": "a"},
+    "groups": 1,
+}  # fmt: skip
 SEEDS = {"base": 1, "drawn": 2}
-WHOLE = json.dumps({"format": 1, "optimizer_step": 3, "optimizer": "SGD", "seeds": SEEDS, "stages": [WRITTEN]})
+WHOLE = json.dumps(
+    {"format": checkpoint._FORMAT, "optimizer_step": 3, "optimizer": "SGD", "seeds": SEEDS, "stages": [WRITTEN]}
+)
 
 
 @DAMAGE
