@@ -17,12 +17,12 @@ import torch
 from rpcbench.agent.core import Agent
 from rpcbench.agent.waiting import label_of
 from rpcbench.pipeline import requests
-from rpcbench.pipeline.groups import Groups
 from rpcbench.pipeline.layout import Layout
 from rpcbench.pipeline.lazy import built
 from rpcbench.pipeline.losses import Losses
 from rpcbench.pipeline.mail import end
 from rpcbench.pipeline.numerics import Numerics
+from rpcbench.pipeline.parameter_groups import Groups
 from rpcbench.pipeline.phases import Standing
 from rpcbench.pipeline.ports import inputs_of
 from rpcbench.pipeline.split import Stage, whole_name

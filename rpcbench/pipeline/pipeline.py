@@ -31,13 +31,13 @@ from rpcbench.pipeline.chance import StepSeeds
 from rpcbench.pipeline.checkpoint import Checkpoints, load_state
 from rpcbench.pipeline.crew import Crew, OptimizerSpec
 from rpcbench.pipeline.fitting import Fit, History
-from rpcbench.pipeline.groups import check_patterns
 from rpcbench.pipeline.learning import Schedulers, SchedulerSpec, rate
 from rpcbench.pipeline.loaders import evaluated, predicted
 from rpcbench.pipeline.modes import warn_of_rest
 from rpcbench.pipeline.numerics import Numerics
 from rpcbench.pipeline.ops import Ops, Schedule
 from rpcbench.pipeline.orders import OrderBook
+from rpcbench.pipeline.parameter_groups import check_patterns
 from rpcbench.pipeline.recompute import Recompute
 from rpcbench.pipeline.replicas import replicated, warn_of_hosts
 from rpcbench.pipeline.runs import Runs, StepResult

@@ -10,7 +10,7 @@ import torch
 from rpcbench.autograd import recorder
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.execution import Execution
-from rpcbench.pipeline.groups import Groups, grouped
+from rpcbench.pipeline.parameter_groups import Groups, grouped
 from rpcbench.pipeline.record import Doing
 from rpcbench.pipeline.stage import StageWorker, here
 from rpcbench.pipeline.tasks import Apply, Task

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, lazy, split
-from rpcbench.pipeline.groups import check_patterns, grouped
+from rpcbench.pipeline.parameter_groups import check_patterns, grouped
 
 ADAM: Any = torch.optim.AdamW
 OPTIONS = {"lr": 0.05, "weight_decay": 0.5}
