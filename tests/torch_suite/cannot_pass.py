@@ -72,5 +72,7 @@ REASONS: dict[str, str] = {
     """,
 }
 
-MAY_PASS = {"RpcTest.test_wait_all_workers_timeout"}
-"""It wants a shutdown to take more than 10 ms, as it does on a busy machine."""
+MAY_PASS = {
+    "RpcTest.test_wait_all_workers_timeout",  # it wants a shutdown to take more than 10 ms, as on a busy machine
+    "TensorPipeAgentRpcTest.test_dynamic_and_static_init_rpc_together",
+}
