@@ -58,7 +58,7 @@ REASONS: dict[str, str] = {
     "expects that an error whose class cannot be called again is replaced; here it keeps its type": """
         RpcTest.test_custom_exception_throw_during_reconstruction
     """,
-    "passes in some runs only, with a member that is not refused in time: not understood yet": """
+    "its static members end at once: where they are gone before the dynamic one comes, that founds another world": """
         TensorPipeAgentRpcTest.test_dynamic_and_static_init_rpc_together
     """,
     "asks for the hang of an unused send, which is none here": """
