@@ -1,6 +1,6 @@
 """Where a member listens, and how others get in: on its host, and beyond where the world has several hosts.
 
-Strangers get no word, and no more of them at once than `_AT_ONCE`: the others wait at the door.
+Strangers get no word, and they keep no member out (see `half_open`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
+from rpcbench.agent.half_open import HalfOpen
 from rpcbench.agent.pool import Job
 from rpcbench.transport import ends
 from rpcbench.transport.base import Stream
@@ -23,7 +24,6 @@ from rpcbench.wire.messages import Member
 from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import NotConnectedError, ProtocolError, TurnedAwayError
 
-_AT_ONCE = 64
 _log = logging.getLogger("rpcbench")
 Admit = Callable[[Stream, Identity], object]
 """Takes a stream to a peer that has proved who it is."""
@@ -50,7 +50,7 @@ class Entrance:
         self._offer = offer
         self._admit = admit
         self._lock = threading.Lock()
-        self._free = threading.BoundedSemaphore(_AT_ONCE)
+        self.half_open = HalfOpen()
         self._listeners: list[Listener] = []
         self._closed = False
         self._accept: Callable[[Listener], None] = lambda listener: None
@@ -109,7 +109,7 @@ class Entrance:
 
     def _accept_forever(self, listener: Listener, spawn: Callable[[Job], None]) -> None:
         while (sock := listener.accept()) is not None:
-            self._free.acquire()
+            self.half_open.enter(sock)
             spawn(partial(self._let_in, listener, sock))
 
     def _let_in(self, listener: Listener, sock: socket.socket) -> None:
@@ -120,7 +120,7 @@ class Entrance:
                 self.refused += 1
                 return
             finally:
-                self._free.release()
+                self.half_open.leave(sock)
             if identity.incarnation == UNBORN:
                 stream.release()  # it has only asked
             else:

@@ -64,7 +64,7 @@ class Lead:
             leader = self._reach_leader(clock, deadline)
             self._machine.feed(lambda node: node.start(leader.id, leader.incarnation))
         if not self.complete.wait(max(0.0, deadline - clock())):
-            size, census = config.world_size, self._roster.census()
+            size, census = config.world_size, self._roster.census() + peers.entrance.half_open.complaint()
             raise IncompleteWorldError(f"{config.name} waited for a world of {size} workers, but {census}")
         if self._refusal is not None:
             kind = TurnedAwayError if self._refusal.again else RpcError

@@ -38,6 +38,9 @@ class Handle(Protocol):
     def wait(self, timeout: float | None = None) -> int:
         """The exit status, waited for `timeout` seconds at most (None: until it is there); then TimeoutError."""
 
+    def terminate(self) -> None:
+        """Send SIGTERM to the worker and what it started. Does not wait; harmless where none reaches it."""
+
     def kill(self) -> None:
         """End the worker, and what it started, at once. Does not wait; harmless on a worker that has ended."""
 

@@ -97,11 +97,12 @@ class CellRunner:
         self._agent = agent
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._logs = _logs()
-        self.outbox = Outbox(self._notify, self._logs, log_tail(agent.name))
+        self.outbox = Outbox(self._notify, self._logs, log_tail(agent.config))
         self.talk = Talk(agent, self.outbox)
         self._gate = threading.Lock()
         self._running: CellKey | None = None
         self._open = 0  # cells that wait or run
+        self._stopping = False
         self._given_up: deque[CellKey] = deque(maxlen=64)
         self._raised = float("-inf")
         self._insisting = False
@@ -137,8 +138,14 @@ class CellRunner:
         self._reply(job, await self._attempt(job))
 
     def stop(self) -> None:
-        """End `serve` after the cells that wait already. From any thread."""
+        """End `serve`: the cell that runs is interrupted, those that wait do not begin. From any thread; returns when
+        the cell has ended, or has ignored the interrupts."""
+        with self._gate:
+            self._stopping, running = True, self._running
         self._jobs.put(None)
+        if running is not None:
+            for _ in self._pursue(running):
+                pass
 
     def run(self, key: CellKey, cell: Cell) -> dict[str, Any]:
         """Queue the cell and wait for its values; its error is raised. Called on a pool thread."""
@@ -184,7 +191,7 @@ class CellRunner:
     def _admit(self, key: CellKey) -> None:
         signal.signal(self.interrupted_by, self._on_signal)  # a debugger in the cell before may have left its own
         with self._gate:
-            given_up = key in self._given_up
+            given_up = self._stopping or key in self._given_up
             self._running = None if given_up else key
             self._raised = float("-inf")
         if given_up:
@@ -209,27 +216,26 @@ class CellRunner:
             job.reply.set_exception(CallCancelled(f"the cell on {self._agent.name} ended by {kind}"))
 
     def _interrupt(self, asker: int, notice: Notice) -> None:
-        key = CellKey(asker, notice["cell"])
+        number = notice["cell"]
+        for runs in self._pursue(CellKey(asker, number)):
+            self._agent.notify(asker, HEARD, {"cell": number, "runs": runs})
+
+    def _pursue(self, key: CellKey) -> Iterator[bool]:
+        """Interrupt the cell until it ends; yields whether it runs, each time that the main thread has heard of it."""
         heard = self._heard = queue.SimpleQueue()
         for patience in _PATIENCES:
             self._insisting = patience == _PATIENCES[-1]
             if not self._signal(key):
-                self._agent.notify(asker, HEARD, {"cell": key.number, "runs": False})
+                yield False
                 return
             # A signal that comes just before the main thread begins to block does not end that wait: send another.
-            if self._ends(key, heard, patience):
-                return
-
-    def _ends(self, key: CellKey, heard: queue.SimpleQueue[bool], patience: float) -> bool:
-        """Whether the cell ends by the interrupt that was sent. The asker is told if it was heard, to an end or not."""
-        until = time.monotonic() + patience
-        with contextlib.suppress(queue.Empty):
-            while (left := until - time.monotonic()) > 0:
-                ends = heard.get(timeout=left)
-                self._agent.notify(key.asker, HEARD, {"cell": key.number, "runs": True})
-                if ends:
-                    return True
-        return False
+            until = time.monotonic() + patience
+            with contextlib.suppress(queue.Empty):
+                while (left := until - time.monotonic()) > 0:
+                    ends = heard.get(timeout=left)
+                    yield True
+                    if ends:
+                        return
 
     def _signal(self, key: CellKey) -> bool:
         """The signal for the main thread if that cell runs there; a cell that has not begun is not to begin."""

@@ -10,24 +10,28 @@ Guarantees
 from __future__ import annotations
 
 import atexit
+import os
 import secrets
 import signal
 import socket
 import threading
+import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rpcbench.agent.roster import WorkerInfo
-from rpcbench.launch import kinds, ranks, script
+from rpcbench.launch import kinds, ranks, room, script
 from rpcbench.launch.base import UNKNOWN, Gang, Handle, Inseparable, Launcher
 from rpcbench.launch.desk import CellDesk
+from rpcbench.launch.handle import has_ended
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.launched import Launched, Started
 from rpcbench.launch.oom import oom_kills
 from rpcbench.launch.status import Watched
+from rpcbench.launch.stopping import complaint, stopped
 from rpcbench.launch.worker import LEAVE, STOP, Place, meet
 from rpcbench.launch.workforce import START_SECONDS, Workforce, cluster
 from rpcbench.protocol.life import SILENT
@@ -38,7 +42,7 @@ from rpcbench.transport.host import host_id
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.wire.devices import Name
 from rpcbench.words.changes import Changes
-from rpcbench.words.config import DEFAULT_TIMEOUT, NOTEBOOK, WorldConfig
+from rpcbench.words.config import DEFAULT_TIMEOUT, NOTEBOOK, STOP_SECONDS, WorldConfig
 from rpcbench.words.errors import RpcError, UnknownWorkerError
 from rpcbench.words.futures import Future, wait_all
 
@@ -47,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["START_SECONDS", "Cluster", "Progress", "cluster"]
 
-_LEAVE_SECONDS = 3.0
+_KILL_SECONDS = 10.0
 _OBITUARY_SECONDS = 0.5
 _LAST_LINES = 12
 
@@ -62,7 +66,9 @@ class Cluster(Workforce):
     on Linux) or "spawn". launcher: what starts them, by name, and its `options`: "local" and "kernel" are those two;
     "command" takes them to other hosts (docs/past-one-machine.md). address: where workers on other hosts dial this
     process, "host", "host:port" or ":port"; by default on the interface that leads outward, or on RPCBENCH_BIND, at a
-    free port. rpc_timeout: seconds a call may take that names no timeout, 0 for none. device_maps: for calls of each
+    free port. grace: seconds that workers have to end by themselves, at `shutdown`, `scale` and `restart`: `atexit`
+    functions and finalizers run; then they are terminated, and named in a RuntimeWarning. Ctrl-C ends that wait.
+    rpc_timeout: seconds a call may take that names no timeout, 0 for none. device_maps: for calls of each
     worker, by whichever member, the device here and the device there; same_modes: calls of all members take grad mode
     and autocast along (for both see `TensorPipeRpcBackendOptions`). progress: called, while they start, with how many
     serve and of how many. RpcError where a worker cannot start, ValueError where kind, start, launcher or an
@@ -84,6 +90,7 @@ class Cluster(Workforce):
         launcher: str | None = None,
         options: Mapping[str, Any] | None = None,
         address: str | None = None,
+        grace: float = STOP_SECONDS,
         rpc_timeout: float = DEFAULT_TIMEOUT,
         device_maps: Mapping[str, Mapping[Any, Name]] | None = None,
         same_modes: bool = False,
@@ -91,6 +98,8 @@ class Cluster(Workforce):
     ) -> None:
         if n < 1:
             raise ValueError(f"a cluster has at least one worker, not {n}")
+        if grace < 0:
+            raise ValueError(f"grace={grace}: workers cannot have less than no time to end")
         super().__init__()
         config = WorldConfig(NOTEBOOK, 0, secrets.token_hex(8), "", secrets.token_bytes(32), rpc_timeout=rpc_timeout)
         config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._completed(config)
@@ -106,7 +115,7 @@ class Cluster(Workforce):
             elif address is not None:
                 raise ValueError(f"address={address!r}: workers of launcher {name!r} are on this host and need none")
             self._launcher.warm()
-            self._config = replace(config, directory=str(directory.path), host=host_id())
+            self._config = replace(config, directory=str(directory.path), host=host_id(), stop_seconds=grace)
             self.agent = start_agent(self._config)
             undo.pop_all()
         self._handles: dict[str, Handle] = {}
@@ -118,6 +127,7 @@ class Cluster(Workforce):
         self._changes = Changes()
         self._ending = threading.Lock()
         self._ended = False
+        self._maker = os.getpid()
         self.agent.owner = self
         self.agent.roster.explain = self._obituary
         self.agent.roster.expected = lambda: list(self._handles)
@@ -127,7 +137,7 @@ class Cluster(Workforce):
         try:
             self._start([f"worker{i}" for i in range(1, n + 1)], progress)
         except BaseException:
-            self.shutdown()
+            self._shut(0.0)
             raise
 
     # -- members
@@ -184,7 +194,8 @@ class Cluster(Workforce):
                 ranks.settled(self._settle(f"{', '.join(leaving)} left"))
 
     def restart(self, name: str, *, replay: bool = False) -> list[Rerun]:
-        """End a worker, if it still runs, and start it again under its name; what it held is lost.
+        """End a worker, if it still runs, and start it again under its name; what it held is lost. A worker that could
+        not be started is lost.
 
         replay: then run the cells again that it had run without an error, in order, and with the variables that were
         sent along. Returns those cells, each with the error that it failed with this time, or None.
@@ -193,7 +204,7 @@ class Cluster(Workforce):
             self._handle(name)
             self._check_parting()
             past = self.agent.part(CellDesk).history.take(name)
-            self.kill(name)
+            self._part([name])
             self._start([name])
         return script.rerun(self.agent, name, past) if replay else []
 
@@ -209,20 +220,28 @@ class Cluster(Workforce):
         """End a worker at once, as a crash would (SIGKILL), and wait until it is known to be lost. See `restart`."""
         handle = self._handle(name)
         handle.kill()
-        handle.wait(_LEAVE_SECONDS)
+        handle.wait(_KILL_SECONDS)
         self._await(lambda: name not in self.workers, [], f"the end of {name}")
 
     def shutdown(self) -> None:
-        """End all workers and remove all files. Idempotent."""
+        """End all workers, which have their grace for that, and remove all files. Idempotent."""
+        self._shut(self._config.stop_seconds)
+
+    def _shut(self, grace: float) -> None:
         with self._ending:
             if self._ended:
                 return
             self._ended = True
         atexit.unregister(self.shutdown)
+        late: list[str] = []
         try:
             self.agent.shutdown(graceful=False)
+            if os.getpid() == self._maker:
+                late = stopped(lambda: self._running(self._handles.values()), self._changes, grace)
         finally:
             self._launcher.close()
+        if grace:
+            self._tell(late)
 
     def __repr__(self) -> str:
         if self._ended:
@@ -240,14 +259,29 @@ class Cluster(Workforce):
                 progress(serve, len(names))
             return serve == len(names)
 
-        configs = [self._new(name) for name in names]
-        handles = self._launch(configs)
-        self._await(joined, handles, f"{', '.join(names)} to join")
-        count = len(self.workers) + 1
-        told = self._settle(f"{', '.join(names)} joined")
-        came = [self.agent.call(name, meet, (count,), timeout=START_SECONDS, own=True) for name in names]
-        self._places.update(zip(names, wait_all(came), strict=True))
-        ranks.settled(told)
+        room.check_descriptors(len(names))
+        before = self._handles.copy()
+        try:
+            handles = self._launch([self._new(name) for name in names])
+            self._await(joined, handles, f"{', '.join(names)} to join")
+            count = len(self.workers) + 1
+            told = self._settle(f"{', '.join(names)} joined")
+            came = [self.agent.call(name, meet, (count,), timeout=START_SECONDS, own=True) for name in names]
+            self._places.update(zip(names, wait_all(came), strict=True))
+            ranks.settled(told)
+        except BaseException:
+            self._undo(names, before)
+            raise
+
+    def _undo(self, names: list[str], before: Mapping[str, Handle]) -> None:
+        """Of workers that could not all be started none is left half-started; those that were lost before still are."""
+        handles = [self._handles[name] for name in names if name in self._handles]
+        for handle in handles:
+            handle.kill()
+        self._changes.wait_for(lambda: not self._running(handles), _KILL_SECONDS)
+        for name in names:
+            if name not in before:
+                self._handles.pop(name, None)
 
     def _new(self, name: str) -> WorldConfig:
         """What a worker is to know that starts now."""
@@ -285,15 +319,34 @@ class Cluster(Workforce):
         return ranks.settle(self.agent, {name: _id(name) - 1 for name in self.workers}, len(self._handles), why)
 
     def _leave(self, names: list[str]) -> None:
-        handles = [self._handles.pop(name) for name in names]
-        for name in names:
-            self.agent.notify(self.agent.member(name).id, LEAVE, None)
+        try:
+            self._part(names)
+        finally:
+            for name in names:
+                del self._handles[name]
+
+    def _part(self, names: list[str]) -> None:
+        """Ask workers to end, and see them to their end; those that are lost are killed, as they may hang."""
+        handles = [self._handles[name] for name in names]
         for handle in handles:
-            try:
-                handle.wait(_LEAVE_SECONDS)
-            except TimeoutError:
+            if handle.name in self.workers:
+                self.agent.notify(self.agent.member(handle.name).id, LEAVE, None)
+            else:
                 handle.kill()
-        self._await(lambda: not set(names) & set(self.workers), [], f"{', '.join(names)} to leave")
+        late = stopped(lambda: self._running(handles), self._changes, self._config.stop_seconds)
+        for handle in handles:
+            handle.kill()  # what it has started; and where what starts workers hangs, this end is noticed then
+            handle.wait(_KILL_SECONDS)
+        self._await(lambda: not set(names) & set(self.workers), [], f"the end of {', '.join(names)}")
+        self._tell(late)
+
+    def _running(self, handles: Iterable[Handle]) -> list[Handle]:
+        near = not self._launcher.far  # so each handle is that of the worker's own process
+        return [handle for handle in list(handles) if handle.poll() is None and not (near and has_ended(handle.pid))]
+
+    def _tell(self, late: Sequence[str]) -> None:
+        if late:
+            warnings.warn(complaint(late, self._config.stop_seconds), RuntimeWarning, stacklevel=4)
 
     def _await(self, done: Callable[[], bool], handles: Sequence[Handle], what: str) -> None:
         def reached() -> bool:

@@ -21,9 +21,10 @@ from collections.abc import Sequence
 
 from rpcbench.launch import outpost, starters
 from rpcbench.launch.base import ExitCallback
-from rpcbench.launch.handle import ProcessHandle, check_name, see_off
+from rpcbench.launch.handle import ProcessHandle, check_name, log_of
 from rpcbench.launch.lease import Lease, ended
 from rpcbench.launch.starter import Starter
+from rpcbench.launch.stopping import stopped
 from rpcbench.launch.zygote import kill_group
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.changes import Changes
@@ -32,7 +33,7 @@ from rpcbench.words.errors import RpcError
 
 _FIELDS = ("cmd", "host", "name", "python")
 _END_SECONDS = 1.0
-_KILL_SECONDS = 3.0
+_OWN_SECONDS = 0.5
 
 
 class CommandLauncher:
@@ -73,7 +74,7 @@ class CommandLauncher:
         self._running[handle.pid] = command
         threading.Thread(target=self._see_to, args=(command,), name=f"rpcbench-{config.name}", daemon=True).start()
         try:
-            starter.guard(handle.pid)
+            starter.guard(handle.pid, config.stop_seconds)
             command.tell(outpost.request(config))
             if self._lease.closed:
                 raise ended()
@@ -94,8 +95,8 @@ class CommandLauncher:
         self._changes.tell()
 
     def _have_guarded(self, starter: Starter) -> None:
-        for pid in list(self._running):
-            starter.guard(pid)
+        for pid, command in self._running.copy().items():
+            starter.guard(pid, command.grace)
 
     def close(self) -> None:
         """End the workers, which have half a second to do so by themselves, and remove the run directory."""
@@ -103,7 +104,7 @@ class CommandLauncher:
             return
         self._lease.shut()
         try:
-            see_off(lambda: [command.handle for command in list(self._running.values())], self._changes, _KILL_SECONDS)
+            stopped(lambda: [command.handle for command in list(self._running.values())], self._changes, _OWN_SECONDS)
             self._lease.end()
         finally:
             self._directory.remove()
@@ -115,7 +116,8 @@ class _Command:
     def __init__(
         self, config: WorldConfig, argv: list[str], directory: RunDirectory, on_exit: ExitCallback | None
     ) -> None:
-        self.handle = ProcessHandle(config.name, directory.path / f"{config.name}.log", self._signal, on_exit)
+        self.grace = config.stop_seconds
+        self.handle = ProcessHandle(config.name, log_of(directory.path, config), self._signal, on_exit)
         self._telling = threading.Lock()  # what is told has a secret in it: its descriptor is not to become another's
         log = os.open(self.handle.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -149,8 +151,11 @@ class _Command:
             self._process.stdin.close()
 
     def _signal(self, which: int) -> None:
-        """What reaches the worker is the end of its input; a command that does not end by that is ended."""
-        if which != signal.SIGKILL or self.handle.poll() is not None:
+        """The outpost is told, which may be on another host; a command that does not end when it is to is killed."""
+        if which not in outpost.TOLD or self.handle.poll() is not None:
+            return
+        self.tell(outpost.TOLD[signal.Signals(which)])
+        if which != signal.SIGKILL:
             return
         self._hang_up()
         later = threading.Timer(_END_SECONDS, self._end)

@@ -9,15 +9,17 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from rpcbench.launch.base import ExitCallback
-from rpcbench.words.changes import Changes, Flag
+from rpcbench.words.changes import Flag
+from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import RpcError
 
 _LAST_LINES = 20
-_OWN_SECONDS = 0.5
 _LAST_BYTES = 1 << 14
 _FATAL = "Fatal Python error"
 
@@ -53,6 +55,9 @@ class ProcessHandle:
             raise TimeoutError(f"{self.name} (process {self.pid}) still runs after {timeout:g} s")
         assert self._status is not None
         return self._status
+
+    def terminate(self) -> None:
+        self._send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self._send_signal(signal.SIGKILL)
@@ -98,19 +103,23 @@ class ProcessHandle:
             logging.getLogger(__name__).exception("on_exit of %s failed", self.name)
 
 
-def see_off(running: Callable[[], Sequence[ProcessHandle]], changes: Changes, seconds: float) -> None:
-    """Wait until none runs any more, of workers whose world is over: those that still do after half a second are
-    killed, and waited for so many `seconds` at most. `changes` tells of each end."""
-    if not changes.wait_for(lambda: not running(), _OWN_SECONDS):
-        for handle in running():
-            handle.kill()
-        changes.wait_for(lambda: not running(), seconds)
-
-
 def check_name(name: str) -> None:
     """ValueError for a worker's name that no file can have."""
     if not name or "/" in name or "\0" in name:
         raise ValueError(f"a worker cannot be called {name!r}: its log file takes that name")
+
+
+def log_of(directory: Path, config: WorldConfig) -> Path:
+    """The log of a worker: each incarnation has its own."""
+    return directory / f"{config.name}.{config.incarnation}.log"
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process of this host has, also if its parent has not looked yet."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def tail(log: Path) -> str:

@@ -24,7 +24,7 @@ from jupyter_client.manager import AsyncKernelManager
 
 from rpcbench.launch import starters
 from rpcbench.launch.base import ExitCallback
-from rpcbench.launch.handle import ProcessHandle, check_name
+from rpcbench.launch.handle import ProcessHandle, check_name, log_of
 from rpcbench.launch.kernel_process import KernelProcess
 from rpcbench.launch.lease import Lease, ended
 from rpcbench.launch.starter import Starter
@@ -73,7 +73,7 @@ class KernelLauncher:
         if threading.current_thread() is self._thread:
             raise RuntimeError("a worker cannot be started from on_exit itself; hand that to another thread")
         self._lease.starter()
-        log = self._directory.path / f"{config.name}.log"
+        log = log_of(self._directory.path, config)
         kernel = KernelProcess(config, self._manager(config), log, self._soon, on_exit)
         try:
             self._soon(lambda: self._see_to(kernel))
@@ -83,7 +83,7 @@ class KernelLauncher:
             kernel.handle.abandon()
             raise
         if kernel.is_local:
-            self._lease.starter().guard(kernel.handle.pid)
+            self._lease.starter().guard(kernel.handle.pid, config.stop_seconds)
         return kernel.handle
 
     def connection_file(self, name: str) -> Path:
@@ -102,7 +102,7 @@ class KernelLauncher:
     def _have_guarded(self, starter: Starter) -> None:
         for kernel in list(self._kernels):
             if kernel.handle.has_begun and kernel.is_local:
-                starter.guard(kernel.handle.pid)
+                starter.guard(kernel.handle.pid, kernel.grace)
 
     def close(self) -> None:
         """End the workers (SIGTERM, SIGKILL after 0.5 s), and remove the run directory. The starter stays warm."""

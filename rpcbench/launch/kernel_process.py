@@ -53,6 +53,7 @@ class KernelProcess:
         self, config: WorldConfig, manager: AsyncKernelManager, log: Path, soon: Soon, on_exit: ExitCallback | None
     ) -> None:
         self.handle = ProcessHandle(config.name, log, lambda which: soon(lambda: self.signal(which)), on_exit)
+        self.grace = config.stop_seconds
         self._manager = manager
         self._unwanted = False
         self._surroundings = str(Path.cwd()), _environ()

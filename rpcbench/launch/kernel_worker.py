@@ -4,7 +4,7 @@ Guarantees
 - Cells of the notebook run on the kernel's main thread with its shell, one after the other, and never in the midst of
   what another client of the kernel runs, nor that in theirs.
 - SIGINT, output and displays are ours only while such a cell runs.
-- When the world ends so does the kernel, within seconds even where a cell runs on.
+- When the world ends so does the kernel, in good order, and within seconds even where a cell runs on.
 """
 
 from __future__ import annotations
@@ -31,9 +31,6 @@ from rpcbench.words.config import WorldConfig
 
 if TYPE_CHECKING:
     from rpcbench.agent.core import Agent
-
-
-_PATIENCE = 2.0
 
 
 def join(config: str) -> None:
@@ -97,7 +94,8 @@ def _fail(serving: asyncio.Task[None]) -> None:
 def _end(agent: Agent, kernel: Any) -> None:
     """End the process once the world is over: in good order, unless a cell or a thread runs on."""
     agent.closing.wait()
+    agent.part(CellRunner).stop()
     agent.shutdown(graceful=False)
     kernel.io_loop.add_callback(kernel.io_loop.stop)
-    time.sleep(_PATIENCE)  # not to its end, where all is well: this thread goes with the process
+    time.sleep(agent.config.stop_seconds)  # not to its end, where all is well: this thread goes with the process
     os._exit(1)

@@ -1,7 +1,8 @@
 """A launcher's hold on the warm starter, on behalf of its run directory.
 
 Guarantees
-- The starter in hand has been told of the directory, so that it goes with this process. One that is lost is replaced.
+- The starter in hand has been told of the directory, so that it goes with this process. One that is lost or hangs is
+  replaced; one that hangs keeps its workers until `end`.
 - After `shut` nobody gets it any more; after `end` no worker of the directory is left, and the starter stays warm.
 """
 
@@ -31,6 +32,7 @@ class Lease:
         self._directory, self._take, self._told = directory, take, told
         self._lock = threading.Lock()
         self._starter: Starter | None = None
+        self._hang: list[Starter] = []
 
     def starter(self) -> Starter:
         """The starter. ShutdownError once it is shut."""
@@ -39,6 +41,9 @@ class Lease:
                 raise ended()
             if self._starter is not None and self._starter.lost:
                 starters.give_back(self._starter)
+                self._starter = None
+            elif self._starter is not None and self._starter.hangs:
+                self._hang.append(self._starter)
                 self._starter = None
             if self._starter is None:
                 self._starter = self._take()
@@ -55,7 +60,8 @@ class Lease:
         """End the workers (SIGTERM, SIGKILL after 0.5 s), and give the starter back. May be called again."""
         with self._lock:
             self.closed = True
-            starter, self._starter = self._starter, None
-        if starter is not None:
-            starter.leave(self._directory)
-            starters.give_back(starter)
+            held, self._starter, self._hang = [*self._hang, self._starter], None, []
+        for starter in held:
+            if starter is not None:
+                starter.leave(self._directory)
+                starters.give_back(starter)

@@ -14,6 +14,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from rpcbench.launch.handle import log_of
+from rpcbench.words.config import WorldConfig
+
 MOST = 16 << 20
 _AT_ONCE = 1 << 18
 _OUT = 1
@@ -51,10 +54,10 @@ class LogTail:
                     yield text
 
 
-def log_tail(worker: str) -> LogTail | None:
+def log_tail(config: WorldConfig) -> LogTail | None:
     """That of this worker. None where its output goes elsewhere: to torchrun, Ray, or through a connection; the file
     is known by its name, as others than this worker might write to any other file."""
-    if not stat.S_ISREG(os.fstat(_OUT).st_mode) or (path := _path(_OUT)).name != f"{worker}.log":
+    if not stat.S_ISREG(os.fstat(_OUT).st_mode) or (path := _path(_OUT)) != log_of(path.parent, config):
         return None
     return LogTail(path)
 

@@ -1,7 +1,8 @@
 """The process that a command starts on some host: it starts a worker beside itself, and ends it in good time.
 
 It is asked by one JSON line on standard input, which holds the secret; then it watches that input. Guarantees
-- The worker ends (SIGKILL) when the input does: whoever launched it is gone. ssh, srun, `kubectl exec -i` and
+- A line `terminate` or `kill` there ends the worker by that signal. When the input ends, whoever launched it is gone:
+  the worker ends by itself, with its world, or is killed after its `stop_seconds`. ssh, srun, `kubectl exec -i` and
   `docker exec -i` all pass that on. A SIGTERM or SIGHUP goes on to the worker, which has 0.5 s then.
 - What the worker and what it started have left, processes and files, goes with it. If this process is killed, so is
   the worker (Linux), though its directory stays.
@@ -33,6 +34,8 @@ from rpcbench.words.config import PROTOCOL, WorldConfig
 from rpcbench.words.errors import RpcError, VersionMismatch
 
 ENTRY = "rpcbench.launch.far:main"
+TOLD = {signal.SIGTERM: b"terminate\n", signal.SIGKILL: b"kill\n"}
+"""What its standard input says to end the worker by a signal."""
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _TERM_SECONDS = 0.5
 _BECOME = str(Path(__file__).with_name("become.py"))
@@ -56,7 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     """Have the worker of this name, to its end; the exit status."""
     try:
         with _home(_heard(arguments)) as asked:
-            return _Watch(_start(asked)).status()
+            grace = WorldConfig.from_json(asked["config"]).stop_seconds
+            return _Watch(_start(asked), grace).status()
     except RpcError as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -69,7 +73,8 @@ def _heard(arguments: Sequence[str]) -> Request:
             "rpcbench.worker NAME is started by a launcher, which says on standard input which world to join; "
             "that is no terminal: no `ssh -t`, no `docker exec -t`"
         )
-    line = sys.stdin.buffer.readline()
+    with open(0, "rb", buffering=0, closefd=False) as pipe:
+        line = pipe.readline()  # and no more: what comes after it is the watch's
     if not line.endswith(b"\n"):
         raise RpcError(
             f"{arguments[0]} was not told which world to join: the command must pass standard input on (srun does, "
@@ -131,8 +136,10 @@ def _installed(entry: str) -> bool:
 class _Watch:
     """Waits for the end of the worker, of the input, and for signals."""
 
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+    def __init__(self, child: subprocess.Popen[bytes], grace: float) -> None:
         self._child = child
+        self._grace = grace
+        self._heard = b""
         self._due: float | None = None
         self._selector = selectors.PollSelector()  # takes files as well
         self._wake, wake = socket.socketpair()
@@ -158,11 +165,20 @@ class _Watch:
         return status if status >= 0 else 128 - status
 
     def _read(self) -> None:
-        if not os.read(0, 1 << 12):
+        if not (data := os.read(0, 1 << 12)):
             self._selector.unregister(0)
-            signal_group(self._child.pid, signal.SIGKILL)
+            self._end_in(self._grace)
+        *lines, self._heard = (self._heard + data).splitlines(keepends=True) or [b""]
+        for which, line in TOLD.items():
+            if line in lines:
+                signal_group(self._child.pid, which)
 
     def _woken(self) -> None:
         if set(self._wake.recv(1 << 12)) & set(_ENDING):
-            self._due = time.monotonic() + _TERM_SECONDS
+            self._end_in(_TERM_SECONDS)
             signal_group(self._child.pid, signal.SIGTERM)
+
+    def _end_in(self, seconds: float) -> None:
+        """Kill the worker then, if nothing has asked for that earlier."""
+        due = time.monotonic() + seconds
+        self._due = due if self._due is None else min(due, self._due)

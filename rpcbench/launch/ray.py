@@ -24,11 +24,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rpcbench.launch import outpost, ray_session, starters
 from rpcbench.launch.base import UNKNOWN, ExitCallback
-from rpcbench.launch.handle import ProcessHandle, check_name, see_off
+from rpcbench.launch.handle import ProcessHandle, check_name
 from rpcbench.launch.lease import Lease, ended
 from rpcbench.launch.ray_actor import Arrival, Keeper, words
 from rpcbench.launch.ray_places import STRATEGIES, Place, Places
 from rpcbench.launch.ray_session import tell
+from rpcbench.launch.stopping import stopped
 from rpcbench.transport.host import host_id
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.changes import Changes, Flag
@@ -37,7 +38,7 @@ from rpcbench.words.errors import RpcError
 
 _ARRIVE_SECONDS = 60.0
 _END_SECONDS = 1.0
-_KILL_SECONDS = 5.0
+_OWN_SECONDS = 0.5
 _GLANCE_SECONDS = 1.0
 
 
@@ -154,7 +155,7 @@ class RayLauncher:
             return
         self._lease.shut()
         try:
-            see_off(lambda: [kept.handle for kept in list(self._running)], self._changes, _KILL_SECONDS)
+            stopped(lambda: [kept.handle for kept in list(self._running)], self._changes, _OWN_SECONDS)
             self._places.close()
             self._lease.end()
         finally:

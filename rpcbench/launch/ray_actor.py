@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from rpcbench.launch import outpost
 from rpcbench.launch.handle import tail
 from rpcbench.transport.host import host_id
 
@@ -70,6 +71,8 @@ class Keeper:
     def end(self) -> None:
         """End the worker, and what it has started, at once."""
         if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended already
+                self._process.stdin.write(outpost.TOLD[signal.SIGKILL])
             self._process.stdin.close()
 
 

@@ -10,8 +10,16 @@ from collections.abc import Iterator
 
 import psutil
 
+from rpcbench.words.errors import RpcError
 from rpcbench.words.phrases import counted
 
+try:
+    import resource
+except ModuleNotFoundError:  # Windows knows no such limit
+    resource = None  # type: ignore[assignment]
+
+DESCRIPTORS = 6
+"""What this process opens for each worker, about: sockets, shared memory and what wakes their readers."""
 EACH = {"fork": 60 << 20, "spawn": 300 << 20, "kernel": 300 << 20}
 _GB = 1 << 30
 
@@ -21,6 +29,18 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def check_descriptors(n: int) -> None:
+    """RpcError where this process may not open as many files as the connections to `n` more workers need."""
+    if resource is None:
+        return
+    left = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - psutil.Process().num_fds()
+    if left < n * DESCRIPTORS:
+        raise RpcError(
+            f"{counted(n, 'more worker')} need about {n * DESCRIPTORS} open files in this process, and it may open "
+            f"{max(0, left)} more: allow more with `ulimit -n` before it starts, or close some"
+        )
 
 
 def complaints(n: int, mode: str) -> Iterator[str]:

@@ -23,8 +23,8 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from rpcbench.launch.base import ExitCallback
-from rpcbench.launch.handle import ProcessHandle, tail
-from rpcbench.launch.zygote import kill_group
+from rpcbench.launch.handle import ProcessHandle, has_ended, log_of, tail
+from rpcbench.launch.zygote import kill_group, signal_group
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.words.changes import Changes, Flag
 from rpcbench.words.config import WorldConfig
@@ -33,6 +33,7 @@ from rpcbench.words.errors import RpcError, ShutdownError
 _START_SECONDS = 60.0
 _CLOSE_SECONDS = 5.0
 _GLANCE_SECONDS = 0.1
+_HANG_SECONDS = 3.0
 _ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
@@ -57,6 +58,7 @@ class Starter:
         self._handles: dict[int, ProcessHandle] = {}
         self._loaded: dict[str, int] = {}
         self._lost = ""
+        self.hangs = False
         self._stopping = False
         self._requests: SimpleQueue[dict[str, Any] | Flag | None] = SimpleQueue()
         self._channel, theirs = socket.socketpair()
@@ -93,17 +95,18 @@ class Starter:
             return True
 
     def is_good(self) -> bool:
-        """Whether it lives, and one made now would have loaded the same."""
-        return not self.lost and all(_changed_at(path) == time for path, time in self._loaded.items())
+        """Whether it works, and one made now would have loaded the same."""
+        works = not self.lost and not self.hangs
+        return works and all(_changed_at(path) == time for path, time in self._loaded.items())
 
     def enter(self, directory: Path) -> None:
         """Remove `directory`, too, if this process ends without `leave`."""
         self._send(enter=str(directory))
 
-    def guard(self, pid: int) -> None:
-        """End this process, too, if the notebook ends, from when this returns; and what it has started, when it ends
-        itself (Linux)."""
-        self._send(guard=pid)
+    def guard(self, pid: int, grace: float) -> None:
+        """End this process, too, if the notebook ends, from when this returns, and it does not end by itself in `grace`
+        seconds; and what it has started, when it ends itself (Linux)."""
+        self._send(guard=pid, grace=grace)
         sent = Flag()
         self._requests.put(sent)
         while not sent.wait(_GLANCE_SECONDS) and self._writer.is_alive():  # it ends with the starter
@@ -113,9 +116,10 @@ class Starter:
         """Start a worker; returns when its process is there. Errors: RpcError, ShutdownError."""
         if threading.current_thread() is self._reader:
             raise RuntimeError("a worker cannot be started from on_exit itself; hand that to another thread")
-        number, handle = self._enter(config.name, directory, on_exit)
+        number, handle = self._enter(config, directory, on_exit)
         try:
-            self._send(start=number, config=config.to_json(), log=str(handle.log), **self._surroundings(config.name))
+            asked = {"config": config.to_json(), "grace": config.stop_seconds, "log": str(handle.log)}
+            self._send(start=number, **asked, **self._surroundings(config.name))
             if not handle.started(_START_SECONDS):
                 raise self._overdue()
         except BaseException:
@@ -138,15 +142,36 @@ class Starter:
         with self._lock:
             return any(handle.log.parent == directory for handle in self._handles.values())
 
-    def _enter(self, name: str, directory: Path, on_exit: ExitCallback | None) -> tuple[int, ProcessHandle]:
-        number = next(self._numbers)
-        log = directory / f"{name}.log"
-        handle = ProcessHandle(name, log, lambda which: self._send(signal=which, to=number), on_exit)
+    def _enter(self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None) -> tuple[int, ProcessHandle]:
+        number, log = next(self._numbers), log_of(directory, config)
+        handle = ProcessHandle(config.name, log, lambda which: self._signal(number, which), on_exit)
         with self._lock:
             if not self._lost:
                 self._handles[number] = handle
                 return number, handle
         raise self._gone()
+
+    def _signal(self, number: int, which: int) -> None:
+        """Without the starter, which may hang, where the process is there already."""
+        with self._lock:
+            handle = self._handles.get(number)
+        if handle is None:  # it has ended
+            return
+        if not handle.has_begun:
+            self._send(signal=which, to=number)
+            return
+        with contextlib.suppress(ProcessLookupError):  # it has ended just now
+            (os.kill if which == signal.SIGINT else signal_group)(handle.pid, which)
+        if which == signal.SIGKILL:
+            watch = threading.Timer(_HANG_SECONDS, self._miss, (number, handle))
+            watch.daemon = True
+            watch.start()
+
+    def _miss(self, number: int, handle: ProcessHandle) -> None:
+        """A process was killed some time ago. If nobody has told of its end, the starter hangs."""
+        if handle.poll() is None and not self._lost and has_ended(handle.pid):
+            self.hangs = True
+            self._take({"exited": number, "status": -signal.SIGKILL})
 
     def _surroundings(self, name: str) -> dict[str, Any]:
         surroundings = {"cwd": str(Path.cwd()), "environ": dict(os.environ), "sys_path": import_path()}
@@ -191,8 +216,9 @@ class Starter:
                 handle.refuse(RpcError(f"{handle.name} could not be started: {error}"))
                 self._forget(number)
             case {"exited": number, "status": status}:
-                self._handles[number].end(status)
-                self._forget(number)
+                if number in self._handles:  # else the starter hung when it was to tell
+                    self._handles[number].end(status)
+                    self._forget(number)
 
     def _forget(self, number: int) -> None:
         with self._lock:

@@ -39,7 +39,7 @@ class _Starters:
 
     def take_any(self) -> Starter:
         with self._lock:
-            if self._warm is None or self._warm.lost:
+            if self._warm is None or self._warm.lost or self._warm.hangs:
                 self._warm = Starter(Kind("spawn", "", frozenset()))
             self._users[self._warm] = self._users.get(self._warm, 0) + 1
             return self._warm

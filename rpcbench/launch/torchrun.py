@@ -70,7 +70,7 @@ class TorchrunLauncher:
 
     def _have_guarded(self, starter: Starter) -> None:
         if self._gang is not None and self._gang.runs:
-            starter.guard(self._gang.pid)
+            starter.guard(self._gang.pid, self._gang.grace)
 
     def close(self) -> None:
         """End torchrun (SIGTERM, SIGKILL after 0.5 s), and its workers; remove the run directory."""

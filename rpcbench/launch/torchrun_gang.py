@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rpcbench.launch.base import ExitCallback
-from rpcbench.launch.handle import ProcessHandle, tail
+from rpcbench.launch.handle import ProcessHandle, log_of, tail
 from rpcbench.launch.process import ENTRY
 from rpcbench.launch.starter import Starter, import_path
 from rpcbench.launch.zygote import kill_group
@@ -37,7 +37,7 @@ class RankHandle(ProcessHandle):
     fate = ""
 
     def __init__(self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None) -> None:
-        super().__init__(config.name, directory / f"{config.name}.log", self._signal, on_exit)
+        super().__init__(config.name, log_of(directory, config), self._signal, on_exit)
 
     def last_words(self) -> str:
         return "\n".join(filter(None, [self.fate, super().last_words()]))
@@ -52,6 +52,7 @@ class TorchrunGang:
     """torchrun, started with this process's directory, environment and import path as they are now."""
 
     def __init__(self, directory: Path, configs: Sequence[WorldConfig], on_exit: ExitCallback | None) -> None:
+        self.grace = max(config.stop_seconds for config in configs)
         self._directory = directory
         self._ranks = [RankHandle(config, directory, on_exit) for config in configs]
         pipe = directory / "torchrun.pipe"
@@ -79,7 +80,7 @@ class TorchrunGang:
         """The handles, once the starter guards torchrun and all ranks are there. RpcError, with torchrun's words, where
         that fails."""
         try:
-            starter.guard(self.pid)
+            starter.guard(self.pid, self.grace)
             for handle in self._ranks:
                 if not handle.started(_START_SECONDS):
                     raise RpcError(f"torchrun did not start {handle.name} in {_START_SECONDS:g} s:\n{self._words()}")

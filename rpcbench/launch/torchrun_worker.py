@@ -23,13 +23,13 @@ from typing import Any
 from rpcbench.agent.core import Agent
 from rpcbench.launch.become import end_with, settle_torch
 from rpcbench.launch.cells import CellRunner
-from rpcbench.launch.worker import LEAVING_SECONDS, obey
+from rpcbench.launch.worker import obey
 from rpcbench.rpc.rendezvous import meet
 from rpcbench.rpc.start import join
 from rpcbench.transport import secret
 from rpcbench.wire.messages import Message, Notice
 from rpcbench.words.changes import Flag
-from rpcbench.words.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, JOIN_SECONDS
+from rpcbench.words.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, JOIN_SECONDS, STOP_SECONDS
 from rpcbench.words.errors import IncompleteWorldError, RpcError
 from rpcbench.words.phrases import counted
 
@@ -60,12 +60,12 @@ def main() -> int:
     config = meet(f"worker{rank + 1}", url, rank + 1, None, DEFAULT_TIMEOUT, DEFAULT_THREADS)
     agent = join(config, rank == 0, time.monotonic() + JOIN_SECONDS, parts=[CellRunner, obey, _die_when_told])
     runner = agent.part(CellRunner)
-    Ending(agent, runner)
+    ending = Ending(agent, runner)
     if rank == 0:
         _invite(agent, url)
     runner.serve()
     agent.shutdown(graceful=False)
-    return 1
+    return ending.status
 
 
 def meeting_place() -> str:
@@ -106,6 +106,7 @@ class Ending:
     def __init__(self, agent: Agent, runner: CellRunner) -> None:
         self._agent, self._runner = agent, runner
         self._leaves = False
+        self.status = 1
         self._signals, self._told = socket.socketpair()
         self._told.setblocking(False)
         signal.set_wakeup_fd(self._told.fileno())  # the thread hears of it also while the main thread is in C
@@ -127,7 +128,10 @@ class Ending:
         self._leaves = True
         try:
             self._say(f"torchrun has ended it ({signal.Signals(number).name})")
+            self.status = 128 + number
             self._agent.stop(patience=0.0)
+            self._runner.stop()
+            time.sleep(STOP_SECONDS)  # for what the main thread is at
             sys.stdout.flush()
         finally:
             os._exit(128 + number)
@@ -145,7 +149,7 @@ class Ending:
             return
         sys.stderr.write(f"{self._agent.name}: the worker of rank 0 has gone, and the world with it\n")
         self._runner.stop()
-        time.sleep(LEAVING_SECONDS)  # for what the main thread is at
+        time.sleep(STOP_SECONDS)  # for what the main thread is at
         os._exit(1)
 
 

@@ -20,9 +20,6 @@ LEAVE = "leave"
 STOP = "stop"
 """The notice that interrupts what its main thread runs, as SIGINT would that no process of another host can send."""
 
-LEAVING_SECONDS = 3.0
-"""So long the main thread may take to end once the world is over, where nobody else ends it."""
-
 
 class Place(NamedTuple):
     """Where a worker is: the identity of its host, the host's name, and its process there."""
@@ -37,7 +34,8 @@ def main(config: WorldConfig, alone: bool = False) -> None:
     to end this process then, so it ends itself, with a cell that runs on."""
     agent = start_agent(config, parts=[CellRunner, obey])
     runner = agent.part(CellRunner)
-    threading.Thread(target=_end, args=(agent, runner, alone), name="rpcbench-end", daemon=True).start()
+    seconds = config.stop_seconds if alone else None
+    threading.Thread(target=_end, args=(agent, runner, seconds), name="rpcbench-end", daemon=True).start()
     runner.serve()
     agent.shutdown(graceful=False)
 
@@ -48,13 +46,13 @@ def meet(count: int) -> Place:
     return Place(host_id(), socket.gethostname(), os.getpid())
 
 
-def _end(agent: Agent, runner: CellRunner, alone: bool) -> None:
-    """Free the main thread once the world is over; a cell that runs on is ended with the process, by its starter or
-    here."""
+def _end(agent: Agent, runner: CellRunner, seconds: float | None) -> None:
+    """Free the main thread once the world is over; a cell that runs on is ended with the process, by its starter or,
+    after so many seconds, here."""
     agent.closing.wait()
     runner.stop()
-    if alone:
-        time.sleep(LEAVING_SECONDS)  # for what the main thread is at
+    if seconds is not None:
+        time.sleep(seconds)  # for what the main thread is at
         os._exit(1)
 
 

@@ -3,13 +3,13 @@
 Run as a script by path, with its own run directory as argument, so it imports nothing of ours before it knows the
 notebook's import path. It talks in JSON lines over a socket on its standard input:
     requests  {"prepare": mode, ...}  {"start": number, ...}  {"signal": signal, "to": number}
-              {"enter": run directory}  {"leave": run directory}  {"guard": pid}
+              {"enter": run directory}  {"leave": run directory}  {"guard": pid, "grace": seconds}
     replies   {"ready": {file it has loaded: when that was changed}}  {"started": number, "pid": pid}
               {"failed": number, "error": text}  {"exited": number, "status": exit status}
 
 Guarantees
-- When the notebook is gone, however it went, all workers and run directories are gone soon after; when the starter
-  is gone, so are its workers (Linux).
+- When the notebook is gone, however it went, workers and guarded processes have their grace to end by themselves; then
+  they are ended, and the run directories go. When the starter is gone, so are its workers (Linux).
 - After "leave" the workers with their log in that directory are ended: SIGTERM, SIGKILL after 0.5 s.
 - Mode "fork" imports torch and the entry's module once and runs no torch operation: a process that has run a
   parallel one has threads and locks that its forks inherit broken.
@@ -47,10 +47,18 @@ _AGAIN_SECONDS = 0.05
 
 
 class _Child(NamedTuple):
-    """A worker: the number it was asked for by, and the run directory that has its log."""
+    """A worker: the number it was asked for by, the run directory that has its log, and seconds to end by itself."""
 
     number: int
     directory: str
+    grace: float
+
+
+class _Guarded(NamedTuple):
+    """A process that others started, and seconds to end by itself."""
+
+    pid: int
+    grace: float
 
 
 class Service:
@@ -65,7 +73,7 @@ class Service:
         self._children: dict[int, _Child] = {}
         self._directories = {home}
         self._overdue: dict[str, float] = {}
-        self._guarded: dict[int, int] = {}  # by the descriptor that tells of its end
+        self._guarded: dict[int, _Guarded] = {}  # by the descriptor that tells of its end
         self._mode = ""
         self._over = False
         self._orphaned = False
@@ -120,7 +128,7 @@ class Service:
         elif "leave" in request:
             self._leave(request["leave"])
         elif "guard" in request:
-            self._guard(request["guard"])
+            self._guard(_Guarded(request["guard"], request["grace"]))
         else:
             self._signal(request["to"], request["signal"])
         return None
@@ -150,21 +158,21 @@ class Service:
     def _orphan(self) -> None:
         self._over = self._orphaned = True
 
-    def _guard(self, pid: int) -> None:
+    def _guard(self, process: _Guarded) -> None:
         if not hasattr(os, "pidfd_open"):
             return
         try:
-            descriptor = os.pidfd_open(pid)
+            descriptor = os.pidfd_open(process.pid)
         except ProcessLookupError:
-            kill_group(pid)
+            kill_group(process.pid)
             return
-        self._guarded[descriptor] = pid
+        self._guarded[descriptor] = process
         self._listen(descriptor, lambda: self._let_go(descriptor))
 
     def _let_go(self, descriptor: int) -> None:
         """A guarded process has ended."""
         self._selector.unregister(descriptor)
-        kill_group(self._guarded.pop(descriptor))
+        kill_group(self._guarded.pop(descriptor).pid)
         os.close(descriptor)
 
     def _start(self, request: Request) -> Request | None:
@@ -177,7 +185,7 @@ class Service:
             return None
         if pid == 0:
             return request
-        self._children[pid] = _Child(number, str(Path(request["log"]).parent))
+        self._children[pid] = _Child(number, str(Path(request["log"]).parent), request["grace"])
         self._tell({"started": number, "pid": pid})
         return None
 
@@ -203,7 +211,7 @@ class Service:
     def _signal(self, number: int, which: int) -> None:
         for pid, child in self._children.items():
             if child.number == number:
-                send = signal_group if which == signal.SIGKILL else os.kill
+                send = os.kill if which == signal.SIGINT else signal_group
                 send(pid, which)
 
     def _woken(self) -> None:
@@ -260,13 +268,12 @@ class Service:
         if self._orphaned:
             self._hear_out()
         for key in list(self._selector.get_map().values()):
-            if key.fileobj != self._wake.fileno():
+            if key.fileobj != self._wake.fileno() and key.fileobj not in self._guarded:
                 self._selector.unregister(key.fileobj)
         left = set(self._directories)
-        for descriptor, pid in self._guarded.items() if self._orphaned else ():
-            kill_group(pid)
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        if self._orphaned:
+            self._let_all_end()
+            self._kill_guarded()
         for directory in {child.directory for child in self._children.values()}:
             self._leave(directory)
         deadline = time.monotonic() + _TERM_SECONDS + _KILL_SECONDS
@@ -276,6 +283,23 @@ class Service:
             self._kill_overdue()
         for directory in left if self._orphaned else ():
             _remove(directory)
+
+    def _let_all_end(self) -> None:
+        """Their world is over with the notebook, so they end by themselves: wait for that, as long as each may take."""
+        begun = time.monotonic()
+        while waited_for := [*self._children.values(), *self._guarded.values()]:
+            rest = begun + max(each.grace for each in waited_for) - time.monotonic()
+            if rest <= 0:
+                return
+            for key, _ in self._selector.select(rest):
+                key.data()
+
+    def _kill_guarded(self) -> None:
+        for descriptor, process in self._guarded.items():
+            self._selector.unregister(descriptor)
+            kill_group(process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
 
 def _remove(directory: str) -> None:

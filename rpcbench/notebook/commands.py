@@ -25,10 +25,11 @@ from rpcbench.words.phrases import nearest
 Words = list[str]
 Way = dict[str, Any]
 _WHICH_KIND = f"say which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
+_WHICH_GRACE = "say how many seconds workers have to end when they are stopped: %cluster start 2 --grace 10"
 _WHICH_LAUNCHER = "say what launches the workers, {}: %cluster start 2 --launcher command"
 MAIN = "main"
 OPTIONS = {
-    "start": ("--kind", "--launcher", "--name", "--address"),
+    "start": ("--kind", "--launcher", "--name", "--address", "--grace"),
     "join": ("--name",),
     "restart": ("--replay",),
 }
@@ -86,7 +87,8 @@ class Commands:
         words, kind = _option(words, "--kind", _WHICH_KIND)
         if kind not in (None, *KINDS):
             raise UsageError(_WHICH_KIND)
-        way: Way = {} if kind is None else {"kind": kind}
+        words, grace = _option(words, "--grace", _WHICH_GRACE)
+        way: Way = ({} if kind is None else {"kind": kind}) | ({} if grace is None else {"grace": _seconds(grace)})
         if "--launcher" in words:
             words, more = _launched(words)
             way |= more
@@ -98,7 +100,7 @@ class Commands:
         found = running() if name is None else self.named.get(name)
         if found is None:
             found = self.named[name or MAIN] = self._make(size, way or {}, voice)
-        elif way and (asked := way.get("launcher") or way["kind"]) not in (found.kind, *_OTHERWISE.get(found.kind, ())):
+        elif (asked := _kind_asked(way)) and asked not in (found.kind, *_OTHERWISE.get(found.kind, ())):
             raise UsageError(
                 f"workers of kind {found.kind} run here: %cluster stop them first, or have those of {asked} beside "
                 "them: --name other"
@@ -289,6 +291,17 @@ def _launched(words: Words) -> tuple[Words, Way]:
     pairs = [word.partition("=") for word in words if "=" in word]
     options = {name: value for name, _, value in pairs}
     return [word for word in words if "=" not in word], {"launcher": launcher, "options": options, "address": address}
+
+
+def _kind_asked(way: Way | None) -> str | None:
+    return (way or {}).get("launcher") or (way or {}).get("kind")
+
+
+def _seconds(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise UsageError(_WHICH_GRACE) from None
 
 
 def _number(words: Words, complaint: str) -> int:

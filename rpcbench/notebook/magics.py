@@ -84,6 +84,7 @@ class ClusterMagics(Magics):
         %cluster start 2            start two; twice is harmless. The cluster is bound here under the name `cluster`
         %cluster start 2 --kind kernel    … kernels, for other clients, too: cluster.connection_file("worker1")
         %cluster start 2 --launcher command template="ssh {host} {cmd}" hosts=node1,node2    … on other hosts
+        %cluster start 2 --grace 30    … which have 30 s to end when they are stopped, by default 5
         %cluster start 2 --name b   start another one beside it, which is the current one from now on
         %cluster join tcp://HOST:PORT    workers that `torchrun … -m rpcbench.worker` has started, at what they show
         %cluster use main           make another one the current one, which all magics and `cluster` mean

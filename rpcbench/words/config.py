@@ -17,6 +17,7 @@ HANDSHAKE_SECONDS = 5.0
 JOIN_SECONDS = 60.0
 FLUSH_SECONDS = 20.0
 LAST_WORDS_SECONDS = 1.0
+STOP_SECONDS = 5.0
 NOTEBOOK = "notebook"
 
 
@@ -31,7 +32,8 @@ class WorldConfig:
     comes; its own where it founds the world. `launched`: member 0 starts the others, and the world ends with it; else
     processes come by themselves. `device_maps`: name of a callee -> device here -> device there. `devices`: those this
     member uses; none: all. `same_modes`: its calls take grad mode and autocast along. `held`: calls of others wait
-    until the maker of the agent sets `agent.ready`.
+    until the maker of the agent sets `agent.ready`. `stop_seconds`: so long a worker may take to end once it is asked
+    to, or its world is over; then it is terminated.
 
     Of a member on another host nothing is heard: after `suspect_seconds` that is told, after `lost_seconds` it is lost,
     after `stuck_seconds` even if its host still answers. A broken connection may stand again in `grace_seconds`.
@@ -56,6 +58,7 @@ class WorldConfig:
     devices: tuple[str, ...] = ()
     same_modes: bool = False
     held: bool = False
+    stop_seconds: float = STOP_SECONDS
     suspect_seconds: float = 3.0
     lost_seconds: float = 4.0
     stuck_seconds: float = 60.0

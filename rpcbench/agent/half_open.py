@@ -1,0 +1,82 @@
+"""Half-open connections: those whose peers have not proved yet that they know the secret. Their number is bounded.
+
+Where there are `MOST` of them, the next one displaces the oldest one of the host that has most, once that has had
+`LEAST_SECONDS`. So strangers who connect and say nothing displace each other, and a member that comes among them waits
+for seconds at most. Unix sockets are not displaced: no stranger gets to one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections import Counter
+from typing import NamedTuple
+
+from rpcbench.words.phrases import counted
+
+MOST = 256
+LEAST_SECONDS = 0.5
+_log = logging.getLogger("rpcbench")
+
+
+class _Peer(NamedTuple):
+    host: str
+    since: float
+
+
+class HalfOpen:
+    """The half-open connections of one member."""
+
+    def __init__(self) -> None:
+        self._room = threading.BoundedSemaphore(MOST)
+        self._lock = threading.Lock()
+        self._peers: dict[socket.socket, _Peer] = {}  # that may be displaced, in the order in which they came
+        self._displaced: Counter[str] = Counter()
+
+    def enter(self, sock: socket.socket) -> None:
+        """Returns once there is room for this one."""
+        while not self._room.acquire(blocking=False):
+            if self._room.acquire(timeout=self._displace()):
+                break
+        if sock.family != socket.AF_UNIX:
+            with contextlib.suppress(OSError), self._lock:  # it has gone again
+                self._peers[sock] = _Peer(sock.getpeername()[0], time.monotonic())
+
+    def leave(self, sock: socket.socket) -> None:
+        """Its handshake is over."""
+        with self._lock:
+            self._peers.pop(sock, None)
+        self._room.release()
+
+    def _displace(self) -> float:
+        """Shut the connection whose turn it is, if it has had its time; how long to wait for room."""
+        with self._lock:
+            shares = Counter(peer.host for peer in self._peers.values())
+            if not shares:
+                return LEAST_SECONDS
+            host = max(shares, key=shares.__getitem__)
+            sock, since = next((sock, peer.since) for sock, peer in self._peers.items() if peer.host == host)
+            if (rest := since + LEAST_SECONDS - time.monotonic()) > 0:
+                return rest
+            del self._peers[sock]
+            self._displaced[host] += 1
+            first = self._displaced[host] == 1
+            with contextlib.suppress(OSError):  # it has gone by itself
+                sock.shutdown(socket.SHUT_RDWR)
+        if first:
+            _log.warning(
+                "%d connections, most of them from %s, do not prove that they belong to this world; from now on the "
+                "oldest is closed for each that comes, and members that join have to wait in between",
+                MOST,
+                host,
+            )
+        return LEAST_SECONDS
+
+    def complaint(self) -> str:
+        """Which hosts had connections displaced, for whoever waits for a member; "" where none was."""
+        with self._lock:
+            told = [f"{counted(n, 'connection')} from {host}" for host, n in self._displaced.items()]
+        return f"; {' and '.join(told)} did not prove to belong to this world and made others wait" if told else ""

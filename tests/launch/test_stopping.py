@@ -1,0 +1,264 @@
+"""Workers end in order, of every kind and however the end comes: what they have left to do at their exit is done."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from worlds import stop, until
+
+import rpcbench
+from rpcbench.launch import starter
+from rpcbench.launch.stopping import stopped
+from rpcbench.words.changes import Changes
+
+KINDS: dict[str, dict[str, Any]] = {
+    "fork": {"start": "fork"},
+    "spawn": {"start": "spawn"},
+    "kernel": {"kind": "kernel"},
+    "command": {"launcher": "command", "options": {"template": "{cmd}"}},
+    "torchrun": {"launcher": "torchrun"},
+}
+LAST_DEEDS = """
+import atexit, logging.handlers, os, time, weakref
+from pathlib import Path
+class Thing: pass
+thing = Thing()
+weakref.finalize(thing, Path(folder, f"{name}.finalized").touch)
+log = logging.handlers.MemoryHandler(100, target=logging.FileHandler(Path(folder, f"{name}.log")))
+log.emit(logging.makeLogRecord({"msg": "the last record"}))
+def last():
+    time.sleep(0.3)
+    Path(folder, f"{name}.exited").touch()
+atexit.register(last)
+"""
+
+
+def prepare(cluster: rpcbench.Cluster, folder: Path) -> None:
+    for name in cluster.workers:
+        cluster.run(name, LAST_DEEDS, push={"folder": str(folder), "name": name})
+
+
+def deeds(folder: Path) -> set[str]:
+    """What has been done at the exits of workers."""
+    logs = [path for path in folder.glob("*.log") if "the last record" in path.read_text()]
+    return {path.name for path in (*folder.glob("*.exited"), *folder.glob("*.finalized"), *logs)}
+
+
+def all_of(*names: str) -> set[str]:
+    return {f"{name}.{deed}" for name in names for deed in ("exited", "finalized", "log")}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", KINDS)
+def test_last_deeds_are_done_at_scale_restart_and_shutdown(no_leaks: None, kind: str, tmp_path: Path) -> None:
+    with rpcbench.Cluster(3, **KINDS[kind]) as cluster:
+        prepare(cluster, tmp_path)
+        if not cluster.inseparable:
+            cluster.scale(2)
+            assert deeds(tmp_path) == all_of("worker3")
+            cluster.restart("worker1")
+            assert deeds(tmp_path) == all_of("worker1", "worker3")
+    assert deeds(tmp_path) >= all_of("worker2")
+    assert cluster.inseparable == "" or deeds(tmp_path) == all_of("worker1", "worker2", "worker3")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", KINDS)
+def test_last_deeds_are_done_when_the_notebook_is_terminated(kind: str, tmp_path: Path) -> None:
+    program = f"""
+        import os, signal, sys
+        sys.path[:0] = {sys.path!r}
+        from pathlib import Path
+        import rpcbench
+        from test_stopping import KINDS, prepare
+        cluster = rpcbench.Cluster(2, **KINDS[{kind!r}])
+        prepare(cluster, Path({str(tmp_path)!r}))
+        os.kill(os.getpid(), signal.SIGTERM)
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=120, check=False)
+    assert ended.returncode == -signal.SIGTERM
+    until(lambda: deeds(tmp_path) == all_of("worker1", "worker2"), "the last deeds")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["fork", "kernel"])
+def test_a_cell_that_runs_is_interrupted_and_one_that_waits_does_not_begin(
+    no_leaks: None, kind: str, tmp_path: Path
+) -> None:
+    code = "import time; from pathlib import Path\ntry:\n    Path(begun).touch()\n    time.sleep(600)\n"
+    code += "finally:\n    Path(begun + '.ended').touch()"
+    failures: list[BaseException] = []
+
+    def run(cell: str, begun: Path) -> None:
+        try:
+            cluster.run("worker1", cell, push={"begun": str(begun)})
+        except BaseException as error:
+            failures.append(error)
+
+    with rpcbench.Cluster(1, **KINDS[kind]) as cluster:
+        first = threading.Thread(target=run, args=(code, tmp_path / "first"))
+        first.start()
+        until((tmp_path / "first").exists, "the cell to begin")
+        second = threading.Thread(target=run, args=(code, tmp_path / "second"))
+        second.start()
+        until(lambda: cluster.watched()[0].calls == 2, "the second cell to wait")
+    first.join()
+    second.join()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "first.ended"]
+    assert len(failures) == 2
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", KINDS)
+def test_those_that_do_not_end_in_time_are_named(no_leaks: None, kind: str) -> None:
+    cluster = rpcbench.Cluster(2, grace=0.5, **KINDS[kind])
+    cluster.run("worker2", "import atexit, time; atexit.register(time.sleep, 600)")
+    with pytest.warns(RuntimeWarning, match=r"worker2 had not ended 0\.5 s after being asked to, and was terminated"):
+        cluster.shutdown()
+
+
+@pytest.mark.process
+def test_a_worker_that_does_not_end_in_time_is_named_at_scale_and_restart(no_leaks: None) -> None:
+    never = "import atexit, time; atexit.register(time.sleep, 600)"
+    with rpcbench.Cluster(2, grace=0.2) as cluster:
+        cluster.run("all", never)
+        with pytest.warns(RuntimeWarning, match="worker1 had not ended"):
+            cluster.restart("worker1")
+        assert cluster.run("worker1", "'atexit' in globals()") is False
+        with pytest.warns(RuntimeWarning, match="worker2 had not ended"):
+            cluster.scale(1)
+        assert cluster.workers == ["worker1"] and cluster.lost == []
+
+
+def test_a_grace_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="grace=-1"):
+        rpcbench.Cluster(1, grace=-1)
+
+
+class Fake:
+    """A handle whose worker ends by itself, by SIGTERM, or by SIGKILL only."""
+
+    def __init__(self, name: str, changes: Changes, ends_by: str = "") -> None:
+        self.name, self.changes, self.ends_by = name, changes, ends_by
+        self.asked: list[str] = []
+        self.status: int | None = None
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def _end(self, by: str) -> None:
+        self.asked.append(by)
+        if self.ends_by == by:
+            self.status = 0
+            self.changes.tell()
+
+    def terminate(self) -> None:
+        self._end("terminate")
+
+    def kill(self) -> None:
+        self._end("kill")
+
+
+def see_to(*handles: Fake, grace: float = 0.05) -> list[str]:
+    def running() -> list[Any]:
+        return [handle for handle in handles if handle.poll() is None]
+
+    return stopped(running, handles[0].changes, grace)
+
+
+def test_first_the_wait_then_sigterm_then_sigkill() -> None:
+    changes = Changes()
+    quick, late, stubborn = (Fake(*of) for of in (("a", changes), ("b", changes, "terminate"), ("c", changes, "kill")))
+    threading.Timer(0.01, quick._end, [""]).start()
+    assert see_to(quick, late, stubborn, grace=2.0) == ["b", "c"]
+    assert (quick.asked, late.asked, stubborn.asked) == ([""], ["terminate"], ["terminate", "kill"])
+
+
+def test_ctrl_c_ends_the_wait_and_the_workers() -> None:
+    worker = Fake("a", Changes(), "terminate")
+    interrupt = threading.Timer(0.1, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        see_to(worker, grace=600.0)
+    assert worker.status == 0
+
+
+# -- whose words, and who ends whom
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["fork", "kernel", "command"])
+def test_last_words_are_those_of_this_process_and_of_no_earlier_one(no_leaks: None, kind: str) -> None:
+    crash = "import ctypes; ctypes.string_at(0)"
+    with rpcbench.Cluster(1, **KINDS[kind]) as cluster:
+        with pytest.raises(rpcbench.WorkerLostError, match="Segmentation fault"):
+            cluster.run("worker1", crash)
+        assert "Segmentation fault" in cluster.log("worker1")
+        cluster.restart("worker1")
+        assert cluster.log("worker1") == ""
+        with pytest.raises(rpcbench.WorkerLostError, match="SIGKILL") as told:
+            cluster.run("worker1", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+        assert "Segmentation" not in str(told.value)
+        cluster.restart("worker1")
+        assert cluster.run("worker1", "1 + 1") == 2
+
+
+@pytest.mark.process
+def test_workers_end_and_start_while_the_process_that_starts_them_is_stopped(
+    no_leaks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starter, "_HANG_SECONDS", 0.3)
+    with rpcbench.Cluster(3, grace=1.0) as cluster:
+        hung = cluster._launcher._lease.starter()  # type: ignore[attr-defined]
+        stop(hung.pid)
+        try:
+            cluster.kill("worker1")
+            assert cluster.lost == ["worker1"]
+            cluster.restart("worker1")
+            cluster.restart("worker2")
+            assert cluster.run("all", "1 + 1") == {"worker1": 2, "worker2": 2, "worker3": 2}
+        finally:
+            os.kill(hung.pid, signal.SIGCONT)
+
+
+@pytest.mark.process
+def test_a_start_that_fails_leaves_a_restarted_worker_lost_and_a_new_one_unknown(
+    no_leaks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rpcbench.Cluster(2) as cluster:
+        monkeypatch.setattr(cluster._launcher._lease, "starter", _no_starter)  # type: ignore[attr-defined]
+        with pytest.raises(rpcbench.RpcError, match="no starter"):
+            cluster.restart("worker2")
+        assert (cluster.workers, cluster.lost) == (["worker1"], ["worker2"])
+        with pytest.raises(rpcbench.RpcError, match="no starter"):
+            cluster.scale(4)
+        assert (cluster.workers, cluster.lost) == (["worker1"], ["worker2"])
+        monkeypatch.undo()
+        cluster.scale(3)
+        assert cluster.workers == ["worker1", "worker2", "worker3"] and cluster.lost == []
+
+
+def _no_starter() -> None:
+    raise rpcbench.RpcError("no starter")
+
+
+@pytest.mark.process
+def test_too_few_descriptors_are_told_before_anything_starts(no_leaks: None) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with rpcbench.Cluster(1) as cluster:
+        there = psutil.Process().num_fds()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (there + 20, limit[1]))
+        try:
+            with pytest.raises(rpcbench.RpcError, match=r"4 more workers need about 24 open files .* may open 20 more"):
+                cluster.scale(5)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        assert (cluster.workers, cluster.lost) == (["worker1"], [])
