@@ -117,7 +117,7 @@ def log_of(directory: Path, config: WorldConfig) -> Path:
 def has_ended(pid: int) -> bool:
     """Whether a process of this host has, also if its parent has not looked yet."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 

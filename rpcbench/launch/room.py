@@ -13,11 +13,6 @@ import psutil
 from rpcbench.words.errors import RpcError
 from rpcbench.words.phrases import counted
 
-try:
-    import resource
-except ModuleNotFoundError:  # Windows knows no such limit
-    resource = None  # type: ignore[assignment]
-
 DESCRIPTORS = 6
 """What this process opens for each worker, about: sockets, shared memory and what wakes their readers."""
 EACH = {"fork": 60 << 20, "spawn": 300 << 20, "kernel": 300 << 20}
@@ -33,9 +28,10 @@ def cores() -> int:
 
 def check_descriptors(n: int) -> None:
     """RpcError where this process may not open as many files as the connections to `n` more workers need."""
-    if resource is None:
+    if not hasattr(psutil, "RLIMIT_NOFILE"):  # Windows knows no such limit, and macOS does not tell
         return
-    left = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - psutil.Process().num_fds()
+    process = psutil.Process()
+    left = process.rlimit(psutil.RLIMIT_NOFILE)[0] - process.num_fds()
     if left < n * DESCRIPTORS:
         raise RpcError(
             f"{counted(n, 'more worker')} need about {n * DESCRIPTORS} open files in this process, and it may open "

@@ -287,9 +287,8 @@ class Service:
     def _let_all_end(self) -> None:
         """Their world is over with the notebook, so they end by themselves: wait for that, as long as each may take."""
         begun = time.monotonic()
-        while waited_for := [*self._children.values(), *self._guarded.values()]:
-            rest = begun + max(each.grace for each in waited_for) - time.monotonic()
-            if rest <= 0:
+        while graces := [*(c.grace for c in self._children.values()), *(g.grace for g in self._guarded.values())]:
+            if (rest := begun + max(graces) - time.monotonic()) <= 0:
                 return
             for key, _ in self._selector.select(rest):
                 key.data()

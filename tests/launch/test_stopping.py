@@ -35,7 +35,8 @@ class Thing: pass
 thing = Thing()
 weakref.finalize(thing, Path(folder, f"{name}.finalized").touch)
 log = logging.handlers.MemoryHandler(100, target=logging.FileHandler(Path(folder, f"{name}.log")))
-log.emit(logging.makeLogRecord({"msg": "the last record"}))
+logging.getLogger("theirs").addHandler(log)
+logging.getLogger("theirs").warning("the last record")
 def last():
     time.sleep(0.3)
     Path(folder, f"{name}.exited").touch()
@@ -121,9 +122,9 @@ def test_a_cell_that_runs_is_interrupted_and_one_that_waits_does_not_begin(
 @pytest.mark.process
 @pytest.mark.parametrize("kind", KINDS)
 def test_those_that_do_not_end_in_time_are_named(no_leaks: None, kind: str) -> None:
-    cluster = rpcbench.Cluster(2, grace=0.5, **KINDS[kind])
+    cluster = rpcbench.Cluster(2, grace=1.0, **KINDS[kind])
     cluster.run("worker2", "import atexit, time; atexit.register(time.sleep, 600)")
-    with pytest.warns(RuntimeWarning, match=r"worker2 had not ended 0\.5 s after being asked to, and was terminated"):
+    with pytest.warns(RuntimeWarning, match=r"worker2 had not ended 1 s after being asked to, and w.* terminated"):
         cluster.shutdown()
 
 
