@@ -63,7 +63,16 @@ class Entrance:
         `world`: the epoch of the one that this member founds, NEWCOMER for one that it asks to join. Who dials waits
         for `open`. NotConnectedError where another process listens there; TurnedAwayError where one leads already.
         """
-        config, founds = self._config, world != NEWCOMER
+        founds = world != NEWCOMER
+        try:
+            return self._bind(world, founds)
+        except (NotConnectedError, TurnedAwayError) as error:
+            if founds:
+                self._meeting.fail(str(error))
+            raise
+
+    def _bind(self, world: int, founds: bool) -> tuple[str, str]:
+        config = self._config
         address = ends.own_address(Path(config.directory), config.id, config.incarnation)
         self._address = self._take(address)
         if founds and not self._meeting.found(world, self._address):

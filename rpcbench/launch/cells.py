@@ -97,7 +97,7 @@ class CellRunner:
         self._agent = agent
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._logs = _logs()
-        self.outbox = Outbox(self._notify, self._logs, log_tail(agent.config))
+        self.outbox = Outbox(self._notify, self._logs, log_tail(agent.name, agent.incarnation))
         self.talk = Talk(agent, self.outbox)
         self._gate = threading.Lock()
         self._running: CellKey | None = None

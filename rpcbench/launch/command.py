@@ -117,7 +117,9 @@ class _Command:
         self, config: WorldConfig, argv: list[str], directory: RunDirectory, on_exit: ExitCallback | None
     ) -> None:
         self.grace = config.stop_seconds
-        self.handle = ProcessHandle(config.name, log_of(directory.path, config), self._signal, on_exit)
+        self.handle = ProcessHandle(
+            config.name, log_of(directory.path, config.name, config.incarnation), self._signal, on_exit
+        )
         self._telling = threading.Lock()  # what is told has a secret in it: its descriptor is not to become another's
         log = os.open(self.handle.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:

@@ -16,7 +16,6 @@ import psutil
 
 from rpcbench.launch.base import ExitCallback
 from rpcbench.words.changes import Flag
-from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import RpcError
 
 _LAST_LINES = 20
@@ -109,9 +108,9 @@ def check_name(name: str) -> None:
         raise ValueError(f"a worker cannot be called {name!r}: its log file takes that name")
 
 
-def log_of(directory: Path, config: WorldConfig) -> Path:
+def log_of(directory: Path, worker: str, incarnation: int) -> Path:
     """The log of a worker: each incarnation has its own."""
-    return directory / f"{config.name}.{config.incarnation}.log"
+    return directory / f"{worker}.{incarnation}.log"
 
 
 def has_ended(pid: int) -> bool:

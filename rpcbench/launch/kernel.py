@@ -73,7 +73,7 @@ class KernelLauncher:
         if threading.current_thread() is self._thread:
             raise RuntimeError("a worker cannot be started from on_exit itself; hand that to another thread")
         self._lease.starter()
-        log = log_of(self._directory.path, config)
+        log = log_of(self._directory.path, config.name, config.incarnation)
         kernel = KernelProcess(config, self._manager(config), log, self._soon, on_exit)
         try:
             self._soon(lambda: self._see_to(kernel))

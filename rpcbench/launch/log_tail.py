@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rpcbench.launch.handle import log_of
-from rpcbench.words.config import WorldConfig
 
 MOST = 16 << 20
 _AT_ONCE = 1 << 18
@@ -54,10 +53,10 @@ class LogTail:
                     yield text
 
 
-def log_tail(config: WorldConfig) -> LogTail | None:
+def log_tail(worker: str, incarnation: int) -> LogTail | None:
     """That of this worker. None where its output goes elsewhere: to torchrun, Ray, or through a connection; the file
     is known by its name, as others than this worker might write to any other file."""
-    if not stat.S_ISREG(os.fstat(_OUT).st_mode) or (path := _path(_OUT)) != log_of(path.parent, config):
+    if not stat.S_ISREG(os.fstat(_OUT).st_mode) or (path := _path(_OUT)) != log_of(path.parent, worker, incarnation):
         return None
     return LogTail(path)
 

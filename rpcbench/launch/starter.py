@@ -143,7 +143,7 @@ class Starter:
             return any(handle.log.parent == directory for handle in self._handles.values())
 
     def _enter(self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None) -> tuple[int, ProcessHandle]:
-        number, log = next(self._numbers), log_of(directory, config)
+        number, log = next(self._numbers), log_of(directory, config.name, config.incarnation)
         handle = ProcessHandle(config.name, log, lambda which: self._signal(number, which), on_exit)
         with self._lock:
             if not self._lost:

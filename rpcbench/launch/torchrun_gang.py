@@ -37,7 +37,7 @@ class RankHandle(ProcessHandle):
     fate = ""
 
     def __init__(self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None) -> None:
-        super().__init__(config.name, log_of(directory, config), self._signal, on_exit)
+        super().__init__(config.name, log_of(directory, config.name, config.incarnation), self._signal, on_exit)
 
     def last_words(self) -> str:
         return "\n".join(filter(None, [self.fate, super().last_words()]))

@@ -29,7 +29,7 @@ def ask(config: WorldConfig, may_found: bool, deadline: float) -> WorldConfig:
     IncompleteWorldError where nobody answers until `deadline` (of time.monotonic); RefusedError, AuthenticationError.
     """
     me = Identity(config.cluster, config.id, config.name, UNBORN, host_id())
-    patience = time.monotonic() + _NEWS
+    patience, since = time.monotonic() + _NEWS, time.time()
     while True:
         try:
             leader = _first_answer(config, me)
@@ -38,6 +38,8 @@ def ask(config: WorldConfig, may_found: bool, deadline: float) -> WorldConfig:
             if may_found:
                 return replace(config, led_by=config.id, incarnation=0)
             why: RpcError = error
+            if config.world_size is not None and (failure := Meeting(Path(config.directory)).failure(since)):
+                raise IncompleteWorldError(f"{config.name}: worker 0 could not found the world: {failure}") from error
         except RefusedError as error:
             if not error.again and time.monotonic() > patience:
                 raise

@@ -30,4 +30,4 @@ def _may_be_of_use(path: Path) -> bool:
         return somebody_listens(path)
     if path.name == "leader":  # where one listens at a socket here, that tells
         return " unix:" not in path.read_text()
-    return path.name not in ("secret", "lock")
+    return path.name not in ("secret", "lock", "failure")

@@ -1,7 +1,8 @@
 """Where processes on one host find the one that leads their world: a note in the directory that they share.
 
 Guarantees
-- Of several that want to found a world one does; a note of a process that listens no more hinders nobody.
+- Of several that want to found a world one does; a note of a process that listens no more hinders nobody. Where it
+  cannot be founded, those that wait for it are told.
 - Who hands over changes the note from its own address to that of its heir in one step: at no time does a newcomer find
   nobody, and found a second world.
 - Notes of two who hand over one after the other may be written in any order: the later view counts.
@@ -36,6 +37,7 @@ class Meeting:
     def __init__(self, directory: Path) -> None:
         self.path = directory / "leader"
         self._lock = directory / "lock"
+        self._failure = directory / "failure"
 
     def find(self) -> str:
         """The address of the one who leads. FileNotFoundError where nobody does (yet)."""
@@ -44,10 +46,24 @@ class Meeting:
     def found(self, world: int, address: str) -> bool:
         """Lead a new world from now on; False where a process that leads one listens already."""
         with self._locked():
-            if self._is_led():
+            if self._is_led(address):
                 return False
             self._write(_Note(world, 0, address))
+            self._failure.unlink(missing_ok=True)
             return True
+
+    def fail(self, reason: str) -> None:
+        """The process that was to found a world could not: those that wait for it are told."""
+        with self._locked():
+            self._failure.write_text(reason)
+
+    def failure(self, since: float) -> str | None:
+        """Why a world could not be founded here after `since` (of time.time); None where nobody has failed."""
+        try:
+            told = self._failure.read_text()
+            return told if self._failure.stat().st_mtime >= since else None
+        except FileNotFoundError:
+            return None
 
     def hand_over(self, world: int, view: int, address: str) -> None:
         """From this view of the world on another process leads it."""
@@ -62,7 +78,7 @@ class Meeting:
         Where the directory has gone, nobody will look for it here.
         """
         with contextlib.suppress(FileNotFoundError), self._locked():
-            if not self._is_led():
+            if not self._is_led(address):
                 self._write(_Note(world, view, address))
 
     def leave(self, address: str) -> None:
@@ -82,8 +98,12 @@ class Meeting:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # a fork of this process may have it open, too
             os.close(descriptor)
 
-    def _is_led(self) -> bool:
+    def _is_led(self, mine: str) -> bool:
+        """Whether another process listens where the note says. Who listens at `mine` is this process: the note is of
+        one that was killed, and had the same address."""
         try:
+            if self.find() == mine:
+                return False
             Opener(b"").connect(self.find(), time.monotonic() + HANDSHAKE_SECONDS).release()
         except OSError:
             return False

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -277,3 +278,36 @@ def test_who_stops_in_the_middle_of_a_handshake_is_hung_up_on(door: Door, monkey
         heard += count
     assert heard == answer
     stream.release()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "tls"])
+def test_a_thousand_half_open_connections_delay_nobody_for_long_and_are_told_of(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RPCBENCH_TRANSPORT", "tcp")
+    far = {"remote": "tls://127.0.0.1:0"} if kind == "tls" else {}
+    leader = start_agent(config(tmp_path, 0, **far))
+    place = leader.machine.ask(lambda node: node.members.me.remote or node.members.me.address).partition("://")[2]
+    silent: list[socket.socket] = []
+    try:
+        for _ in range(1000):
+            sock = socket.socket()
+            sock.setblocking(False)
+            sock.connect_ex(tcp.split(place))
+            silent.append(sock)
+        until(
+            lambda: "256 connections, most of them from 127.0.0.1, do not prove" in caplog.text,
+            "the first to be closed",
+        )
+        fields = {"leader": f"tls://{place}", "remote": "tls://127.0.0.1:0"} if kind == "tls" else {}
+        directory = tmp_path
+        if kind == "tls":
+            monkeypatch.setenv("RPCBENCH_HOST_ID", "elsewhere")
+            directory = tmp_path / "elsewhere"
+            directory.mkdir()
+        start_agent(config(directory, 1, **fields), timeout=20.0).stop()
+    finally:
+        for sock in silent:
+            sock.close()
+        leader.stop()
+    assert "from 127.0.0.1 did not prove" in leader._peers.entrance.half_open.complaint()

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 
@@ -18,7 +19,8 @@ from rpcbench.words.config import WorldConfig
 def main(mode: str, output: str) -> None:
     directory = RunDirectory()
     launcher = ProcessLauncher(directory, start=mode, entry="launch_entries:main")
-    configs = [WorldConfig(name=f"w{n}", id=n, cluster="idle", directory=output, secret=bytes(32)) for n in (1, 2)]
+    idle = WorldConfig("w1", 1, "idle", output, bytes(32), stop_seconds=0.5)  # no member, so none that ends by itself
+    configs = [idle, replace(idle, name="w2", id=2)]
     workers = [launcher.start(config).pid for config in configs]
     with launcher._lease._lock:  # as another thread might, at that moment
         leaver = os.fork()

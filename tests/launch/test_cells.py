@@ -25,7 +25,7 @@ from rpcbench.words.rebuild import MOST_TEXT
 class Agent:
     """As much of an agent as a runner needs."""
 
-    name = "worker1"
+    name, incarnation = "worker1", 0
 
     def __init__(self):
         self.handlers = {}
@@ -272,13 +272,31 @@ def test_a_handler_that_a_cell_leaves_behind_lasts_no_longer_than_the_cell(bench
     bench.serve(script)
 
 
-def test_streams_and_the_signal_handler_are_given_back(bench):
+def test_streams_and_the_signal_handler_are_given_back(bench, monkeypatch):
     before = sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT)
     bench.serve(lambda: print("not for a cell") or bench.ask(0, lambda: None))
-    bench.serve(lambda: bench.ask(1, lambda: print("for a cell")))
-    assert [bench.agent.ended.get(timeout=10) for _ in range(2)] == [0, 1]
-    assert bench.agent.texts == ["for a cell\n"]
     assert (sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT)) == before
+    other = Bench(monkeypatch)
+    other.serve(lambda: other.ask(1, lambda: print("for a cell")))
+    assert (bench.agent.ended.get(timeout=10), other.agent.ended.get(timeout=10)) == (0, 1)
+    assert (bench.agent.texts, other.agent.texts) == ([], ["for a cell\n"])
+    assert (sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT)) == before
+
+
+def test_at_the_end_the_running_cell_is_interrupted_and_one_that_waits_does_not_begin(bench):
+    begun, seen = threading.Event(), []
+
+    def script():
+        first = in_background(lambda: bench.ask(1, lambda: (begun.set(), time.sleep(60))))
+        assert begun.wait(10)
+        second = in_background(lambda: bench.ask(2, lambda: seen.append("it began")))
+        until(lambda: bench.agent.health.cells() == 2)
+        bench.runner.stop()
+        for error in first(), second():
+            assert isinstance(error, CallCancelled) and "KeyboardInterrupt" in str(error)
+
+    bench.serve(script)
+    assert seen == []
 
 
 def test_a_member_without_a_runner_says_so(monkeypatch):

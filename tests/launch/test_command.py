@@ -298,7 +298,7 @@ def test_a_command_that_ends_at_once_tells_so_in_its_own_words(no_leaks: None) -
 
 
 def test_a_start_that_is_interrupted_leaves_no_command(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(starter: Starter, pid: int) -> None:
+    def interrupted(starter: Starter, pid: int, grace: float) -> None:
         pids.append(pid)
         raise KeyboardInterrupt
 

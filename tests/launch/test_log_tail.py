@@ -103,13 +103,13 @@ def test_a_flood_costs_no_memory_and_says_what_is_left_out(worker: Worker, monke
 
 
 def test_of_a_file_that_others_may_write_to_nothing_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, found in (("worker1.log", True), ("all.txt", False)):
+    for name, found in (("worker1.2.log", True), ("worker1.1.log", False), ("all.txt", False)):
         file = os.open(tmp_path / name, os.O_WRONLY | os.O_CREAT)
         monkeypatch.setattr(log_tail, "_OUT", file)
-        assert (log_tail.log_tail("worker1") is not None) == found
+        assert (log_tail.log_tail("worker1", 2) is not None) == found
         os.close(file)
     read, write = os.pipe()
     monkeypatch.setattr(log_tail, "_OUT", write)
-    assert log_tail.log_tail("worker1") is None
+    assert log_tail.log_tail("worker1", 2) is None
     os.close(read)
     os.close(write)

@@ -201,7 +201,7 @@ def test_a_guarded_process_takes_what_it_has_started_along_and_ends_with_the_not
         group = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True); input()"
         guarded = subprocess.Popen([sys.executable, "-c", group], start_new_session=True, stdin=-1, stdout=-1)
         child = int(guarded.stdout.readline())
-        starters.take_any().guard(guarded.pid)
+        starters.take_any().guard(guarded.pid, 0.2)
         print(guarded.pid, child, flush=True)
         input()
         guarded.kill()
@@ -233,7 +233,7 @@ def test_a_process_is_guarded_as_soon_as_that_returns(monkeypatch):
 
     with monkeypatch.context() as patch, subprocess.Popen(["sleep", "600"], start_new_session=True) as guarded:
         patch.setattr(guardian, "_channel", Slow())
-        asking = threading.Thread(target=guardian.guard, args=(guarded.pid,))
+        asking = threading.Thread(target=guardian.guard, args=(guarded.pid, 0.2))
         asking.start()
         asking.join(0.2)
         assert asking.is_alive() and sent == []
@@ -243,7 +243,7 @@ def test_a_process_is_guarded_as_soon_as_that_returns(monkeypatch):
         guarded.kill()
     starters.give_back(guardian)
     starters.cool()
-    guardian.guard(guarded.pid)  # to no effect: the starter is gone, and nobody waits
+    guardian.guard(guarded.pid, 0.2)  # to no effect: the starter is gone, and nobody waits
 
 
 def test_what_the_notebook_said_last_is_heard_when_it_has_gone_meanwhile(tmp_path):
@@ -255,7 +255,8 @@ def test_what_the_notebook_said_last_is_heard_when_it_has_gone_meanwhile(tmp_pat
     guarded = subprocess.Popen(["sleep", "600"], start_new_session=True)
     first = json.dumps({"prepare": "spawn", "notebook": notebook.pid, "pad": ""})
     padded = first[:-2] + "x" * ((1 << 16) - 1 - len(first)) + first[-2:] + "\n"
-    later = "".join(json.dumps(request) + "\n" for request in ({"enter": str(entered)}, {"guard": guarded.pid}))
+    requests = {"enter": str(entered)}, {"guard": guarded.pid, "grace": 0.2}
+    later = "".join(json.dumps(request) + "\n" for request in requests)
     command = [sys.executable, "-P", str(starter._ZYGOTE)]
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -72,7 +72,7 @@ def tried(cluster):
     directory = cluster.agent.config.directory
     asked = {
         "directory": directory,
-        "log": f"{directory}/worker1.log",
+        "log": f"{directory}/worker1.0.log",
         "members": {member.name: member.address for member in members},
         "workers": {name: cluster.pid(name) for name in cluster.workers},
         "guess": secrets.token_hex(32),

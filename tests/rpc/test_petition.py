@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from rpcbench.rpc import petition
+from rpcbench.rpc.start import start_agent
+from rpcbench.transport.ends import Opener
 from rpcbench.transport.handshake import Identity
 from rpcbench.transport.host import host_id
+from rpcbench.transport.meeting import Meeting
 from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import RefusedError
+from rpcbench.words.errors import IncompleteWorldError, RefusedError, TurnedAwayError
 
 HELD = RefusedError("worker1 does not let this process in: rank 0 is not unique: notebook has it already")
 LEADER = Identity("c", 1, "worker1", 0, host_id(), offer=3)
@@ -48,3 +52,34 @@ def test_who_has_it_still_a_little_later_is_alive(config: WorldConfig, monkeypat
     with pytest.raises(RefusedError, match="notebook has it already"):
         petition.ask(config, False, begun + 60)
     assert len(list(left)) > 500, "it does not ask for all of the time that it has"
+
+
+def test_who_waits_for_a_world_that_cannot_be_founded_is_told_why(tmp_path: Path) -> None:
+    def config(name: str, rank: int) -> WorldConfig:
+        return WorldConfig(name, rank, "c", str(tmp_path), b"secret", world_size=2, launched=False)
+
+    waiting = threading.Event()
+    told: list[IncompleteWorldError] = []
+
+    def wait() -> None:
+        waiting.set()
+        with pytest.raises(IncompleteWorldError) as error:
+            petition.ask(config("worker1", 1), False, time.monotonic() + 60)
+        told.append(error.value)
+
+    waiter = threading.Thread(target=wait)
+    listener, address = Opener(b"").listen(f"unix:{tmp_path}/other.sock")
+    try:
+        waiter.start()
+        assert waiting.wait(20)
+        time.sleep(0.05)  # the time of a file is coarser than the clock that the waiter looks at
+        Meeting(tmp_path).path.write_text(f"77 0 {address}")
+        with pytest.raises(TurnedAwayError, match="already listens where this world meets"):
+            start_agent(config("notebook", 0))
+    finally:
+        listener.close()
+    waiter.join(20)
+    assert "worker1: worker 0 could not found the world: another process already listens" in str(told[0])
+    Meeting(tmp_path).path.unlink()
+    start_agent(WorldConfig("notebook", 0, "c", str(tmp_path), b"secret", launched=False)).stop()
+    assert Meeting(tmp_path).failure(0.0) is None
