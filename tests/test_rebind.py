@@ -57,6 +57,7 @@ LIBRARIES: dict[str, list[str]] = {  # and of tests/rebind_libraries.py
     "collector": ["{0: [[2.0, 2.0], [20.0, 20.0]], 1: [[4.0, 4.0], [40.0, 40.0]]}"],
     "pippy": ["[[10.0, 40.0], [70.0, 100.0]] rank 1 has 0 waiting"],
 }
+LONG = ("rnn", "rl", "batch", "pipeline")
 PROGRAMS = [
     *(("rebind_examples.py", name, lines) for name, lines in EXAMPLES.items()),
     *(("rebind_libraries.py", name, lines) for name, lines in LIBRARIES.items()),
@@ -64,7 +65,9 @@ PROGRAMS = [
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("program", "name", "lines"), PROGRAMS, ids=[name for _, name, _ in PROGRAMS])
+@pytest.mark.parametrize(("program", "name", "lines"), [
+    pytest.param(*each, id=each[1], marks=[pytest.mark.long] if each[1] in LONG else []) for each in PROGRAMS
+])  # fmt: skip
 def test_programs_written_as_others_write_them(
     environment: dict[str, str], program: str, name: str, lines: list[str]
 ) -> None:

@@ -246,6 +246,7 @@ def api(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
 def test_a_pair_waits_stopped_and_works_when_thawed(api: str) -> None:
@@ -259,6 +260,7 @@ def test_a_pair_waits_stopped_and_works_when_thawed(api: str) -> None:
         assert [member.status() for member in members] == [psutil.STATUS_STOPPED] * 2
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
 def test_what_fails_on_one_side_is_an_error_with_its_traceback() -> None:

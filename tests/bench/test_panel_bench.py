@@ -50,6 +50,7 @@ def test_worlds_have_a_thousand_rows_of_which_some_change(name: str) -> None:
         assert 0 < len(json.dumps(changed)) < len(json.dumps(after)) / 4
 
 
+@pytest.mark.long
 @pytest.mark.browser
 @pytest.mark.parametrize("name", frames.SHOWN)
 def test_a_browser_draws_a_thousand_rows(name: str) -> None:

@@ -46,6 +46,7 @@ def test_losses_are_those_of_torch_distributed_pipelining(sides: tuple[Side, Sid
     assert min(mine.cpu, other.cpu) > 0 and len(mine.seconds) == len(other.seconds) == 5
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.timeout(600)
 @pytest.mark.alone

@@ -21,6 +21,7 @@ DOTS = """root => [...root.querySelectorAll('[data-message]')].filter(row => row
     dot => `${dot.dataset.worker} ${dot.getAttribute('class').split(' ').at(-1)}`).sort()])"""
 
 
+@pytest.mark.long
 def test_who_is_missing_is_seen_and_then_who_came_last(show):
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     notebook = show(nbformat.v4.new_notebook(cells=cells), "collectives.ipynb")

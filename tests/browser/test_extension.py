@@ -158,6 +158,7 @@ def _begin_anew(notebook, side):
     notebook.output(DROPPED).filter(has_text="`%%remote` not found").wait_for()
 
 
+@pytest.mark.long
 def test_a_narrow_cell_has_its_picker_and_a_tab_finds_a_cell(show):
     """The notebook is narrow as a panel stands beside it."""
     filler = [f"'line'\n{'#' * i}" + "\n" * 30 for i in range(1, 20)]

@@ -45,6 +45,7 @@ def plays(notebook):
     rows.first.wait_for(state="detached")
 
 
+@pytest.mark.long
 def test_a_record_plays_in_a_notebook_that_is_reopened_without_a_kernel(lab, saved):
     again = lab.reopen(saved)
     again.cell(PLAYS).get_by_text("The record, played without a kernel").click()

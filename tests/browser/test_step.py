@@ -15,6 +15,7 @@ SOURCES = [
 ]
 
 
+@pytest.mark.long
 def test_messages_go_by_clicks_and_keys(show):
     cells = [nbformat.v4.new_code_cell(each) for each in SOURCES]
     notebook = show(nbformat.v4.new_notebook(cells=cells), "step.ipynb", height=1100)

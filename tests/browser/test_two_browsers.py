@@ -69,6 +69,7 @@ def agreed(one, other, before):
         one.page.wait_for_timeout(50)  # both pages go on
 
 
+@pytest.mark.long
 def test_two_browsers_on_one_notebook_show_the_same(lab, show):
     sources = [START, MAKE, CHANGE, *(f"%panel {name}" for name in PANELS)]
     cells = [nbformat.v4.new_code_cell(each) for each in sources]

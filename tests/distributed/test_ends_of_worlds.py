@@ -191,6 +191,6 @@ dist.barrier()
 """
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("rank", ["0", pytest.param("1", marks=pytest.mark.long)])
 def test_scripts_without_a_cluster_name_the_dead_as_well(tmp_path: Path, rank: str) -> None:
     survivors_name_the_dead(int(rank), SCRIPT, f"{tmp_path}/meeting", rank)

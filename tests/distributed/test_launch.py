@@ -24,7 +24,9 @@ dist.barrier()
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("option", "passed"), [((), []), (("--pass-local-rank",), ["--local_rank={}"])])
+@pytest.mark.parametrize(("option", "passed"), [
+    pytest.param((), [], marks=pytest.mark.long), (("--pass-local-rank",), ["--local_rank={}"]),
+])  # fmt: skip
 def test_ranks_of_a_script(tmp_path: Path, option: tuple[str, ...], passed: list[str]) -> None:
     (script := tmp_path / "script.py").write_text(SCRIPT)
     with socket.socket() as free:

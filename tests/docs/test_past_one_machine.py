@@ -38,6 +38,7 @@ def test_the_page_has_a_block_for_each_way() -> None:
     assert all(word in words for word in ('"local"', '"kernel"', '"ssh ', '"srun ', '"kubectl ', '"docker ')) and LINES
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", BLOCKS)
 def test_blocks_start_workers(block: str) -> None:
     names = {"rpcbench": rpcbench}
@@ -46,6 +47,7 @@ def test_blocks_start_workers(block: str) -> None:
         assert cluster.run("all", "6 * 7") == dict.fromkeys(cluster.workers, 42)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", LINES)
 def test_lines_start_workers(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     commands = Commands(Targets(), lambda cluster: None)

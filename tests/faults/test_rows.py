@@ -140,6 +140,7 @@ def test_row_11_ctrl_c_ends_any_wait_at_once(no_leaks: None) -> None:
     assert all(seconds < 1 for seconds in after.values()), after
 
 
+@pytest.mark.long
 def test_row_12_who_does_not_read_what_is_told_makes_nobody_grow(no_leaks: None) -> None:
     driver = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("slow_driver.py"))], stdout=subprocess.PIPE, text=True
@@ -196,6 +197,7 @@ with rpcbench.Cluster(1) as cluster:
 """
 
 
+@pytest.mark.long
 def test_row_13_a_worker_that_the_kernel_kills_for_memory_says_so(memory_group: Path, no_leaks: None) -> None:
     command = [sys.executable, "-c", OUT_OF_MEMORY, str(memory_group)]
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])

@@ -37,7 +37,7 @@ def spawned(tmp_path_factory):
     made.launcher.close()
 
 
-@pytest.fixture(params=["forked", "spawned"])
+@pytest.fixture(params=["forked", pytest.param("spawned", marks=pytest.mark.long)])
 def shared(request):
     """One launcher after the other."""
     return request.getfixturevalue(request.param)

@@ -248,6 +248,7 @@ def test_ctrl_c_at_any_moment_tears_nothing(no_leaks: None) -> None:
     assert done.stdout.startswith("nothing left after") and done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_ctrl_c_at_any_moment_of_a_wait_for_workers_leaves_nothing_locked(no_leaks: None) -> None:
     script = Path(__file__).with_name("interrupted.py")
     command = [sys.executable, str(script), "waiting", ""]
@@ -293,7 +294,9 @@ print("ready", flush=True)
 """
 
 
-@pytest.mark.parametrize("end", ["sys.stdin.read()", "pass", "raise SystemExit(3)", "import os; os._exit(1)"])
+@pytest.mark.parametrize("end", [
+    "sys.stdin.read()", "pass", pytest.param("raise SystemExit(3)", marks=pytest.mark.long), "import os; os._exit(1)",
+])  # fmt: skip
 def test_however_the_driver_ends_nothing_is_left(no_leaks: None, end: str) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", SCRIPT.format(end=end)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

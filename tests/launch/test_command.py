@@ -361,6 +361,7 @@ def test_a_directory_that_its_user_may_not_enter_is_none(no_leaks: None, tmp_pat
     assert done.stdout == "('/', ['/'])\n", done.stderr
 
 
+@pytest.mark.long
 def test_another_secret_is_refused(no_leaks: None, srun: None) -> None:
     with started(1) as made:
         leader = made.agent.machine.ask(lambda node: node.members.me.remote)

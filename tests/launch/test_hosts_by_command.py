@@ -62,6 +62,7 @@ def notebook(lab: list[Host], others: list[str]) -> Iterator[subprocess.Popen[st
             process.kill()
 
 
+@pytest.mark.long
 def test_a_cut_cable_is_told_with_the_workers_name_and_ends_it_there(
     lab: list[Host], notebook: subprocess.Popen[str]
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_cut_cable_is_told_with_the_workers_name_and_ends_it_there(
     assert facts(notebook)["over"]
 
 
+@pytest.mark.long
 def test_the_death_of_the_notebook_ends_the_workers_on_all_hosts(
     lab: list[Host], notebook: subprocess.Popen[str]
 ) -> None:

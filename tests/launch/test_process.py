@@ -285,7 +285,7 @@ def notebook_to_kill(mode, answers):
                     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("mode", ["fork", "spawn"])
+@pytest.mark.parametrize("mode", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_a_killed_notebook_leaves_nothing(mode, tmp_path):
     with notebook_to_kill(mode, tmp_path) as (notebook, facts):
         notebook.kill()
@@ -294,7 +294,7 @@ def test_a_killed_notebook_leaves_nothing(mode, tmp_path):
         assert not gone(facts["holder"])
 
 
-@pytest.mark.parametrize("mode", ["fork", "spawn"])
+@pytest.mark.parametrize("mode", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_notebook_and_starter_killed_together_leave_no_worker(mode, tmp_path):
     with notebook_to_kill(mode, tmp_path) as (notebook, facts):
         notebook.send_signal(signal.SIGSTOP)

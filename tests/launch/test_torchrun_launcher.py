@@ -61,6 +61,7 @@ def test_they_are_workers_like_others_and_live_and_die_together(no_leaks: None) 
         assert cluster.run("all", "1 + 1") == {"worker1": 2, "worker2": 2} and cluster.lost == []
 
 
+@pytest.mark.long
 def test_nothing_listens_for_it_and_what_a_rank_has_started_goes_with_it(no_leaks: None) -> None:
     """torchrun's own store would be open to all who reach this host."""
     with rpcbench.Cluster(2, launcher="torchrun") as cluster:
@@ -84,6 +85,7 @@ def test_where_torchrun_fails_it_is_quoted(no_leaks: None, monkeypatch: pytest.M
         rpcbench.Cluster(2, launcher="torchrun")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("entry", "told"), [("fail", "LookupError: the reason"), ("leave", "seven")])
 def test_a_rank_that_cannot_serve_is_told_of_in_its_own_words(
     no_leaks: None, monkeypatch: pytest.MonkeyPatch, entry: str, told: str

@@ -119,6 +119,7 @@ def test_one_joins_trains_and_leaves_and_another_finds_what_it_has_left(ranks: R
     assert another.communicate(timeout=SECONDS) == ("[1.0, -2.0]\n", "")
 
 
+@pytest.mark.long
 def test_one_that_is_killed_may_come_again(ranks: Ranks) -> None:
     """What it has left running is interrupted by name, and no cell is taken for one of its."""
     killed = notebook(DIES, ranks)
@@ -193,6 +194,7 @@ def test_they_end_with_torchrun_however_busy_they_are(ranks: Ranks, number: sign
         assert ranks.over() == (1 if number == signal.SIGINT else -number)
 
 
+@pytest.mark.long
 def test_what_a_cell_forks_and_ends_is_not_the_worker(ranks: Ranks) -> None:
     """Nor does it share the worker's ear for signals."""
     code = "import multiprocessing, time\nchild = multiprocessing.get_context('fork').Process(target=time.sleep, "
@@ -253,6 +255,7 @@ with rpcbench.Cluster.join(sys.argv[1]) as cluster:
 """
 
 
+@pytest.mark.long
 def test_the_lines_of_the_page(no_leaks: None) -> None:
     """As they stand in docs/past-one-machine.md, but for the port."""
     (line,) = re.findall(r"^torchrun (--nproc-per-node .*)$", PAGE.read_text(), re.MULTILINE)

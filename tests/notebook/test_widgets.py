@@ -14,7 +14,7 @@ SLIDER = """%%remote worker1
 from ipywidgets import IntSlider
 slider = IntSlider(5, description='speed')
 seen = []
-slider.observe(lambda change: (seen.append(change['new']), print('moved to', change['new'])), 'value')
+slider.observe(lambda change: (print('moved to', change['new']), seen.append(change['new'])), 'value')
 slider"""
 
 
@@ -91,7 +91,7 @@ def test_a_callback_runs_while_the_cell_runs_and_prints_there(kernel):
     while (message := kernel.client.get_control_msg(timeout=PATIENCE))["msg_type"] != "create_subshell_reply":
         pass
     subshell = message["content"]["subshell_id"]
-    code = "print('begun')\nimport time\nwhile slider.value != 9:\n    time.sleep(0.01)\nprint('seen', seen)"
+    code = "print('begun')\nimport time\nwhile not seen:\n    time.sleep(0.01)\nprint('seen', seen)"
     moved = []
 
     def begun():

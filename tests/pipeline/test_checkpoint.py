@@ -311,9 +311,9 @@ class Frail(nn.Module):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("phase", "every", "goes_on_from"), [
-    ("forward", 1, 3), ("backward", 2, 2), ("between", 1, 3), ("save", 1, 3),
+@pytest.mark.parametrize(("phase", "every", "goes_on_from", "optimizer"), [
+    ("forward", 1, 3, OPTIMIZERS[0]), ("backward", 2, 2, OPTIMIZERS[1]),
+    ("between", 1, 3, OPTIMIZERS[1]), ("save", 1, 3, OPTIMIZERS[0]),
 ])  # fmt: skip
 def test_a_resumed_run_ends_as_an_undisturbed_one(
     cluster: Cluster, tmp_path: Path, optimizer: Any, phase: str, every: int, goes_on_from: int

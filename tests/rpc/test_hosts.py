@@ -126,6 +126,7 @@ rpc.shutdown()
 """
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_the_lead_passes_on_between_hosts(hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path) -> None:
     """0 and 1 on the master's host, the others not: 1 takes its port over; then 2 leads, as its host finds."""
@@ -273,7 +274,7 @@ def order(process: subprocess.Popen[str], word: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("how", CUTS)
+@pytest.mark.parametrize("how", [pytest.param(how, marks=pytest.mark.long) if "from" in how else how for how in CUTS])
 def test_a_partition_parts_both_sides_in_time(
     hosts: tuple[Host, Host], pair: list[subprocess.Popen[str]], how: str
 ) -> None:
@@ -302,6 +303,7 @@ def test_a_worker_that_is_stopped_and_goes_on_is_suspect_and_not_lost(pair: list
     is_there_again(master, worker)
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_worker_that_holds_pythons_lock_is_suspect_and_not_lost(pair: list[subprocess.Popen[str]]) -> None:
     """None of its threads can give a sign of life, its host does."""

@@ -62,7 +62,7 @@ def zygote() -> Iterator[Zygote]:
 
 
 def _part(n: int) -> Any:
-    return pytest.param(n, marks=[pytest.mark.xdist_group(f"torch {n}"), *([pytest.mark.long] if n else [])])
+    return pytest.param(n, marks=[pytest.mark.xdist_group(f"torch {n}"), pytest.mark.long])
 
 
 @pytest.mark.parametrize("part", [_part(n) for n in range(PARTS)])

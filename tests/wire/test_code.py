@@ -577,7 +577,7 @@ print(*function(*args), type(args[0]) is globals().get("Job"))
 """
 
 
-@pytest.mark.parametrize("has_it", [False, True])
+@pytest.mark.parametrize("has_it", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_between_real_programs(tmp_path: Path, has_it: bool) -> None:
     """The receiver has no such class, or has all of it in its own `__main__`."""
     (tmp_path / "sender.py").write_text(SENDER.format(factor=10))
