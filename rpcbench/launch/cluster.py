@@ -205,6 +205,7 @@ class Cluster(Workforce):
             self._check_parting()
             past = self.agent.part(CellDesk).history.take(name)
             self._part([name])
+            ranks.settled(self._settle(f"{name} was restarted"))  # whoever waits for it in a process group is told
             self._start([name])
         return script.rerun(self.agent, name, past) if replay else []
 

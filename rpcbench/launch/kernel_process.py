@@ -32,6 +32,8 @@ _ARGUMENTS = [
     "--IPKernelApp.quiet=False",  # and so does what Python writes outside the notebook's cells
     "--HistoryManager.hist_file=:memory:",
 ]
+if hasattr(os, "pidfd_open"):  # a starter guards it: a kernel that sees to that itself ends by `os._exit`
+    _ARGUMENTS.append("--IPKernelApp.parent_handle=1")
 _JOIN = """\
 import os, sys, traceback
 try:

@@ -25,7 +25,7 @@ from ipykernel.kernelapp import IPKernelApp
 from rpcbench.launch.become import settle_torch
 from rpcbench.launch.cells import CellRunner, Job
 from rpcbench.launch.kernel_shell import Loan
-from rpcbench.launch.worker import obey
+from rpcbench.launch.worker import SPARE_SECONDS, obey
 from rpcbench.rpc.start import start_agent
 from rpcbench.words.config import WorldConfig
 
@@ -97,5 +97,5 @@ def _end(agent: Agent, kernel: Any) -> None:
     agent.part(CellRunner).stop()
     agent.shutdown(graceful=False)
     kernel.io_loop.add_callback(kernel.io_loop.stop)
-    time.sleep(agent.config.stop_seconds)  # not to its end, where all is well: this thread goes with the process
+    time.sleep(agent.config.stop_seconds + SPARE_SECONDS)  # where all is well, this thread goes with the process before
     os._exit(1)

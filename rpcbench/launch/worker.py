@@ -21,6 +21,10 @@ STOP = "stop"
 """The notice that interrupts what its main thread runs, as SIGINT would that no process of another host can send."""
 
 
+SPARE_SECONDS = 1.0
+"""So much later than `stop_seconds` a worker ends itself: who has asked it to end gives up on it first, and says so."""
+
+
 class Place(NamedTuple):
     """Where a worker is: the identity of its host, the host's name, and its process there."""
 
@@ -52,7 +56,7 @@ def _end(agent: Agent, runner: CellRunner, seconds: float | None) -> None:
     agent.closing.wait()
     runner.stop()
     if seconds is not None:
-        time.sleep(seconds)  # for what the main thread is at
+        time.sleep(seconds + SPARE_SECONDS)  # for what the main thread is at
         os._exit(1)
 
 

@@ -148,8 +148,11 @@ def test_a_change_of_the_cluster_begins_a_generation(cluster: rpcbench.Cluster) 
     cluster.scale(2)
     assert "worker3, worker4 left" in cluster.rpc_sync("worker1", outcome, (dist.barrier,))
     begin(cluster)
+    waiting = cluster.rpc_async("worker1", outcome, (dist.barrier,))
     cluster.restart("worker2")
-    assert "rank 1 (worker2) of the process group is gone" in cluster.rpc_sync("worker1", outcome, (dist.barrier,))
+    restarted = "CollectiveError: this process group is of an earlier generation of the cluster: worker2 was restarted"
+    assert waiting.wait().startswith(restarted)
+    assert "earlier generation of the cluster: worker2" in cluster.rpc_sync("worker1", outcome, (dist.barrier,))
     begin(cluster)
 
 

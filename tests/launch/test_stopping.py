@@ -258,7 +258,7 @@ def test_too_few_descriptors_are_told_before_anything_starts(no_leaks: None) -> 
         there = psutil.Process().num_fds()
         resource.setrlimit(resource.RLIMIT_NOFILE, (there + 20, limit[1]))
         try:
-            with pytest.raises(rpcbench.RpcError, match=r"4 more workers need about 24 open files .* may open 20 more"):
+            with pytest.raises(rpcbench.RpcError, match=r"to start 4 workers opens about 24 in .* may open 20 more"):
                 cluster.scale(5)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limit)
