@@ -163,15 +163,17 @@ class Starter:
         with contextlib.suppress(ProcessLookupError):  # it has ended just now
             (os.kill if which == signal.SIGINT else signal_group)(handle.pid, which)
         if which == signal.SIGKILL:
-            watch = threading.Timer(_HANG_SECONDS, self._miss, (number, handle))
-            watch.daemon = True
+            watch = threading.Thread(target=self._miss, args=(number, handle), name="rpcbench-starter-end", daemon=True)
             watch.start()
 
     def _miss(self, number: int, handle: ProcessHandle) -> None:
-        """A process was killed some time ago. If nobody has told of its end, the starter hangs."""
-        if handle.poll() is None and not self._lost and has_ended(handle.pid):
-            self.hangs = True
-            self._take({"exited": number, "status": -signal.SIGKILL})
+        """A process was killed just now. If nobody tells of its end in time, the starter hangs."""
+        try:
+            handle.wait(_HANG_SECONDS)
+        except TimeoutError:
+            if not self._lost and has_ended(handle.pid):
+                self.hangs = True
+                self._take({"exited": number, "status": -signal.SIGKILL})
 
     def _surroundings(self, name: str) -> dict[str, Any]:
         surroundings = {"cwd": str(Path.cwd()), "environ": dict(os.environ), "sys_path": import_path()}

@@ -15,6 +15,7 @@ from typing import Any
 from rpcbench.pipeline.slices import TRACK, Event, in_microseconds, slice_of
 from rpcbench.telemetry.clocks import SHARED, Clock
 from rpcbench.telemetry.messages import messages_view
+from rpcbench.telemetry.saving import save_text
 from rpcbench.telemetry.views import View, World
 from rpcbench.words.events import Row, Table
 
@@ -27,9 +28,7 @@ _ASKS, _ANSWERS = ("Call", "Create", "Fetch"), ("Result", "Failure")
 
 def save(world: World, path: str | Path) -> Path:
     """Write the trace of a world into a file; its path."""
-    target = Path(path)
-    target.write_text(json.dumps(chrome(world)), encoding="utf-8")
-    return target
+    return save_text(path, json.dumps(chrome(world)))
 
 
 def chrome(world: World) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rpcbench.telemetry.saving import save_text
 from rpcbench.telemetry.shapes import fault, frame_fault
 from rpcbench.telemetry.views import Delta, View, World, patch
 from rpcbench.words.changes import Listeners
@@ -45,9 +46,7 @@ class Record:
 
     def save(self, path: str | Path) -> Path:
         """Write it; the path."""
-        target = Path(path)
-        target.write_text(json.dumps({**self.about, "frames": self.frames}), encoding="utf-8")
-        return target
+        return save_text(path, json.dumps({**self.about, "frames": self.frames}))
 
     def __str__(self) -> str:
         holds = ", ".join(f"{count} {what}" for what, count in self.about["holds"].items())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rpcbench.pipeline.timeline import Timeline
+from rpcbench.telemetry.saving import save_text
 from rpcbench.telemetry.still_messages import MOST, ROW, draw_messages, rest
 from rpcbench.telemetry.still_workers import draw_workers
 from rpcbench.telemetry.summary import text
@@ -36,8 +37,7 @@ class Snapshot:
         if target.suffix not in (".svg", ".html"):
             raise ValueError(f"{target.name}: a snapshot is saved as .svg or .html")
         page = f'<!doctype html><meta charset="utf-8"><title>rpcbench</title>{self.html}'
-        target.write_text(self.svg if target.suffix == ".svg" else page, encoding="utf-8")
-        return target
+        return save_text(target, self.svg if target.suffix == ".svg" else page)
 
     def _repr_mimebundle_(self, **keys: Any) -> dict[str, str]:
         return {"text/plain": self.text, "text/html": self.html}
