@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-WORKERS_PER_CORE = 2.5  # tests wait as long as they compute
+WORKERS_PER_CORE = 2  # tests wait about as long as they compute
 SLOWEST = 10
 GROUPS = "rpcbench_groups"
 TOGETHER = ("tests/browser/", "tests/notebook/")

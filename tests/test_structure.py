@@ -7,6 +7,7 @@ tree that breaks it. Imports inside functions and under TYPE_CHECKING count like
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -71,6 +72,15 @@ class Module:
 
 def modules(root: Path) -> dict[str, Module]:
     """Every module of the package below `root`, by name."""
+    return _repository() if root == ROOT else _parsed(root)
+
+
+@functools.cache
+def _repository() -> dict[str, Module]:
+    return _parsed(ROOT)
+
+
+def _parsed(root: Path) -> dict[str, Module]:
     found = {}
     for path in sorted((root / PACKAGE).rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts

@@ -30,10 +30,14 @@ _PR_SET_PDEATHSIG = 1
 
 def run(request: Request) -> NoReturn:
     """Be the worker that `request` describes, to its end."""
-    status = _work(request)
+    leave(_work(request))
+
+
+def leave(status: int) -> NoReturn:
+    """End this process: `atexit` functions run, threads are not awaited."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
-    # The interpreter is not tidied up: that would touch, and so copy, every page that forks share.
+    # The interpreter is not tidied up: that takes half a second with torch, and would copy the pages that forks share.
     os._exit(status)
 
 

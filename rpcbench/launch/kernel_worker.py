@@ -10,6 +10,7 @@ Guarantees
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextvars
 import faulthandler
 import os
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipykernel.kernelapp import IPKernelApp
 
-from rpcbench.launch.become import settle_torch
+from rpcbench.launch.become import leave, settle_torch
 from rpcbench.launch.cells import CellRunner, Job
 from rpcbench.launch.kernel_shell import Loan
 from rpcbench.launch.worker import SPARE_SECONDS, obey
@@ -96,6 +97,13 @@ def _end(agent: Agent, kernel: Any) -> None:
     agent.closing.wait()
     agent.part(CellRunner).stop()
     agent.shutdown(graceful=False)
+    atexit.register(_leave)
     kernel.io_loop.add_callback(kernel.io_loop.stop)
     time.sleep(agent.config.stop_seconds + SPARE_SECONDS)  # where all is well, this thread goes with the process before
     os._exit(1)
+
+
+def _leave() -> None:
+    """The first of the `atexit` functions, as it came last: have the others run, and the interpreter not tidied up."""
+    atexit.unregister(_leave)
+    leave(0)

@@ -41,5 +41,6 @@ def complaint(late: Sequence[str], grace: float) -> str:
     names, were = ", ".join(late), "was" if len(late) == 1 else "were"
     return (
         f"{names} had not ended {grace:g} s after being asked to, and {were} terminated: "
-        f"atexit functions and finalizers there may not have run. Cluster(..., grace=SECONDS) waits longer."
+        f"atexit functions and finalizers there may not have run. Cluster(2, grace=10), in a notebook %cluster start 2 "
+        f"--grace 10, waits longer."
     )

@@ -117,6 +117,7 @@ def test_the_stop_button_ends_a_remote_loop_and_the_worker_is_usable(show):
     assert len(notebook.errors()) == 1
 
 
+@pytest.mark.long
 def test_each_worker_has_a_tab_that_fills_while_the_cell_runs(show, tmp_path):
     go = tmp_path / "go"
     sources = [

@@ -32,6 +32,7 @@ def notebook(show):
     return notebook
 
 
+@pytest.mark.long
 def test_a_worker_asks_and_its_widgets_move_and_its_names_complete(notebook):
     _answer(notebook)
     _slide(notebook)

@@ -157,6 +157,7 @@ def test_a_death_there_is_told_with_its_status_and_last_words(cluster: rpcbench.
     cluster.restart("worker3")
 
 
+@pytest.mark.long
 def test_scale_and_the_end_leave_nothing(no_leaks: None, srun: None) -> None:
     with started(1) as made:
         child = made.run("worker1", "import subprocess\nsubprocess.Popen(['sleep', '600']).pid")

@@ -62,6 +62,7 @@ def test_who_has_set_a_bound_for_malloc_has_decided() -> None:
     assert after > _PAGES / 2
 
 
+@pytest.mark.long
 def test_so_it_is_in_the_driver_and_on_workers() -> None:
     driver, worker = figures(CLUSTER)
     assert max(driver, worker) < _PAGES / 20

@@ -115,6 +115,7 @@ def test_a_loaded_file_that_was_changed_makes_a_new_starter(tmp_path, monkeypatc
     assert values == [1, 2]
 
 
+@pytest.mark.long
 def test_modules_of_the_user_are_loaded_by_each_worker_anew(tmp_path, monkeypatch):
     import rpcbench
 
@@ -173,6 +174,7 @@ def test_a_fork_of_the_notebook_has_no_starter():
     until(lambda: gone(starter))
 
 
+@pytest.mark.long
 def test_cooled_leaves_nothing_and_the_next_gets_a_new_one(tmp_path):
     first, starter = lodger(tmp_path)
     first.launcher.close()

@@ -182,16 +182,20 @@ def test_a_rank_that_is_killed_is_told_and_torchrun_ends_the_other(ranks: Ranks)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_they_end_with_torchrun_however_busy_they_are(ranks: Ranks, number: signal.Signals) -> None:
-    """One is in C for good, so Python calls no handler there; after SIGKILL the system ends them (SIGTERM)."""
+def test_they_end_with_torchrun_however_busy_they_are(ranks: Ranks, number: signal.Signals, tmp_path: Path) -> None:
+    """One is in C for good, so Python calls no handler there; after SIGKILL the system ends them (SIGTERM). The other
+    one ends in order."""
+    last = "import atexit, time\natexit.register(lambda: (time.sleep(0.2), done.touch()))\nNone"
     deaf = "import ctypes\nlock, mutex = ctypes.CDLL(None).pthread_mutex_lock, bytes(64)\nlock(mutex)\nlock(mutex)"
     with rpcbench.Cluster.join(ranks.url) as cluster:
+        cluster.run("worker2", last, push={"done": tmp_path / "done"})
         timer = threading.Timer(1.0, ranks.torchrun.send_signal, (number,))
         timer.start()
         with pytest.raises(WorkerLostError, match=r"worker1.*torchrun has ended it \(SIG(INT|TERM)\)"):
             cluster.run("worker1", deaf)
         timer.join()
         assert ranks.over() == (1 if number == signal.SIGINT else -number)
+        until((tmp_path / "done").exists, "the last deed of worker2")
 
 
 @pytest.mark.long
