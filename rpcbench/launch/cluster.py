@@ -43,7 +43,7 @@ from rpcbench.transport.rundir import RunDirectory
 from rpcbench.wire.devices import Name
 from rpcbench.words.changes import Changes
 from rpcbench.words.config import DEFAULT_TIMEOUT, NOTEBOOK, STOP_SECONDS, WorldConfig
-from rpcbench.words.errors import RpcError, UnknownWorkerError
+from rpcbench.words.errors import RpcError, ShutdownError, UnknownWorkerError
 from rpcbench.words.futures import Future, wait_all
 
 if TYPE_CHECKING:
@@ -260,6 +260,7 @@ class Cluster(Workforce):
                 progress(serve, len(names))
             return serve == len(names)
 
+        self._check_open()  # `shutdown` does not wait for who starts workers on another thread
         room.check_descriptors(len(names))
         before = self._handles.copy()
         try:
@@ -353,6 +354,7 @@ class Cluster(Workforce):
         def reached() -> bool:
             if done():
                 return True
+            self._check_open()
             for handle in handles:
                 if (status := handle.poll()) is not None:
                     told = f":\n{words}" if (words := handle.last_words()) else ", and has said nothing"
@@ -361,6 +363,10 @@ class Cluster(Workforce):
 
         if not self._changes.wait_for(reached, START_SECONDS):
             raise RpcError(f"waited {START_SECONDS:g} s in vain for {what}")
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise ShutdownError("this cluster is shut down; make a new one")
 
     def _exited(self, handle: Handle, status: int) -> None:
         self._changes.tell()

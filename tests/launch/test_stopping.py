@@ -18,8 +18,11 @@ from worlds import stop, until
 
 import rpcbench
 from rpcbench.launch import starter
+from rpcbench.launch.base import Handle
 from rpcbench.launch.stopping import stopped
 from rpcbench.words.changes import Changes
+from rpcbench.words.config import WorldConfig
+from rpcbench.words.errors import ShutdownError
 
 KINDS: dict[str, dict[str, Any]] = {
     "fork": {"start": "fork"},
@@ -251,6 +254,25 @@ def test_a_start_that_fails_leaves_a_restarted_worker_lost_and_a_new_one_unknown
 
 def _no_starter() -> None:
     raise rpcbench.RpcError("no starter")
+
+
+@pytest.mark.process
+def test_who_starts_workers_while_the_cluster_ends_is_told_so(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = rpcbench.Cluster(1)
+    launch = cluster._launch
+
+    def late(configs: list[WorldConfig]) -> list[Handle]:
+        ending.start()
+        until(lambda: cluster._ended, "the end to begin")
+        return launch(configs)
+
+    ending = threading.Thread(target=cluster.shutdown)
+    monkeypatch.setattr(cluster, "_launch", late)
+    with pytest.raises(ShutdownError, match="this cluster is shut down"):
+        cluster.scale(3)
+    ending.join()
+    with pytest.raises(ShutdownError, match="this cluster is shut down"):
+        cluster.scale(3)
 
 
 @pytest.mark.process
