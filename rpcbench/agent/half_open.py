@@ -2,7 +2,8 @@
 
 Where there are `MOST` of them, the next one displaces the oldest one of the host that has most, once that has had
 `LEAST_SECONDS`. So strangers who connect and say nothing displace each other, and a member that comes among them waits
-for seconds at most. Unix sockets are not displaced: no stranger gets to one.
+for seconds at most; where it is displaced itself, it dials again. Unix sockets are not displaced: no stranger gets to
+one.
 """
 
 from __future__ import annotations

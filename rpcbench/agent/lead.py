@@ -14,6 +14,7 @@ from rpcbench.wire.messages import Member, View
 from rpcbench.words.changes import Flag
 from rpcbench.words.config import FLUSH_SECONDS, WorldConfig
 from rpcbench.words.errors import (
+    AuthenticationError,
     IncompleteWorldError,
     NotConnectedError,
     ProtocolError,
@@ -22,6 +23,8 @@ from rpcbench.words.errors import (
 )
 
 _PAUSE = 0.05
+_NEWS = 2.0
+"""Seconds for which one that hangs up may have had too many half-open connections (see `half_open`)."""
 
 
 class Lead:
@@ -91,13 +94,15 @@ class Lead:
 
     def _reach_leader(self, clock: Callable[[], float], deadline: float) -> Identity:
         open_, name = self._config.world_size is None and not self._config.launched, self._config.name
+        patience = clock() + _NEWS
         while True:
             try:
                 return self._peers.reach_leader()
             except (NotConnectedError, ProtocolError) as error:
                 if open_:
                     raise TurnedAwayError(f"{name} has lost who leads its world: {error}") from error
-                if isinstance(error, ProtocolError):
+                hung_up = isinstance(error, AuthenticationError) and clock() < patience  # full of strangers, perhaps
+                if isinstance(error, ProtocolError) and not hung_up:
                     raise
                 if clock() > deadline:
                     told = f"{name} cannot reach worker {self._config.led_by} of its world: {error}"

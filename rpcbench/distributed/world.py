@@ -146,10 +146,11 @@ class World:
 
     @contextlib.contextmanager
     def _kept(self, deed: str) -> Iterator[None]:
-        """Around words with the store, whose keeper may be gone."""
+        """Around words with the store, whose keeper may be gone. Its connection may end before it is known who is."""
         try:
             yield
         except (c10d.DistError, RuntimeError) as error:
+            polled(lambda: self.broken or bool(self.gone()), _NEWS_SECONDS)
             gone, cannot = self.gone(), f"no rank can {deed}, as the process group's store is out of reach"
             words = str(error).splitlines()[0]
             self.ends(self.lost(gone, cannot) if gone else WorkerLostError(f"{cannot}: {words}. {AGAIN}"))

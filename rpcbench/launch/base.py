@@ -39,7 +39,7 @@ class Handle(Protocol):
         """The exit status, waited for `timeout` seconds at most (None: until it is there); then TimeoutError."""
 
     def terminate(self) -> None:
-        """Send SIGTERM to the worker and what it started. Does not wait; harmless where none reaches it."""
+        """Send SIGTERM to the worker, and to what it started as far as that can be reached. Does not wait."""
 
     def kill(self) -> None:
         """End the worker, and what it started, at once. Does not wait; harmless on a worker that has ended."""

@@ -139,7 +139,7 @@ class CellRunner:
 
     def stop(self) -> None:
         """End `serve`: the cell that runs is interrupted, those that wait do not begin. From any thread; returns when
-        the cell has ended, or has ignored the interrupts."""
+        the cell has heard of that, or has not within two seconds."""
         with self._gate:
             self._stopping, running = True, self._running
         self._jobs.put(None)

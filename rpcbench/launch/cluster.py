@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["START_SECONDS", "Cluster", "Progress", "cluster"]
 
 _KILL_SECONDS = 10.0
+_LONGEST_GRACE = 86_400.0
 _OBITUARY_SECONDS = 0.5
 _LAST_LINES = 12
 
@@ -98,8 +99,8 @@ class Cluster(Workforce):
     ) -> None:
         if n < 1:
             raise ValueError(f"a cluster has at least one worker, not {n}")
-        if grace < 0:
-            raise ValueError(f"grace={grace}: workers cannot have less than no time to end")
+        if not 0 <= grace <= _LONGEST_GRACE:
+            raise ValueError(f"grace={grace}: workers have between 0 and {_LONGEST_GRACE:,.0f} seconds to end")
         super().__init__()
         config = WorldConfig(NOTEBOOK, 0, secrets.token_hex(8), "", secrets.token_bytes(32), rpc_timeout=rpc_timeout)
         config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._completed(config)
@@ -203,8 +204,8 @@ class Cluster(Workforce):
         with self._moving:
             self._handle(name)
             self._check_parting()
+            self._part([self._handles[name]])
             past = self.agent.part(CellDesk).history.take(name)
-            self._part([name])
             ranks.settled(self._settle(f"{name} was restarted"))  # whoever waits for it in a process group is told
             self._start([name])
         return script.rerun(self.agent, name, past) if replay else []
@@ -241,7 +242,7 @@ class Cluster(Workforce):
                 late = stopped(lambda: self._running(self._handles.values()), self._changes, grace)
         finally:
             self._launcher.close()
-        if grace:
+        if grace:  # else no start was complete
             self._tell(late)
 
     def __repr__(self) -> str:
@@ -280,10 +281,13 @@ class Cluster(Workforce):
         handles = [self._handles[name] for name in names if name in self._handles]
         for handle in handles:
             handle.kill()
-        self._changes.wait_for(lambda: not self._running(handles), _KILL_SECONDS)
-        for name in names:
-            if name not in before:
-                self._handles.pop(name, None)
+        try:
+            self._changes.wait_for(lambda: not self._running(handles), _KILL_SECONDS)
+            self._changes.wait_for(lambda: not set(names) & set(self.workers), _KILL_SECONDS)
+        finally:
+            for name in names:
+                if name not in before:
+                    self._handles.pop(name, None)
 
     def _new(self, name: str) -> WorldConfig:
         """What a worker is to know that starts now."""
@@ -321,15 +325,11 @@ class Cluster(Workforce):
         return ranks.settle(self.agent, {name: _id(name) - 1 for name in self.workers}, len(self._handles), why)
 
     def _leave(self, names: list[str]) -> None:
-        try:
-            self._part(names)
-        finally:
-            for name in names:
-                del self._handles[name]
+        self._part([self._handles.pop(name) for name in names])
 
-    def _part(self, names: list[str]) -> None:
+    def _part(self, handles: Sequence[Handle]) -> None:
         """Ask workers to end, and see them to their end; those that are lost are killed, as they may hang."""
-        handles = [self._handles[name] for name in names]
+        names = [handle.name for handle in handles]
         for handle in handles:
             if handle.name in self.workers:
                 self.agent.notify(self.agent.member(handle.name).id, LEAVE, None)
@@ -343,11 +343,11 @@ class Cluster(Workforce):
         self._tell(late)
 
     def _running(self, handles: Iterable[Handle]) -> list[Handle]:
-        near = not self._launcher.far  # so each handle is that of the worker's own process
-        return [handle for handle in list(handles) if handle.poll() is None and not (near and has_ended(handle.pid))]
+        """Also one that has ended does not, though nobody has told of that, as what starts workers hangs."""
+        return [handle for handle in list(handles) if handle.poll() is None and not has_ended(handle)]
 
     def _tell(self, late: Sequence[str]) -> None:
-        if late:
+        if late and self._config.stop_seconds:
             warnings.warn(complaint(late, self._config.stop_seconds), RuntimeWarning, stacklevel=4)
 
     def _await(self, done: Callable[[], bool], handles: Sequence[Handle], what: str) -> None:

@@ -1,7 +1,7 @@
 """The handle of a worker process of this host, and the end of its log.
 
-Rules: a handle is given out once its process is there; `begin`, `refuse` and `end` are the starter's, called once each
-on the thread that reads its replies.
+Rules: a handle is given out once its process is there; `begin`, `refuse` and `end` are the starter's, on the thread
+that reads its replies. Only the first `end` counts.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
-from rpcbench.launch.base import ExitCallback
+from rpcbench.launch.base import ExitCallback, Handle
 from rpcbench.words.changes import Flag
 from rpcbench.words.errors import RpcError
 
@@ -24,7 +25,9 @@ _FATAL = "Fatal Python error"
 
 
 class ProcessHandle:
-    """One worker process of this host. See `Handle` for the methods."""
+    """One worker process of this host. See `Handle` for the methods. `local`: its `pid` is that of a process here."""
+
+    local = True
 
     def __init__(self, name: str, log: Path, send_signal: Callable[[int], None], on_exit: ExitCallback | None) -> None:
         self.name = name
@@ -33,6 +36,7 @@ class ProcessHandle:
         self._on_exit = on_exit
         self._answered = Flag()
         self._ended = Flag()
+        self._ending = threading.Lock()
         self._pid: int | None = None
         self._error: RpcError | None = None
         self._status: int | None = None
@@ -92,6 +96,8 @@ class ProcessHandle:
         self._answered.set()
 
     def end(self, status: int) -> None:
+        if not self._ending.acquire(blocking=False):
+            return
         self._status = status
         self._ended.set()
         if self._on_exit is None:
@@ -113,10 +119,12 @@ def log_of(directory: Path, worker: str, incarnation: int) -> Path:
     return directory / f"{worker}.{incarnation}.log"
 
 
-def has_ended(pid: int) -> bool:
-    """Whether a process of this host has, also if its parent has not looked yet."""
+def has_ended(handle: Handle) -> bool:
+    """Whether its process has, of those that this host can tell of; also if its parent has not looked yet."""
+    if not isinstance(handle, ProcessHandle) or not handle.local or not handle.has_begun:
+        return False
     try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        return bool(psutil.Process(handle.pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 

@@ -79,11 +79,11 @@ class KernelLauncher:
             self._soon(lambda: self._see_to(kernel))
             if not kernel.handle.started(_START_SECONDS):
                 raise RpcError(f"{config.name} was not launched within {_START_SECONDS:g} s")
+            if kernel.is_local:
+                self._lease.starter().guard(kernel.handle.pid, config.stop_seconds)
         except BaseException:
             kernel.handle.abandon()
             raise
-        if kernel.is_local:
-            self._lease.starter().guard(kernel.handle.pid, config.stop_seconds)
         return kernel.handle
 
     def connection_file(self, name: str) -> Path:

@@ -32,8 +32,9 @@ _ARGUMENTS = [
     "--IPKernelApp.quiet=False",  # and so does what Python writes outside the notebook's cells
     "--HistoryManager.hist_file=:memory:",
 ]
-if hasattr(os, "pidfd_open"):  # a starter guards it: a kernel that sees to that itself ends by `os._exit`
-    _ARGUMENTS.append("--IPKernelApp.parent_handle=1")
+_GUARDED = "--IPKernelApp.parent_handle=1"
+"""For a kernel that a starter guards: one that looks after its parent itself ends by `os._exit`, once that has gone."""
+_LOCAL = "local-provisioner"
 _JOIN = """\
 import os, sys, traceback
 try:
@@ -57,6 +58,9 @@ class KernelProcess:
         self.handle = ProcessHandle(config.name, log, lambda which: soon(lambda: self.signal(which)), on_exit)
         self.grace = config.stop_seconds
         self._manager = manager
+        assert manager.kernel_spec is not None  # the launcher has looked
+        named = manager.kernel_spec.metadata.get("kernel_provisioner", {}).get("provisioner_name", _LOCAL)
+        self._more = [*_ARGUMENTS, _GUARDED] if named == _LOCAL and hasattr(os, "pidfd_open") else _ARGUMENTS
         self._unwanted = False
         self._surroundings = str(Path.cwd()), _environ()
         self._code = _JOIN.format(version=sys.version_info[:2], path=import_path(), config=config.to_json())
@@ -72,6 +76,7 @@ class KernelProcess:
         status = -signal.SIGKILL
         joining = asyncio.create_task(self._have_it_join())
         try:
+            self.handle.local = self.is_local
             if pid := getattr(self._provisioner, "pid", None):
                 self.handle.begin(pid)
             status = await self._end()
@@ -88,7 +93,7 @@ class KernelProcess:
         cwd, environ = self._surroundings
         log = os.open(self.handle.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            await self._manager.start_kernel(cwd=cwd, env=environ, stdout=log, stderr=log, extra_arguments=_ARGUMENTS)
+            await self._manager.start_kernel(cwd=cwd, env=environ, stdout=log, stderr=log, extra_arguments=self._more)
         finally:
             os.close(log)
         if self._unwanted:

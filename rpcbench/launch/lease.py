@@ -8,6 +8,7 @@ Guarantees
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +62,7 @@ class Lease:
         with self._lock:
             self.closed = True
             held, self._starter, self._hang = [*self._hang, self._starter], None, []
-        for starter in held:
-            if starter is not None:
-                starter.leave(self._directory)
-                starters.give_back(starter)
+        with contextlib.ExitStack() as every:
+            for starter in filter(None, held):
+                every.callback(starters.give_back, starter)
+                every.callback(starter.leave, self._directory)

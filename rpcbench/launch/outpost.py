@@ -168,9 +168,9 @@ class _Watch:
         if not (data := os.read(0, 1 << 12)):
             self._selector.unregister(0)
             self._end_in(self._grace)
-        *lines, self._heard = (self._heard + data).splitlines(keepends=True) or [b""]
+        *lines, self._heard = (self._heard + data).split(b"\n")
         for which, line in TOLD.items():
-            if line in lines:
+            if line.rstrip() in lines:
                 signal_group(self._child.pid, which)
 
     def _woken(self) -> None:

@@ -167,6 +167,7 @@ class RayLauncher:
 class RayHandle(ProcessHandle):
     """A worker in a Ray cluster; `pid` is its actor's, on its node."""
 
+    local = False
     told = ""
     """How it ended: its last lines, or what Ray knows of the end of its actor."""
     readable = ""

@@ -50,6 +50,7 @@ class Starter:
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
+        self._maker = os.getpid()
         self._home = RunDirectory()
         self._log = self._home.path / "starter.err"
         self._numbers = itertools.count()
@@ -128,15 +129,31 @@ class Starter:
         return handle
 
     def leave(self, directory: Path) -> None:
-        """End the workers of `directory`; returns when they are gone, which takes 5 s at the very most."""
+        """End the workers of `directory`; returns when they are gone, which takes 5 s at the very most. A starter that
+        hangs is killed, unless it has other workers: they would go with it."""
         self._send(leave=str(directory))
         if threading.current_thread() is self._reader:
             return
         left = self._changes.wait_for(lambda: not self._working_for(directory), _CLOSE_SECONDS)
+        if not left and self._end_those_of(directory):
+            return
         if not left:
             self._process.kill()
         if not left or self._lost:
             self._reader.join(_CLOSE_SECONDS)
+
+    def _end_those_of(self, directory: Path) -> bool:
+        """Kill them without the starter; whether others are left, which keep it alive."""
+        with self._lock:
+            numbers = {number: handle for number, handle in self._handles.items() if handle.log.parent == directory}
+            others = len(self._handles) > len(numbers)
+        if others:
+            self.hangs = True
+            for number, handle in numbers.items():
+                self._signal(number, signal.SIGKILL)
+                if handle.has_begun:
+                    self._take({"exited": number, "status": -signal.SIGKILL})
+        return others
 
     def _working_for(self, directory: Path) -> bool:
         with self._lock:
@@ -155,7 +172,7 @@ class Starter:
         """Without the starter, which may hang, where the process is there already."""
         with self._lock:
             handle = self._handles.get(number)
-        if handle is None:  # it has ended
+        if handle is None or os.getpid() != self._maker:  # it has ended; a fork of this process ends nobody
             return
         if not handle.has_begun:
             self._send(signal=which, to=number)
@@ -168,12 +185,12 @@ class Starter:
 
     def _miss(self, number: int, handle: ProcessHandle) -> None:
         """A process was killed just now. If nobody tells of its end in time, the starter hangs."""
-        try:
-            handle.wait(_HANG_SECONDS)
-        except TimeoutError:
-            if not self._lost and has_ended(handle.pid):
-                self.hangs = True
-                self._take({"exited": number, "status": -signal.SIGKILL})
+        for seconds in (_HANG_SECONDS, _GLANCE_SECONDS):  # twice, as this process may have been stopped meanwhile
+            with contextlib.suppress(TimeoutError):
+                handle.wait(seconds)
+        if handle.poll() is None and not self._lost and has_ended(handle):
+            self.hangs = True
+            self._take({"exited": number, "status": -signal.SIGKILL})
 
     def _surroundings(self, name: str) -> dict[str, Any]:
         surroundings = {"cwd": str(Path.cwd()), "environ": dict(os.environ), "sys_path": import_path()}
@@ -218,13 +235,13 @@ class Starter:
                 handle.refuse(RpcError(f"{handle.name} could not be started: {error}"))
                 self._forget(number)
             case {"exited": number, "status": status}:
-                if number in self._handles:  # else the starter hung when it was to tell
-                    self._handles[number].end(status)
+                if (ended := self._handles.get(number)) is not None:  # else the starter hung when it was to tell
+                    ended.end(status)
                     self._forget(number)
 
     def _forget(self, number: int) -> None:
         with self._lock:
-            del self._handles[number]
+            self._handles.pop(number, None)
         self._changes.tell()
 
     def _end(self) -> None:

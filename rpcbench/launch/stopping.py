@@ -27,12 +27,14 @@ def stopped(running: Callable[[], Sequence[Handle]], changes: Changes, grace: fl
         changes.wait_for(all_ended, grace)
     finally:
         late = [handle.name for handle in running()]
-        for handle in running():
-            handle.terminate()
-        changes.wait_for(all_ended, _TERM_SECONDS)
-        for handle in running():
-            handle.kill()
-        changes.wait_for(all_ended, _KILL_SECONDS)
+        try:
+            for handle in running():
+                handle.terminate()
+            changes.wait_for(all_ended, _TERM_SECONDS)
+        finally:  # also at a second Ctrl-C
+            for handle in running():
+                handle.kill()
+            changes.wait_for(all_ended, _KILL_SECONDS)
     return late
 
 

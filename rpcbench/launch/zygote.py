@@ -278,8 +278,8 @@ class Service:
             self._leave(directory)
         deadline = time.monotonic() + _TERM_SECONDS + _KILL_SECONDS
         while self._children and time.monotonic() < deadline:
-            if self._selector.select(self._rest()):
-                self._woken()
+            for key, _ in self._selector.select(self._rest()):
+                key.data()
             self._kill_overdue()
         for directory in left if self._orphaned else ():
             _remove(directory)

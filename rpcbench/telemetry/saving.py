@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 from pathlib import Path
 
 
 def save_text(path: str | Path, text: str) -> Path:
-    """Write it; the path. OSError that names the path."""
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    """Write it; the path. OSError that names the path. Into what is no regular file, such as a pipe, it is written."""
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        target.write_text(text, encoding="utf-8")
+        return Path(path)
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         draft.write_text(text, encoding="utf-8")
         draft.replace(target)
     except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
         draft.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(target)) from error
-    return target
+    return Path(path)

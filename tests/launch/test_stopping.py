@@ -17,12 +17,14 @@ import pytest
 from worlds import stop, until
 
 import rpcbench
-from rpcbench.launch import starter
+from rpcbench.launch import command, starter
 from rpcbench.launch.base import Handle
+from rpcbench.launch.handle import ProcessHandle
 from rpcbench.launch.stopping import stopped
 from rpcbench.words.changes import Changes
 from rpcbench.words.config import WorldConfig
 from rpcbench.words.errors import ShutdownError
+from rpcbench.words.futures import Future
 
 KINDS: dict[str, dict[str, Any]] = {
     "fork": {"start": "fork"},
@@ -146,9 +148,10 @@ def test_a_worker_that_does_not_end_in_time_is_named_at_scale_and_restart(no_lea
         assert cluster.workers == ["worker1"] and cluster.lost == []
 
 
-def test_a_grace_below_zero_is_refused() -> None:
-    with pytest.raises(ValueError, match="grace=-1"):
-        rpcbench.Cluster(1, grace=-1)
+@pytest.mark.parametrize("grace", [-1.0, float("inf"), float("nan")])
+def test_a_grace_that_is_none_is_refused(grace: float) -> None:
+    with pytest.raises(ValueError, match="workers have between 0 and 86,400 seconds to end"):
+        rpcbench.Cluster(1, grace=grace)
 
 
 class Fake:
@@ -233,6 +236,42 @@ def test_workers_end_and_start_while_the_process_that_starts_them_is_stopped(
             assert cluster.run("all", "1 + 1") == {"worker1": 2, "worker2": 2, "worker3": 2}
         finally:
             os.kill(hung.pid, signal.SIGCONT)
+
+
+@pytest.mark.process
+def test_a_worker_on_another_host_is_killed_at_once_by_a_word(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command._Command, "_end", lambda command: None)  # nobody here kills what starts it
+    with rpcbench.Cluster(1, grace=60.0, **KINDS["command"]) as cluster:
+        cluster.kill("worker1")
+        assert cluster.lost == ["worker1"]
+
+
+@pytest.mark.process
+def test_of_a_start_in_which_one_fails_none_is_left_and_it_can_be_done_again(
+    no_leaks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rpcbench.Cluster(1) as cluster:
+        meet = cluster._settle
+
+        def fail(why: str) -> list[Future[None]]:
+            raise rpcbench.RpcError("they have joined, and then this")
+
+        monkeypatch.setattr(cluster, "_settle", fail)
+        with pytest.raises(rpcbench.RpcError, match="and then this"):
+            cluster.scale(3)
+        assert (cluster.workers, cluster.lost) == (["worker1"], [])
+        monkeypatch.setattr(cluster, "_settle", meet)
+        cluster.scale(3)
+        assert cluster.run("all", "1 + 1") == {"worker1": 2, "worker2": 2, "worker3": 2}
+
+
+def test_the_first_end_of_a_handle_counts(tmp_path: Path) -> None:
+    told: list[int] = []
+    handle = ProcessHandle("worker1", tmp_path / "log", lambda which: None, lambda handle, status: told.append(status))
+    handle.begin(1)
+    handle.end(-9)
+    handle.end(0)
+    assert (handle.poll(), told) == (-9, [-9])
 
 
 @pytest.mark.process
