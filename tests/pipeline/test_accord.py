@@ -158,14 +158,25 @@ def test_no_optimizer_steps_before_all_gradients_are_there(agents: list[Agent]) 
     assert sum(Sees.stepped.values()) == 2
 
 
+_interrupting = threading.Lock()
+
+
+def interrupts() -> bool:
+    """Interrupt the notebook, unless the other worker has; whether this one did."""
+    with _interrupting:
+        if _reached.is_set():
+            return False
+        _thread.interrupt_main()  # before the other one can go on, and end what is to be interrupted
+        _reached.set()
+    time.sleep(0.3)  # the notebook asks now whether the step can be ended; nothing tells here that it has
+    return True
+
+
 class Interrupts(torch.optim.SGD):
     """Interrupts the notebook while optimizers step, which goes on only afterwards."""
 
     def step(self, closure: Any = None) -> Any:
-        if not _reached.is_set():
-            _reached.set()
-            _thread.interrupt_main()
-            time.sleep(0.3)  # the notebook asks now whether the step can be ended; nothing tells here that it has
+        interrupts()
         return super().step(closure)
 
 
@@ -185,11 +196,9 @@ class InterruptsTwice(torch.optim.SGD):
     """As that, and again while the notebook waits for the end of the step."""
 
     def step(self, closure: Any = None) -> Any:
-        if not _reached.is_set():
-            _reached.set()
-            for _ in range(2):
-                _thread.interrupt_main()
-                time.sleep(0.3)
+        if interrupts():
+            _thread.interrupt_main()
+            time.sleep(0.3)
         return super().step(closure)
 
 
@@ -308,11 +317,11 @@ def test_who_hears_late_of_the_accord_steps_all_the_same(agents: list[Agent], mo
     assert words in "".join(caught.value.__notes__)
 
 
-class Breaks(Interrupts):
-    """As that, and the one that is second then fails."""
+class Breaks(torch.optim.SGD):
+    """As `Interrupts`, and the one that is second fails."""
 
     def step(self, closure: Any = None) -> Any:
-        first = not _reached.is_set()
+        first = interrupts()
         super().step(closure)
         if not first:
             raise ArithmeticError("on purpose")
