@@ -67,7 +67,7 @@ class Entrance:
         try:
             return self._bind(world, founds)
         except (NotConnectedError, TurnedAwayError) as error:
-            if founds:
+            if founds and self._config.world_size is not None:  # in an open world another one may, or has
                 self._meeting.fail(str(error))
             raise
 

@@ -19,6 +19,8 @@ from typing import NamedTuple
 from rpcbench.words.phrases import counted
 
 MOST = 256
+MOST_HERE = 64
+"""Of processes of this host and user: the others wait at the door."""
 LEAST_SECONDS = 0.5
 _log = logging.getLogger("rpcbench")
 
@@ -32,25 +34,27 @@ class HalfOpen:
     """The half-open connections of one member."""
 
     def __init__(self) -> None:
-        self._room = threading.BoundedSemaphore(MOST)
+        self._far, self._near = (threading.BoundedSemaphore(most) for most in (MOST, MOST_HERE))
         self._lock = threading.Lock()
         self._peers: dict[socket.socket, _Peer] = {}  # that may be displaced, in the order in which they came
         self._displaced: Counter[str] = Counter()
 
     def enter(self, sock: socket.socket) -> None:
         """Returns once there is room for this one."""
-        while not self._room.acquire(blocking=False):
-            if self._room.acquire(timeout=self._displace()):
+        if sock.family == socket.AF_UNIX:
+            self._near.acquire()
+            return
+        while not self._far.acquire(blocking=False):
+            if self._far.acquire(timeout=self._displace()):
                 break
-        if sock.family != socket.AF_UNIX:
-            with contextlib.suppress(OSError), self._lock:  # it has gone again
-                self._peers[sock] = _Peer(sock.getpeername()[0], time.monotonic())
+        with contextlib.suppress(OSError), self._lock:  # it has gone again
+            self._peers[sock] = _Peer(sock.getpeername()[0], time.monotonic())
 
     def leave(self, sock: socket.socket) -> None:
         """Its handshake is over."""
         with self._lock:
             self._peers.pop(sock, None)
-        self._room.release()
+        (self._near if sock.family == socket.AF_UNIX else self._far).release()
 
     def _displace(self) -> float:
         """Shut the connection whose turn it is, if it has had its time; how long to wait for room."""

@@ -107,7 +107,8 @@ class Peers:
             try:
                 connection = self.connect(to, addresses)
             except NotConnectedError as error:
-                if isinstance(error.__cause__, TimeoutError) and not any(each.startswith("tls:") for each in addresses):
+                silent = isinstance(error.__cause__, TimeoutError | ConnectionResetError)  # here, or there
+                if silent and not any(each.startswith("tls:") for each in addresses):
                     continue
                 raise
             with contextlib.suppress(NotConnectedError):  # it has ended meanwhile, which says nothing of the next
