@@ -15,7 +15,7 @@ from typing import Any
 from rpcbench.pipeline.slices import TRACK, Event, in_microseconds, slice_of
 from rpcbench.telemetry.clocks import SHARED, Clock
 from rpcbench.telemetry.messages import messages_view
-from rpcbench.telemetry.saving import save_text
+from rpcbench.telemetry.text_file import save_text
 from rpcbench.telemetry.views import View, World
 from rpcbench.words.events import Row, Table
 

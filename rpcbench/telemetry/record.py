@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpcbench.telemetry.saving import save_text
 from rpcbench.telemetry.shapes import fault, frame_fault
+from rpcbench.telemetry.text_file import save_text
 from rpcbench.telemetry.views import Delta, View, World, patch
 from rpcbench.words.changes import Listeners
 

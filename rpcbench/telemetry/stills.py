@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rpcbench.pipeline.timeline import Timeline
-from rpcbench.telemetry.saving import save_text
 from rpcbench.telemetry.still_messages import MOST, ROW, draw_messages, rest
 from rpcbench.telemetry.still_workers import draw_workers
 from rpcbench.telemetry.summary import text
+from rpcbench.telemetry.text_file import save_text
 from rpcbench.telemetry.views import View
 from rpcbench.words.events import Row
 from rpcbench.words.picture import Columns, Picture, as_html, columns, heads, short
