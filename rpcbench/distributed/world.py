@@ -146,7 +146,7 @@ class World:
 
     @contextlib.contextmanager
     def _kept(self, deed: str) -> Iterator[None]:
-        """Around words with the store, whose keeper may be gone. Its connection may end before it is known who is."""
+        """Around words with the store, which end with the rank that keeps it. Word of its end may come later."""
         try:
             yield
         except (c10d.DistError, RuntimeError) as error:

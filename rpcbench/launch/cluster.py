@@ -261,7 +261,7 @@ class Cluster(Workforce):
                 progress(serve, len(names))
             return serve == len(names)
 
-        self._check_open()  # `shutdown` does not wait for who starts workers on another thread
+        self._check_open()  # `shutdown` does not wait for a start on another thread
         room.check_descriptors(len(names))
         before = self._handles.copy()
         try:
@@ -337,13 +337,13 @@ class Cluster(Workforce):
                 handle.kill()
         late = stopped(lambda: self._running(handles), self._changes, self._config.stop_seconds)
         for handle in handles:
-            handle.kill()  # what it has started; and where what starts workers hangs, this end is noticed then
+            handle.kill()  # its children, too; and a starter that hangs is noticed by this
             handle.wait(_KILL_SECONDS)
         self._await(lambda: not set(names) & set(self.workers), [], f"the end of {', '.join(names)}")
         self._tell(late)
 
     def _running(self, handles: Iterable[Handle]) -> list[Handle]:
-        """Also one that has ended does not, though nobody has told of that, as what starts workers hangs."""
+        """A worker that has ended does not run, even if its starter hangs and tells nobody."""
         return [handle for handle in list(handles) if handle.poll() is None and not has_ended(handle)]
 
     def _tell(self, late: Sequence[str]) -> None:

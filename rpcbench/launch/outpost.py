@@ -35,7 +35,7 @@ from rpcbench.words.errors import RpcError, VersionMismatch
 
 ENTRY = "rpcbench.launch.far:main"
 TOLD = {signal.SIGTERM: b"terminate\n", signal.SIGKILL: b"kill\n"}
-"""What its standard input says to end the worker by a signal."""
+"""The lines on its standard input that end the worker, by their signals."""
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _TERM_SECONDS = 0.5
 _BECOME = str(Path(__file__).with_name("become.py"))
@@ -74,7 +74,7 @@ def _heard(arguments: Sequence[str]) -> Request:
             "that is no terminal: no `ssh -t`, no `docker exec -t`"
         )
     with open(0, "rb", buffering=0, closefd=False) as pipe:
-        line = pipe.readline()  # and no more: what comes after it is the watch's
+        line = pipe.readline()  # and no more: the watch reads the lines that follow
     if not line.endswith(b"\n"):
         raise RpcError(
             f"{arguments[0]} was not told which world to join: the command must pass standard input on (srun does, "

@@ -14,7 +14,7 @@ from rpcbench.words.errors import RpcError
 from rpcbench.words.phrases import counted
 
 DESCRIPTORS = 6
-"""What this process opens for each worker, about: sockets, shared memory and what wakes their readers."""
+"""Files that this process opens for each worker, about: sockets, shared memory, bells."""
 EACH = {"fork": 60 << 20, "spawn": 300 << 20, "kernel": 300 << 20}
 _GB = 1 << 30
 

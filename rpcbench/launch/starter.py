@@ -106,7 +106,7 @@ class Starter:
 
     def guard(self, pid: int, grace: float) -> None:
         """End this process, too, if the notebook ends, from when this returns, and it does not end by itself in `grace`
-        seconds; and what it has started, when it ends itself (Linux)."""
+        seconds; and its children when it ends (Linux)."""
         self._send(guard=pid, grace=grace)
         sent = Flag()
         self._requests.put(sent)

@@ -39,7 +39,7 @@ def stopped(running: Callable[[], Sequence[Handle]], changes: Changes, grace: fl
 
 
 def complaint(late: Sequence[str], grace: float) -> str:
-    """What to tell of workers that had to be terminated."""
+    """The warning that names workers which had to be terminated."""
     names, were = ", ".join(late), "was" if len(late) == 1 else "were"
     return (
         f"{names} had not ended {grace:g} s after being asked to, and {were} terminated: "

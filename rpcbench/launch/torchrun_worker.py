@@ -131,7 +131,7 @@ class Ending:
             self.status = 128 + number
             self._agent.stop(patience=0.0)
             self._runner.stop()
-            time.sleep(STOP_SECONDS)  # for what the main thread is at
+            time.sleep(STOP_SECONDS)  # until the main thread has ended, or is given up
             sys.stdout.flush()
         finally:
             os._exit(128 + number)
@@ -149,7 +149,7 @@ class Ending:
             return
         sys.stderr.write(f"{self._agent.name}: the worker of rank 0 has gone, and the world with it\n")
         self._runner.stop()
-        time.sleep(STOP_SECONDS)  # for what the main thread is at
+        time.sleep(STOP_SECONDS)  # until the main thread has ended, or is given up
         os._exit(1)
 
 

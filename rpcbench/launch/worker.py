@@ -22,7 +22,7 @@ STOP = "stop"
 
 
 SPARE_SECONDS = 1.0
-"""So much later than `stop_seconds` a worker ends itself: who has asked it to end gives up on it first, and says so."""
+"""So much later than `stop_seconds` a worker ends itself: the cluster gives up on it first, and says so."""
 
 
 class Place(NamedTuple):
@@ -56,7 +56,7 @@ def _end(agent: Agent, runner: CellRunner, seconds: float | None) -> None:
     agent.closing.wait()
     runner.stop()
     if seconds is not None:
-        time.sleep(seconds + SPARE_SECONDS)  # for what the main thread is at
+        time.sleep(seconds + SPARE_SECONDS)  # until the main thread has ended, or is given up
         os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""A text file is written whole, or what was there before stays: a full disk leaves no half of a record behind."""
+"""A text file is written whole, or the file of before stays: a full disk leaves no half of a record behind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def save_text(path: str | Path, text: str) -> Path:
-    """Write it; the path. OSError that names the path. Into what is no regular file, such as a pipe, it is written."""
+    """Write it; the path. OSError that names the path. A pipe or a device is written to directly."""
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
         target.write_text(text, encoding="utf-8")

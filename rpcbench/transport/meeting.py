@@ -99,7 +99,7 @@ class Meeting:
             os.close(descriptor)
 
     def _is_led(self, mine: str) -> bool:
-        """Whether another process listens where the note says. Who listens at `mine` is this process: the note is of
+        """Whether another process listens where the note says. This process listens at `mine`: then the note is of
         one that was killed, and had the same address."""
         try:
             if self.find() == mine:
