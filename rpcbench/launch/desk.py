@@ -215,6 +215,7 @@ class Sent:
 
     def begin(self, relay: Relay) -> None:
         for part in self._parts:
+            part.asked = True  # before the cell can run: Ctrl-C waits for all that may run it
             # Not on this thread: Ctrl-C must not cut a send in half.
             self._agent.submit(functools.partial(self._send, part, relay))
 
@@ -262,7 +263,6 @@ class Sent:
             part.settle(functools.partial(_raise, _named(error)))
         else:
             future.add_done_callback(lambda done: part.settle(done.value))
-            part.asked = True
 
     def _failures(self) -> list[Failed]:
         return [failed for part in self._parts if (failed := part.failed()) is not None]

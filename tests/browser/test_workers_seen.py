@@ -62,11 +62,11 @@ def words(tables):
     return found
 
 
-def agrees(page, notebook):
-    """Wait until, with all quiet, the rows say what the members do. Figures move seldom meanwhile: on a busy machine
-    half a second is not enough to ask all and to look."""
+def agrees(page, notebook, compared):
+    """Wait until, with all quiet, the two views that `compared()` gives are the same. Figures move seldom meanwhile: on
+    a busy machine half a second is not enough to ask all and to look."""
     notebook.value("0", after="import rpcbench.telemetry.pulse as pulse\npulse.PERIOD = 5.0")
-    settles(page, lambda: unlike(*shown_and_told(page, notebook)), None)
+    settles(page, lambda: unlike(*compared()), None)
     notebook.value("0", after="pulse.PERIOD = 0.5")
 
 
@@ -79,6 +79,12 @@ def button(page, worker, name):
     return page.locator(f"tr[data-worker='{worker}']").get_by_role("button", name=name)
 
 
+def restart(page, worker):
+    """The button asks once more, and not for long."""
+    button(page, worker, "restart").click()
+    page.locator(f"tr[data-worker='{worker}'] button[data-sure]").click()
+
+
 def test_workers_are_as_shown_and_buttons_work_while_a_cell_runs(lab, show):
     cells = [nbformat.v4.new_code_cell(source) for source in (START, PANEL, MAKES, WAITS, LOOPS, RREFS)]
     notebook = show(nbformat.v4.new_notebook(cells=cells), "workers.ipynb")
@@ -87,7 +93,7 @@ def test_workers_are_as_shown_and_buttons_work_while_a_cell_runs(lab, show):
         notebook.run(source)
         notebook.ended(source)
     page.locator("tr[data-worker='2'][data-doing='idle']").wait_for()
-    agrees(page, notebook)
+    agrees(page, notebook, lambda: shown_and_told(page, notebook))
 
     owned = notebook.value(OWNED, after=ASK)
     assert sorted(owned.values()) == [["1", "4000"], ["2", "4000"]]
@@ -100,7 +106,7 @@ def test_workers_are_as_shown_and_buttons_work_while_a_cell_runs(lab, show):
 
     notebook.run(WAITS)
     notebook.output(WAITS).filter(has_text="it waits").wait_for()
-    button(page, 2, "restart").dblclick()  # it asks once more, and not for long
+    restart(page, 2)
     notebook.output(WAITS).filter(has_text="another process").wait_for()
     page.locator("tr[data-worker='2'][data-incarnation='1'][data-doing='idle']").wait_for()
 
@@ -114,10 +120,10 @@ def test_workers_are_as_shown_and_buttons_work_while_a_cell_runs(lab, show):
 
     other = lab.beside(notebook)
     other.page.locator("tr[data-worker='2'][data-incarnation='1']").wait_for()
-    settles(page, lambda: unlike(both(page), both(other.page)), None)
-    button(other.page, 1, "restart").dblclick()
+    agrees(page, notebook, lambda: (both(page), both(other.page)))
+    restart(other.page, 1)
     page.locator("tr[data-worker='1'][data-incarnation='1'][data-doing='idle']").wait_for()
-    agrees(page, notebook)
+    agrees(page, notebook, lambda: shown_and_told(page, notebook))
 
     asked = "[thread.name for thread in __import__('threading').enumerate() if thread.name == 'rpcbench-pulse']"
     other.page.close()
