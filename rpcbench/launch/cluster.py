@@ -53,7 +53,7 @@ __all__ = ["START_SECONDS", "Cluster", "Progress", "cluster"]
 
 _KILL_SECONDS = 10.0
 _LONGEST_GRACE = 86_400.0
-_OBITUARY_SECONDS = 0.5
+_OBITUARY_SECONDS = 5.0
 _LAST_LINES = 12
 
 Progress = Callable[[int, int], object]

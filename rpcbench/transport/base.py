@@ -28,8 +28,9 @@ class Stream(Protocol):
         """Whether something has come that the system does not tell of any more."""
         ...
 
-    def share(self, deadline: float) -> None:
-        """Share memory with the peer, which has proved who it is, where that is possible. OSError past the deadline."""
+    def share(self, deadline: float, last: bool) -> None:
+        """Share memory with the peer, which has proved who it is, where that is possible. `last`: whether this side has
+        the last word. OSError past the deadline."""
         ...
 
     def read_into(self, target: memoryview, /) -> int:

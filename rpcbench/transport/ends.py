@@ -86,7 +86,7 @@ class Opener:
         deadline = time.monotonic() + seconds
         stream = self.connect(address, deadline)
         try:
-            return stream, _run(stream, dial(me, self._secret), deadline)
+            return stream, _run(stream, dial(me, self._secret), deadline, False)
         except BaseException:
             stream.release()
             raise
@@ -110,7 +110,7 @@ class Opener:
         deadline = time.monotonic() + HANDSHAKE_SECONDS
         try:
             stream = listener.open(sock, deadline)
-            return stream, _run(stream, listen(me, self._secret, objection, offer), deadline)
+            return stream, _run(stream, listen(me, self._secret, objection, offer), deadline, True)
         except BaseException:
             sock.close()
             raise
@@ -123,8 +123,8 @@ def _split(address: str) -> tuple[str, str]:
     return kind, rest.removeprefix("//") if kind != "unix" else rest
 
 
-def _run(stream: Stream, handshake: Handshake, deadline: float) -> Identity:
-    """Drive a handshake over a stream; TimeoutError at the deadline."""
+def _run(stream: Stream, handshake: Handshake, deadline: float, last: bool) -> Identity:
+    """Drive a handshake over a stream; TimeoutError at the deadline. `last`: whether this side has the last word."""
     data, count = next(handshake)
     while True:
         _limit(stream, deadline)
@@ -133,7 +133,7 @@ def _run(stream: Stream, handshake: Handshake, deadline: float) -> Identity:
         try:
             data, count = handshake.send(answer)
         except StopIteration as done:
-            stream.share(deadline)
+            stream.share(deadline, last)
             stream.limit(None)
             identity: Identity = done.value
             return identity

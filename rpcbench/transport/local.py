@@ -19,10 +19,10 @@ _CRED = struct.Struct("3i")
 class LocalStream(SocketStream):
     """A stream between two processes that can share memory."""
 
-    def share(self, deadline: float) -> None:
+    def share(self, deadline: float, last: bool) -> None:
         from rpcbench.transport import shared  # needs what Windows does not have
 
-        self.store = shared.exchange(self._sock, deadline)
+        self.store = shared.exchange(self._sock, deadline, last)
         if self.watch is not None and self.store.ear is not None:
             self.watch.hear(self.store.ear)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import mmap
 import os
 import socket
@@ -25,16 +26,23 @@ _LARGEST = 64 << 30
 _NOTHING, _MEMORY = b"n", b"m"
 
 
-def exchange(sock: socket.socket, deadline: float) -> Store:
+def exchange(sock: socket.socket, deadline: float, last: bool) -> Store:
     """Hand our memory to the peer and take its own, as it does at this moment; each only where both can.
 
-    ProtocolError for a file that could do harm, OSError past the deadline.
+    last: whether this side has the last word, as one of the two does. Where the other side returns, this one waits for
+    nothing any more, so it does not give up what the other takes for done.
+
+    ProtocolError for a file that could do harm, OSError past the deadline, or where the peer hangs up.
     """
     with contextlib.ExitStack() as undo:
         ours, ear = _offered(sock, deadline, undo)
         theirs, bell = _taken(sock, deadline, undo)
-        _say(sock, deadline, _NOTHING if theirs is None else _MEMORY)
+        verdict = _NOTHING if theirs is None else _MEMORY
+        if not last:
+            _say(sock, deadline, verdict)
         accepted = _heard(sock, deadline)[0] == _MEMORY
+        if last:
+            _say(sock, math.inf, verdict)
         undo.pop_all()  # the store's own from now on
     arena = Arena(ours, mmap.MADV_REMOVE) if ours is not None and accepted else None
     return Store(arena, Loans(theirs) if theirs is not None else None, ear, bell)
@@ -143,7 +151,7 @@ def _heard(sock: socket.socket, deadline: float) -> tuple[bytes, list[int], bool
     _limit(sock, deadline)
     word, descriptors, flags, _ = socket.recv_fds(sock, 1, 2, socket.MSG_CMSG_CLOEXEC)
     if not word:
-        raise ProtocolError("the peer hung up before it had told of its memory")
+        raise ConnectionResetError("the peer hung up before it had told of its memory")
     return word, descriptors, bool(flags & socket.MSG_CTRUNC)
 
 
@@ -151,4 +159,4 @@ def _limit(sock: socket.socket, deadline: float) -> None:
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("the peer took too long to tell of its memory")
-    sock.settimeout(left)
+    sock.settimeout(None if left == math.inf else left)

@@ -62,7 +62,7 @@ class SocketStream:
         if not poller.poll(None if limit is None else limit * 1000):
             raise TimeoutError("timed out")
 
-    def share(self, deadline: float) -> None:
+    def share(self, deadline: float, last: bool) -> None:
         """There is nothing to share with another host."""
 
     def limit(self, seconds: float | None) -> None:

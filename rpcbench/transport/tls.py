@@ -151,7 +151,7 @@ class TlsStream:
     def silence(self) -> float | None:
         return self._plain.silence()
 
-    def share(self, deadline: float) -> None:
+    def share(self, deadline: float, last: bool) -> None:
         """There is nothing to share with another host."""
 
     # -- ends

@@ -65,8 +65,8 @@ def pair(kind: str) -> tuple[Stream, Stream]:
 def _sharing() -> tuple[Stream, Stream]:
     one, other = (LocalStream(sock) for sock in socket.socketpair())
     deadline = time.monotonic() + 5
-    sharing = spawn(lambda: other.share(deadline))
-    one.share(deadline)
+    sharing = spawn(lambda: other.share(deadline, True))
+    one.share(deadline, False)
     sharing.join()
     for stream in (one, other):
         stream.limit(None)
