@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from rpcbench.agent import current
-from rpcbench.agent.waiting import arguments_of
+from rpcbench.agent.requests import arguments_of
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.wire.devices import Route
 from rpcbench.wire.pickling import register_reducer

@@ -1,7 +1,7 @@
 """What comes in: each message goes to the machine, and each answer to who waits for it.
 
 Calls, fetches and results that bring no RRefs take the short way, where there is one (see `protocol.short`). A call
-that finds room then begins at once, on the thread that has read it.
+that finds room then begins at once, on the thread that runs the receive loop.
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ from rpcbench.agent.interrupts import interruptible
 from rpcbench.agent.links import Links
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.pool import Begun, Pool
+from rpcbench.agent.requests import PendingCalls, SyncCall
 from rpcbench.agent.roster import Roster
-from rpcbench.agent.turns import Turn
-from rpcbench.agent.waiting import Waiting
 from rpcbench.wire import messages as m
 from rpcbench.words.changes import Flag
 from rpcbench.words.futures import Future
 
 
-class Receiver(serve.Server, Protocol):
+class Receiving(serve.Server, Protocol):
     """What this needs of an agent."""
 
     links: Links
     machine: Machine
     roster: Roster
-    waiting: Waiting
+    pending: PendingCalls
     ready: Flag
 
 
 class Arrivals:
     """`run` runs a call, on this thread."""
 
-    def __init__(self, agent: Receiver, pool: Pool) -> None:
+    def __init__(self, agent: Receiving, pool: Pool) -> None:
         self.run: Callable[[int, Any], object] = partial(serve.serve, agent)
         self._agent = agent
         self._pool = pool
@@ -64,14 +63,14 @@ class Arrivals:
         if isinstance(answer, m.Result):
             # What it brings besides values must reach the protocol, whether anybody asks for the values or not.
             lazy = not answer.forks and answer.scope is None
-            asked = self._agent.waiting.asked(answer.call) if answer.forks else None
-            self._agent.waiting.finish(answer.call, partial(self._open, source, answer, asked), lazy)
+            asked = self._agent.pending.asked(answer.call) if answer.forks else None
+            self._agent.pending.finish(answer.call, partial(self._open, source, answer, asked), lazy)
         else:
             name = self._agent.roster.name
             failure = answer
-            self._agent.waiting.finish(failure.call, lambda: serve.reraise(self._agent, name(source), failure))
+            self._agent.pending.finish(failure.call, lambda: serve.reraise(self._agent, name(source), failure))
 
-    def _open(self, source: int, answer: m.Result, asked: Future[Any] | Turn | None) -> Any:
+    def _open(self, source: int, answer: m.Result, asked: Future[Any] | SyncCall | None) -> Any:
         if not answer.body.payload:
             return None
         site = None if asked is None else asked.site
@@ -81,12 +80,12 @@ class Arrivals:
     def _take(self, source: int, seq: int, message: m.Call | m.Fetch) -> bool:
         if not self._agent.ready.is_set():  # the caller knew the world sooner than we do
             return False
-        reading = self._pool.let_in()
-        if reading is None:
+        receiver = self._pool.let_in()
+        if receiver is None:
             return False
         taken = self._agent.machine.take(source, seq, message, self._agent.links.clock())
         if taken:
-            reading.calls.append(Begun(self.run, source, message))
+            receiver.calls.append(Begun(self.run, source, message))
         else:
             self._pool.end()
         return taken

@@ -4,7 +4,7 @@ Rules
 - The machine is fed under its one lock; its effects are carried out after the lock is let go.
 - No user code, no pickling, no freeing of tensors and no I/O under that lock.
 - Finalizers only put a note into `released`; the keeper thread reads it.
-- A thread that reads a connection never waits for a write; users' functions run on it only as `reading` says.
+- A thread that reads a connection never waits for a write; users' functions run on it only as `receiver` says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import msgpack
 
 from rpcbench.agent.arrivals import Arrivals
-from rpcbench.agent.asking import Asking
 from rpcbench.agent.bus import Bus
 from rpcbench.agent.channels import Channels, NoticeHandler
 from rpcbench.agent.handles import Handle, value_lost
@@ -34,11 +33,10 @@ from rpcbench.agent.parcels import Parcels
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.placement import stated
 from rpcbench.agent.pool import Job, Pool
+from rpcbench.agent.requests import PendingCalls, RequestSender, SyncCall, label_of, seconds_of, waited_for
 from rpcbench.agent.roster import MemberHandler, Roster, To, WorkerInfo
 from rpcbench.agent.sources import Sources
-from rpcbench.agent.turns import Turn
 from rpcbench.agent.values import MakeHandle, Values
-from rpcbench.agent.waiting import Waiting, label_of, seconds_of
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
 from rpcbench.transport.base import Link, Transmit
@@ -95,16 +93,16 @@ class Agent:
         self._myself = MemoryConnection(lambda frame: self._pairs.arrived(self._peers.me, frame), self._pool.spawn)
         self.values = Values(self, self.machine, make, self.clock, lambda long: self.on_long_wait(long))
         first = self.incarnation << COUNTER_BITS
-        self.waiting = Waiting(first, self._pool.spawn, self._cancel, lambda long: self.on_long_wait(long))
-        self._pool.due = self.waiting.due
+        self.pending = PendingCalls(first, self._pool.spawn, self._cancel, lambda long: self.on_long_wait(long))
+        self._pool.due = self.pending.due
         self._channels = Channels(self._pool.spawn)
         self.parcels = Parcels(self.values, self.machine)
         self._sources = Sources(self.id, self.roster, self._channels, self.notify)
         self._effects = self._effect_table()
-        self._keeper = Keeper(self.name, self.machine, self.waiting.deadlines, self.clock, self._peers)
+        self._keeper = Keeper(self.name, self.machine, self.pending.deadlines, self.clock, self._peers)
         self.holds, self.released = self._keeper.holds, self._keeper.released
-        self.asking = Asking(
-            self.machine, self._peers, self._keeper, self.links, self.waiting, self._send, lambda: self.running
+        self.requests = RequestSender(
+            self.machine, self._peers, self._keeper, self.links, self._send, lambda: self.running
         )
         self.links.changed = self._relinked
 
@@ -136,13 +134,13 @@ class Agent:
         try:
             for job in self.on_leave:
                 job()
-            if graceful and (late := self.waiting.settle(timeout or None)):
+            if graceful and (late := self.pending.settle(timeout or None)):
                 raise RpcError(f"{counted(late, 'call')} of {self.name} still in flight after {timeout} s")
             leaving = not graceful or self.config.world_size is None
             if graceful and leaving:
                 self.machine.flush(FLUSH_SECONDS)
             if leaving:  # before the others, who end with us, can be taken for lost
-                self.waiting.fail_all(ShutdownError(f"{self.name} has shut down"))
+                self.pending.fail_all(ShutdownError(f"{self.name} has shut down"))
             self.machine.feed(lambda node: node.outcome(node.members.ready(leaving)))
             if leaving:
                 seconds = FLUSH_SECONDS if graceful else LAST_WORDS_SECONDS
@@ -169,7 +167,7 @@ class Agent:
         self._heartbeat.stop()
         self._peers.close()
         self._keeper.stop()
-        self.waiting.fail_all(ShutdownError(f"{self.name} has shut down"))
+        self.pending.fail_all(ShutdownError(f"{self.name} has shut down"))
         self._lead.give_up()
         self.closing.set()
         self.bus.filled.set()
@@ -204,9 +202,9 @@ class Agent:
             keeps = [*holding]
             self._sources.use(target, function)
             body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
-            number = self.waiting.number(own)
-            future = self.waiting.promise(number, partial(self.asking.help_along, target), keeps)
-            self.asking.begin(target, _new(m.Call, (number, label, seconds, forks, scope, body)), seconds)
+            number = self.pending.number(own)
+            future = self.pending.promise(number, partial(self.requests.receive_until, target), keeps)
+            self.requests.send(target, _new(m.Call, (number, label, seconds, forks, scope, body)), seconds)
         return future
 
     def ask(
@@ -221,19 +219,15 @@ class Agent:
     ) -> Any:
         """As `call`, and wait: what the function returns, or its error raised. Ctrl-C gives the call up."""
         target, label, seconds = self._aim(to, function, timeout, label)
-        asked: Future[Any] | Turn | None = None
-        try:
-            with uninterrupted:
-                keeps = [*holding]
-                self._sources.use(target, function)
-                body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
-                call = _new(m.Call, (self.waiting.number(), label, seconds, forks, scope, body))
-                asked = self.asking.ask(target, call, seconds, keeps)
-            return asked.wait()
-        except KeyboardInterrupt:
-            if asked is not None:
-                asked.cancel()
-            raise
+
+        def begin() -> SyncCall:
+            keeps = [*holding]
+            self._sources.use(target, function)
+            body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
+            call = _new(m.Call, (self.pending.number(), label, seconds, forks, scope, body))
+            return self._asked(target, call, seconds, keeps)
+
+        return waited_for(begin)
 
     def create(
         self,
@@ -250,12 +244,12 @@ class Agent:
             keeps: list[Handle] = []
             self._sources.use(target, function)
             body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
-            future = self.waiting.promise(number := self.waiting.number(), keeps=keeps)
+            future = self.pending.promise(number := self.pending.number(), keeps=keeps)
             handle, cell = self.values.first(target, label), self.values.cell()
             handle._creation = future
             assert handle._fork is not None
             create = m.Create(number, handle._rref, handle._fork, label, seconds, forks, scope, cell, body)
-            self.asking.begin(target, create, seconds)
+            self.requests.send(target, create, seconds)
         return handle
 
     def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Future[Any]:
@@ -263,35 +257,39 @@ class Agent:
         owner, seconds = self._aim_at_owner(handle, timeout)
         with uninterrupted:
             scope = self.values.asks(owner, "to_here")
-            helps = partial(self.asking.help_along, owner)
-            future = self.waiting.promise(number := self.waiting.number(), helps, (handle,))  # its fork must live on
-            self.asking.begin(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
+            receive = partial(self.requests.receive_until, owner)
+            future = self.pending.promise(number := self.pending.number(), receive, (handle,))  # its fork must live on
+            self.requests.send(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
         return future
 
     def get(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Any:
         """As `fetch`, and wait: the value, or its error raised. Ctrl-C gives the call up."""
         owner, seconds = self._aim_at_owner(handle, timeout)
-        asked: Future[Any] | Turn | None = None
-        try:
-            with uninterrupted:
-                fetch = m.Fetch(self.waiting.number(), handle._rref, seconds, self.values.asks(owner, "to_here"))
-                asked = self.asking.ask(owner, fetch, seconds, (handle,))
-            return asked.wait()
-        except KeyboardInterrupt:
-            if asked is not None:
-                asked.cancel()
-            raise
+
+        def begin() -> SyncCall:
+            fetch = m.Fetch(self.pending.number(), handle._rref, seconds, self.values.asks(owner, "to_here"))
+            return self._asked(owner, fetch, seconds, (handle,))
+
+        return waited_for(begin)
+
+    def _asked(self, to: int, call: m.Call | m.Fetch, seconds: float | None, keeps: Sequence[Handle]) -> SyncCall:
+        """Send a call that this thread is going to wait for."""
+        requests = self.requests
+        receive, in_place = partial(requests.receive_until, to), partial(requests.receive_in_place, to)
+        asked = self.pending.sync_call(call.call, receive, in_place, keeps)
+        requests.send(to, call, seconds)
+        return asked
 
     def _aim(self, to: To, function: Callable[..., Any], timeout: float, label: str) -> tuple[int, str, float | None]:
         """Id of the callee, what the function is called, and in how many seconds the call is to end."""
         if not self.running:
             raise RuntimeError(self.silent)
         target, label = self.roster.find(to).id, label or label_of(function)
-        return target, label, self.asking.await_room(target, label, seconds_of(timeout, self.rpc_timeout))
+        return target, label, self.requests.await_room(target, label, seconds_of(timeout, self.rpc_timeout))
 
     def _aim_at_owner(self, handle: Handle, timeout: float) -> tuple[int, float | None]:
         owner = self.living_owner(handle)
-        return owner, self.asking.await_room(owner, "to_here", seconds_of(timeout, self.rpc_timeout))
+        return owner, self.requests.await_room(owner, "to_here", seconds_of(timeout, self.rpc_timeout))
 
     def living_owner(self, handle: Handle) -> int:
         """The owner of the value; WorkerLostError where that is gone, though another may work under its name by now."""
@@ -324,7 +322,7 @@ class Agent:
 
     def needing(self, handle: Handle) -> bool:
         """Whether a call in flight goes by the name of what this one holds."""
-        return self.waiting.keeping(handle)
+        return self.pending.keeping(handle)
 
     def leaks(self) -> list[Leak]:
         """RRefs that are alive here and that another member is part of, each with where it was made."""
@@ -364,7 +362,7 @@ class Agent:
         self._pool.spawn(job)
 
     def submit_here(self, job: Job) -> None:
-        """As `submit`; on this thread, if it is just reading the message that asks for it."""
+        """As `submit`; on this thread, if it has just received the message that asks for it."""
         self._pool.submit_own(job)
 
     def notify(self, to: int, channel: str, data: Any, may_wait: bool = False) -> None:
@@ -450,9 +448,9 @@ class Agent:
             fx.Enqueue: lambda e: self._pool.submit(lambda: self._serve(e)),
             fx.Run: lambda e: self._arrivals.run(e.source, e.message),
             fx.Resolve: lambda e: self._arrivals.answered(e.source, e.answer),
-            fx.Reject: lambda e: self.waiting.fail(e.call, e.error),
+            fx.Reject: lambda e: self.pending.fail(e.call, e.error),
             fx.Free: lambda e: self.released.put(self.values.forget(e.rref)),  # the keeper frees the value
-            fx.Unmade: lambda e: self.values.unmade(e.rref, e.error),
+            fx.Unmade: lambda e: self._pool.spawn(lambda: self.values.unmade(e.rref, e.error)),  # answers who waits
             fx.OwnerLost: lambda e: None,
             fx.Came: self.parcels.came,
             fx.Undelivered: self.parcels.undelivered,

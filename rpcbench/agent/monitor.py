@@ -1,6 +1,7 @@
-"""Has connections handed over whose token lies on the table for `LONG` seconds, see `reading`.
+"""Gives read locks that calls have left free for `LONG` seconds to another thread of the pool, see `receiver`.
 
-It sleeps as long as tokens come back in time, however many: the next one puts the alarm off.
+One thread looks at them every `LONG` seconds while calls come, so it finds one after twice that at most. It sleeps once
+none has come for a while, and only the first call after that wakes it.
 """
 
 from __future__ import annotations
@@ -9,20 +10,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
-from rpcbench.agent.alarm import Alarm, alarm
-
 LONG = 0.002
-_SOON = LONG / 4
+_QUIET_LOOKS = 10
+"""So many looks at nothing new before the thread sleeps."""
 
 
-class Token(Protocol):
-    """What lies on the table."""
+class ReadLock(Protocol):
+    """What a thread that runs a call has left free."""
 
-    def hand_over(self) -> None:
-        """Let another thread have it, if it still lies there."""
+    def release_to_pool(self) -> None:
+        """Let another thread have it, if it is still free."""
 
 
 class Monitor:
@@ -30,74 +29,70 @@ class Monitor:
 
     def __init__(self, spawn: Callable[[Callable[[], object]], None]) -> None:
         self._spawn = spawn
-        self._since: dict[Token, float] = {}  # which lie on the table, and since when
+        self._since: dict[ReadLock, float] = {}  # those that are free, and since when
         self._lock = threading.Lock()
-        self._alarm: Alarm | None = None
-        self._at = 0.0  # when it rings; 0 for never
-        self._closed = False
+        self._bell = threading.Lock()  # free when the thread is to look again
+        self._bell.acquire()
+        self._begun = self._looks = self._closed = False  # under the lock
+        self._busy = False  # one was left free since the last look
 
-    def laid(self, token: Token) -> None:
-        """It lies on the table from now on."""
-        now = time.monotonic()
+    def start(self) -> None:
+        """Before the first lock is released. RuntimeError where no thread can be started."""
         with self._lock:
-            alone = not self._since
-            self._since[token] = now
-            if alone and self._at < now + _SOON and not self._closed:  # else it is for one that has lain for longer
-                self._set(now + LONG, now)
+            if not self._begun and not self._closed:
+                self._spawn(self._watch)
+                self._begun = self._looks = True
 
-    def taken(self, token: Token) -> None:
-        """It does not any more."""
-        self._since.pop(token, None)
+    def released(self, lock: ReadLock) -> None:
+        """It is free from now on."""
+        self._since[lock] = time.monotonic()
+        self._busy = True
+        if not self._looks:
+            self._look()
 
-    def rest(self) -> None:
-        """This thread is about to sleep, or has other work than calls: what need not ring would only wake another."""
-        if self._at and not self._since:
-            with self._lock:
-                if self._alarm is not None and self._at and not self._since and not self._closed:
-                    self._at = 0.0
-                    self._alarm.clear()
+    def acquired(self, lock: ReadLock) -> None:
+        """It is not any more."""
+        self._since.pop(lock, None)
 
-    def _set(self, at: float, now: float) -> None:
-        """Under the lock. It may ring before any token has lain for long, and is set again then."""
-        if self._alarm is None:
-            self._alarm = self._begin()
-        self._at = at
-        self._alarm.set(max(_SOON, at - now))
+    def _look(self) -> None:
+        """Let the thread go on."""
+        with self._lock:
+            if self._begun and not self._looks:
+                self._looks = True
+                self._bell.release()
 
-    def _begin(self) -> Alarm:
-        bell = alarm()
-        try:
-            self._spawn(partial(self._watch, bell))
-        except BaseException:
-            bell.close()
-            raise
-        return bell
-
-    def _watch(self, bell: Alarm) -> None:
+    def _watch(self) -> None:
+        quiet = 0
         while not self._closed:
-            bell.wait()
+            time.sleep(LONG)
             late = time.monotonic() - LONG
-            for token, since in self._since.copy().items():
+            for lock, since in self._since.copy().items():
                 if since <= late:
-                    _hand_over(token)
-            with self._lock:
-                self._at = 0.0
-                left = self._since.copy()
-                if left and not self._closed:
-                    self._set(min(left.values()) + LONG, time.monotonic())
-        bell.close()
+                    _release(lock)
+            quiet = 0 if self._busy or self._since else quiet + 1
+            self._busy = False
+            if quiet >= _QUIET_LOOKS and self._rests():
+                self._bell.acquire()
+                quiet = 0
+
+    def _rests(self) -> bool:
+        """Whether the thread sleeps now until one is left free."""
+        with self._lock:
+            self._looks = self._closed
+        if self._busy or self._since:  # just now, by one that has seen the thread look
+            self._look()
+        return not self._closed
 
     def close(self) -> None:
-        """Nothing is handed over any more."""
+        """Nothing is given away any more."""
         with self._lock:
             self._closed = True
-            if self._alarm is not None:
-                self._alarm.set(0.0)
+        self._look()
 
 
-def _hand_over(token: Token) -> None:
-    """One that cannot be, as no thread can be started, say, must not end the watch over the others."""
+def _release(lock: ReadLock) -> None:
+    """One that cannot be given away, as no thread can be started, say, must not end the watch over the others."""
     try:
-        token.hand_over()
+        lock.release_to_pool()
     except Exception:  # noqa: BLE001  (told like the end of a thread)
         threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))

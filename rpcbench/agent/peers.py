@@ -188,13 +188,13 @@ class Peers:
         if not self._ties.add(tie):
             stream.release()
             raise NotConnectedError(self._ties.barred(peer) or "this agent has stopped")
-        reading = self._pool.read(
+        receiver = self._pool.receive(
             tie.connection,
             partial(self._told.arrived, peer),
             lambda ending: self._over(tie, ending),
         )
         if tie.connection.watch is not None:
-            tie.connection.reading = reading
+            tie.connection.receiver = receiver
         self._reunion.stands(peer)
         versions.warn(self.me.versions, peer.versions, peer.name)
 

@@ -1,9 +1,9 @@
-"""Threads that run users' functions, read connections, and do the runtime's own odd jobs.
+"""Threads that run users' functions, receive from connections, and do the runtime's own odd jobs.
 
 Guarantees
-- A call that a connection brings runs on the thread that has read it, for as long as it is short (see `reading`).
-- At most `limit` users' functions run at once; one that waits on a Future does not count meanwhile, so calls that
-  call back nest as deep as they like.
+- A call that the receive loop has received runs on its thread, for as long as the call is short (see `receiver`).
+- At most `limit` users' functions run at once; one that waits for a reply does not count meanwhile, but for a moment in
+  which it receives itself. So calls that call back nest as deep as they like.
 - The runtime's own jobs (`spawn`) never queue behind users' functions.
 - Idle threads are used again, the last one first, and end after a while.
 - A function that is busy with Python keeps the others waiting for a tenth of a millisecond at a time.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from rpcbench.agent.monitor import Monitor
-from rpcbench.agent.reading import Reading, Source
+from rpcbench.agent.receiver import Receiver, Source
 from rpcbench.transport.stream import Ending
 from rpcbench.wire.frames import Frame
 
@@ -40,8 +40,8 @@ class Worker(threading.Thread):
         self._given.acquire()
         self._job: Job | None = None
         self._counted = False
-        self.reads: Reading | None = None
-        self.lends: Reading | None = None
+        self.receives: Receiver | None = None
+        self.lends: Receiver | None = None
 
     def give(self, job: Job | None) -> None:
         self._job = job
@@ -71,12 +71,12 @@ class Worker(threading.Thread):
     def step_aside(self) -> None:
         """What this thread runs is about to take its time: others do what else it had to do."""
         if self.lends is not None:
-            self.lends.hand_over()
+            self.lends.release_to_pool()
 
     def may_wait(self) -> bool:
         """Whether it may wait for a moment as any other thread does: the monitor sees to what it lends, and there is
         room for what somebody may call here meanwhile."""
-        return self.reads is None and self._pool.busy < self._pool.limit
+        return self.receives is None and self._pool.busy < self._pool.limit
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -107,7 +107,7 @@ class Pool:
         self._made = 0
         self._closed = False
         self.monitor = Monitor(self.spawn)
-        self.readings: set[Reading] = set()
+        self.receivers: set[Receiver] = set()
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         self.due: Callable[[], bool] = lambda: True  # whether answers are to come
 
@@ -135,55 +135,56 @@ class Pool:
         if thread.ident is None:
             thread.start()
 
-    def read(
+    def receive(
         self,
         source: Source,
-        receive: Callable[[Frame], None],
+        deliver: Callable[[Frame], None],
         over: Callable[[Ending], None],
-    ) -> Reading:
-        """Read a connection from now on to its end; see `Reading`."""
+    ) -> Receiver:
+        """Receive from a connection from now on to its end; see `Receiver`."""
 
         def ended(ending: Ending) -> None:
-            self.readings.discard(reading)
+            self.receivers.discard(receiver)
             over(ending)
 
-        reading = Reading(self, source, receive, ended)
-        self.readings.add(reading)
-        self.spawn(reading.read_on)
-        return reading
+        self.monitor.start()
+        receiver = Receiver(self, source, deliver, ended)
+        self.receivers.add(receiver)
+        self.spawn(receiver.receive_loop)
+        return receiver
 
-    def worker(self) -> Worker:
+    def this_thread(self) -> Worker:
         """This thread, which is one of the pool's."""
         thread = threading.current_thread()
         assert isinstance(thread, Worker)
         return thread
 
     def submit(self, job: Job) -> None:
-        """Run a user's function when there is room: on this thread, if it is just reading the message that asks."""
-        reading = getattr(threading.current_thread(), "reads", None)
-        if reading is not None:
-            reading.calls.append(job)
+        """Run a user's function when there is room: on this thread, if it has just received the message that asks."""
+        receiver = getattr(threading.current_thread(), "receives", None)
+        if receiver is not None:
+            receiver.calls.append(job)
         elif self.begin(job):
             self.spawn(lambda: self._run(job))
 
     def submit_own(self, job: Job) -> None:
-        """Run a job of the runtime now: on this thread, if it is just reading the message that asks."""
-        reading = getattr(threading.current_thread(), "reads", None)
-        if reading is not None:
-            reading.calls.append(_Own(job))
+        """Run a job of the runtime now: on this thread, if it has just received the message that asks."""
+        receiver = getattr(threading.current_thread(), "receives", None)
+        if receiver is not None:
+            receiver.calls.append(_Own(job))
         else:
             self.spawn(job)
 
-    def let_in(self) -> Reading | None:
-        """Where this thread just reads a message that asks for a user's function, and there is room for that: what it
-        reads. The function is to be given to it as `Begun`."""
-        reading: Reading | None = getattr(threading.current_thread(), "reads", None)
-        if reading is not None:
+    def let_in(self) -> Receiver | None:
+        """Where this thread has just received a message that asks for a user's function, and there is room for that:
+        the receiver. The function is to be given to it as `Begun`."""
+        receiver: Receiver | None = getattr(threading.current_thread(), "receives", None)
+        if receiver is not None:
             with self._lock:
                 if self.busy >= self.limit:
                     return None
                 self.busy += 1
-        return reading
+        return receiver
 
     def begin(self, job: Job) -> bool:
         """Whether there is room for a user's function now; else it is run later."""
@@ -203,7 +204,7 @@ class Pool:
             self.spawn(lambda: self._run(job))
 
     def _run(self, job: Job | None) -> None:
-        worker = self.worker()
+        worker = self.this_thread()
         while job is not None:
             worker.run_call(job)
             job = self._next()

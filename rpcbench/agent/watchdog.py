@@ -163,7 +163,7 @@ class Watchdog:
         return tuple(need for origin in origins for need in self._needs_of(origin))
 
     def _needs_of(self, origin: Future[Any]) -> tuple[Need, ...]:
-        number = self._agent.waiting.number_of(origin)
+        number = self._agent.pending.number_of(origin)
         if number is None:
             rref = self._agent.values.rref_of(origin)
             return () if rref is None else self._makers(rref)

@@ -87,7 +87,7 @@ class Passes:
         """Until the pass is over."""
         while True:
             if begun.peer is not None and begun.jobs.empty():
-                self._agent.asking.read_while(begun.jobs.empty, begun.peer)
+                self._agent.requests.receive_in_place(begun.peer, begun.jobs.empty)
             try:
                 job = begun.jobs.get_nowait()
             except queue.Empty:
@@ -192,8 +192,6 @@ class Passes:
             self._finish(context, held, local.leaves())
         self._told.changed("RegionsRan", context)
         bodies = {one.key: self._body(held.backs[one.key], one) for one in fired}
-        if fired and (begun := self._begun.get(walk)) is not None and begun.peer is not None:
-            self._agent.asking.expect(begun.peer)  # this thread is to wait for what comes of that
         self._machine.feed(lambda node: node.outcome(node.contexts.walks.propagated(context, walk, message, bodies)))
 
     def _body(self, back: Route, fired: Fired) -> Body:

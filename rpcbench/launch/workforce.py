@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
-from rpcbench.agent.waiting import arguments_of
+from rpcbench.agent.requests import arguments_of
 from rpcbench.launch import ranks, script
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.modules import execute, source_of

@@ -20,11 +20,12 @@ from rpcbench.pipeline.exchange import cut_off
 from rpcbench.pipeline.lanes import Lanes
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.slots import IN_ACCORD, Slot, Slots
-from rpcbench.transport.lane import AWAY, LISTENS, WORKS, Taker
-from rpcbench.words.errors import ProtocolError
+from rpcbench.transport.lane import AWAY, WORKS, Taker
 from rpcbench.words.futures import Waits
 
 _BY_LANE = (*COUNTED, *IN_ACCORD)
+_QUIET_SECONDS = 0.02
+"""A worker that waits for a value receives itself, until nothing has come for so long."""
 ENDS = "pipeline ends"
 """The channel of notices (key, step, reason)."""
 CREDITS = "pipeline credits"
@@ -37,7 +38,7 @@ class Mail:
     def __init__(self, agent: Agent, key: str, homes: Homes) -> None:
         self._agent, self._key, self._homes = agent, key, homes
         self._lanes = lanes = Lanes(agent, key)
-        self.slots = Slots(partial(_help_along, agent, homes, lanes), partial(_look, homes, lanes), lanes.wake)
+        self.slots = Slots(partial(_receive, agent, homes, lanes), partial(_look, homes, lanes), lanes.wake)
         self._credits: Credits | None = None
 
     def begin(self, step: int, window: int) -> None:
@@ -59,10 +60,8 @@ class Mail:
             return lying
         values = self.slots.take(slot)
         lanes.be(giver, WORKS)
-        if not lanes.brought(slot):
-            self._agent.asking.keep(giver)
-            if self._credits is not None:
-                self._took(self._credits, slot, giver)
+        if not lanes.brought(slot) and self._credits is not None:
+            self._took(self._credits, slot, giver)
         return values
 
     def _took(self, credits_: Credits, slot: Slot, giver: int) -> None:
@@ -92,7 +91,6 @@ class Mail:
     def _await_credit(self, credits_: Credits, slot: Slot) -> None:
         of = channel(slot)
         if not credits_.may_give(of):
-            self._agent.asking.leave(self._homes.taker(slot))
             self.slots.wait_for(slot.step, lambda: credits_.may_give(of))  # which a thread of the pool hears
         self.slots.check(slot.step)
         credits_.gave(of)
@@ -129,20 +127,11 @@ def _look(homes: Homes, lanes: Lanes, slots: Slots, slot: Slot) -> None:
         lanes.look(slots, slot, giver)
 
 
-def _help_along(agent: Agent, homes: Homes, lanes: Lanes, reached: Waits, slot: Slot) -> None:
+def _receive(agent: Agent, homes: Homes, lanes: Lanes, reached: Waits, slot: Slot) -> None:
+    """On a thread that waits for what is to go into a slot. A worker that waits long is told by messages alone."""
     giver = homes.giver(slot)
     if giver is None:
         return
-    by_lane = slot.kind in _BY_LANE
-    ear = lanes.be(giver, LISTENS) if by_lane else None
-    agent.asking.read_while(partial(_waits, reached), giver, free=True, ear=ear)
-    if by_lane and not reached():
-        lanes.be(giver, AWAY)  # who waits elsewhere is woken by messages only
-
-
-def _waits(reached: Waits) -> bool:
-    """Whether a thread that reads for this is to go on; what is wrong in a lane is no fault of the connection."""
-    try:
-        return not reached()
-    except ProtocolError:  # raised again by who asks next
-        return False
+    if slot.kind in _BY_LANE:
+        lanes.be(giver, AWAY)
+    agent.requests.receive_until(giver, lambda: not reached(), _QUIET_SECONDS)

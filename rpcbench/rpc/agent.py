@@ -42,7 +42,7 @@ class RpcAgent(Agent):
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
         """Wait, `timeout` seconds at most (0: without end), until no call of this member is in flight."""
-        self.waiting.settle(timeout or None)
+        self.pending.settle(timeout or None)
 
     def sync(self) -> None:
         """Does nothing: a call that was made has been handed to the transport."""

@@ -13,8 +13,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.agent.requests import arguments_of
 from rpcbench.agent.roster import WorkerInfo
-from rpcbench.agent.waiting import arguments_of
 from rpcbench.rpc import overloads
 from rpcbench.rpc.accounting import (
     _delete_all_user_and_unforked_owner_rrefs,

@@ -23,8 +23,6 @@ class LocalStream(SocketStream):
         from rpcbench.transport import shared  # needs what Windows does not have
 
         self.store = shared.exchange(self._sock, deadline, last)
-        if self.watch is not None and self.store.ear is not None:
-            self.watch.hear(self.store.ear)
 
 
 class LocalListener(SocketListener):

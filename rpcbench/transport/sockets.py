@@ -12,7 +12,7 @@ import socket
 import sys
 
 from rpcbench.transport.store import Store
-from rpcbench.transport.watch import watch
+from rpcbench.transport.waiting import watch
 from rpcbench.wire.frames import Parts
 
 _MOST_PARTS = 512

@@ -26,9 +26,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from rpcbench.transport.base import Stream
-from rpcbench.transport.bells import Ear
-from rpcbench.transport.beside import Beside, beside
-from rpcbench.transport.watch import Watch
+from rpcbench.transport.waiting import Watch
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import (
     BEAT,
@@ -60,20 +58,10 @@ class Ending(NamedTuple):
     broken: bool
 
 
-class Reads(Protocol):
-    """See `agent.reading`."""
+class Receives(Protocol):
+    """See `agent.receiver`."""
 
-    def read_while(self, waiting: Waits, quiet: float, back: bool = ..., ear: Ear | None = ...) -> object: ...
-
-    def expect(self) -> object: ...
-
-    def keep(self) -> object: ...
-
-    def hand_over(self) -> object: ...
-
-    def claim(self) -> bool: ...
-
-    def lead(self, waiting: Waits) -> object: ...
+    def receive_until(self, waiting: Waits, quiet: float) -> object: ...
 
 
 class StreamConnection:
@@ -100,15 +88,13 @@ class StreamConnection:
         self.said = 0  # and that were given to it
         self.silence = stream.silence
         self.watch: Watch | None = getattr(stream, "watch", None)  # not every stream can tell what it has
-        self.beside: Beside | None = beside() if self.watch is not None else None
-        self.reading: Reads | None = None  # how threads that wait for answers may read it themselves, if they may
+        self.receiver: Receives | None = None  # by which threads that wait for replies receive them, if they may
 
     # -- writing
     def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:
-        hint = self.beside.says(hold) if self.beside is not None else 0
         owes_nothing = self._store.owes_nothing()
         if owes_nothing and not body.buffers and not hold:
-            frame = encode_small(control, body, hint)
+            frame = encode_small(control, body)
             if len(frame) > self._sure:
                 check(control, body, self._limits)
             with self._state:
@@ -121,7 +107,7 @@ class StreamConnection:
             else:
                 self._send([frame], None, None, body, may_wait, hold)
             return
-        first, chunks = self._encoded(control, body, hint)
+        first, chunks = self._encoded(control, body)
         self._send(first, chunks, None if owes_nothing else self._owed(), body, may_wait, hold)
 
     def _send(
@@ -162,14 +148,14 @@ class StreamConnection:
             self._writing = True
         self._write(parts, may_wait)
 
-    def _encoded(self, control: bytes, body: Body, hint: int) -> tuple[Parts, Iterator[Parts] | None]:
+    def _encoded(self, control: bytes, body: Body) -> tuple[Parts, Iterator[Parts] | None]:
         check(control, body, self._limits)
         if not body.buffers:
-            return [encode_small(control, body, hint)], None
+            return [encode_small(control, body)], None
         places = self._store.put(raw(body))
         if places is not None:
-            return [encode_lent(control, body, places, hint)], None
-        first, chunks = encode(next(self._numbers) & 0xFFFFFFFF, control, body, hint)
+            return [encode_lent(control, body, places)], None
+        first, chunks = encode(next(self._numbers) & 0xFFFFFFFF, control, body)
         return first, chunks if len(first) == 1 else None
 
     def _owed(self) -> Parts:
@@ -292,8 +278,6 @@ class StreamConnection:
             self.heard += count
             if count:
                 frames = self._decoder.received(count)
-                if self.beside is not None:
-                    self.beside.hears = self._decoder.hint
                 return self._rest(frames) if self._stream.pending else frames
             how = "closed" if self._decoder.idle else "closed in mid-message"
             ending = Ending(f"its connection {how}", not self._decoder.over)

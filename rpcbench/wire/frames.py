@@ -6,7 +6,7 @@ follow in CHUNK frames, so that a small frame never waits for more than one chun
 straight into the memory where they stay.
 
     MESSAGE  kind=1  stream  lengths of control, payload, tensors; number of buffers
-                             stream: of its chunks; where it has none, a hint, see `transport.beside`
+                             stream: of its chunks; 0 where it has none
                              lengths of buffers, control, payload, tensors, and the buffers unless they are large
     CHUNK    kind=2  stream  length
                              bytes, continuing that stream's buffers
@@ -95,25 +95,25 @@ def check(control: bytes, body: Body, limits: Limits) -> None:
         raise MessageTooLarge(f"a message carries at most {limits.buffers} large tensors, this one {count}")
 
 
-def encode_small(control: bytes, body: Body, hint: int = 0) -> bytes:
+def encode_small(control: bytes, body: Body) -> bytes:
     """The frame of a message without buffers."""
     payload, tensors, _ = body
-    return HEAD.pack(_MESSAGE, 0, 0, hint, len(control), len(payload), len(tensors)) + control + payload + tensors
+    return HEAD.pack(_MESSAGE, 0, 0, 0, len(control), len(payload), len(tensors)) + control + payload + tensors
 
 
-def encode(stream: int, control: bytes, body: Body, hint: int = 0) -> tuple[Parts, Iterator[Parts]]:
+def encode(stream: int, control: bytes, body: Body) -> tuple[Parts, Iterator[Parts]]:
     """The announcing frame, and the chunks that follow it (none for a small message)."""
     buffers = raw(body)
     chunked = sum(buffer.nbytes for buffer in buffers) > CHUNK
-    first: Parts = [_announcement(_MESSAGE, chunked, stream if chunked else hint, control, body)]
+    first: Parts = [_announcement(_MESSAGE, chunked, stream if chunked else 0, control, body)]
     if not chunked:
         return [*first, *buffers], iter(())
     return first, _chunks(stream, buffers)
 
 
-def encode_lent(control: bytes, body: Body, places: Sequence[int], hint: int = 0) -> bytes:
+def encode_lent(control: bytes, body: Body, places: Sequence[int]) -> bytes:
     """The frame of a message whose buffers are in shared memory already."""
-    return _announcement(_LENT, False, hint, control, body, places)
+    return _announcement(_LENT, False, 0, control, body, places)
 
 
 def encode_returned(places: Sequence[int]) -> bytes:
@@ -176,7 +176,6 @@ class Decoder:
         self._left = 0  # bytes of the current buffers or chunk still to come
         self._direct = False
         self.over = False  # the peer has said that it ends the connection
-        self.hint = 0  # of the last message that could have one
 
     def target(self) -> memoryview:
         """Memory for the next bytes: never empty."""
@@ -206,12 +205,11 @@ class Decoder:
         if count < _BEGIN or count > self._sure:
             return None
         scratch = self._scratch
-        kind, _, buffers, hint, control, payload, tensors = HEAD.unpack_from(scratch)
+        kind, _, buffers, _, control, payload, tensors = HEAD.unpack_from(scratch)
         second = _BEGIN + control
         third = second + payload
         if kind != _MESSAGE or buffers or third + tensors != count:
             return None
-        self.hint = hint
         table = bytes(scratch[third:count]) if tensors else b""
         return _new(Frame, (bytes(scratch[_BEGIN:second]), _new(Body, (bytes(scratch[second:third]), table, []))))
 
@@ -219,7 +217,7 @@ class Decoder:
         """The quick way for messages that are here as a whole; how many bytes they took."""
         scratch, begin = self._scratch, 0
         while begin + _BEGIN <= count:
-            kind, _, buffers, hint, control, payload, tensors = HEAD.unpack_from(scratch, begin)
+            kind, _, buffers, _, control, payload, tensors = HEAD.unpack_from(scratch, begin)
             first = begin + _BEGIN
             if kind == _RETURNED and not control % _NUMBER.size and control <= self._sure and first + control <= count:
                 self._give_back(scratch, first, control)
@@ -243,7 +241,6 @@ class Decoder:
             table = bytes(scratch[third:end]) if tensors else b""
             body = _new(Body, (bytes(scratch[second:third]), table, found or []))
             frames.append(_new(Frame, (bytes(scratch[first:second]), body)))
-            self.hint = hint
             begin = end
         return begin
 
@@ -324,7 +321,6 @@ class Decoder:
 
     def _begin_message(self, lent: bool, announced: Frame, chunked: bool, stream: int, frames: list[Frame]) -> None:
         incoming = _Incoming(announced)
-        self.hint = 0 if chunked else stream
         if lent or incoming.left == 0:
             frames.append(announced)
         elif chunked:

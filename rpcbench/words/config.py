@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 
-PROTOCOL = 2
+PROTOCOL = 3
 """What two processes say to each other; another number, where they would not understand."""
 DEFAULT_TIMEOUT = 60.0
 UNSET_TIMEOUT = -1.0

@@ -311,7 +311,7 @@ class Future(_Base[T]):
         return self._value()
 
     def follows(self, future: Future[Any]) -> bool:
-        """Runtime only: whether that is this one; see `agent.turns`."""
+        """Runtime only: whether that is this one; see `agent.requests`."""
         return self is future
 
     def outcome(self) -> tuple[Any, BaseException | None] | None:

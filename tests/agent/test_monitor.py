@@ -1,8 +1,7 @@
-"""A token that lies on the table for long finds a taker, whatever else goes on; short calls wake nobody."""
+"""A read lock that a call leaves free for long goes to another thread, whatever else goes on."""
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,69 +9,36 @@ from collections.abc import Callable, Iterator
 import pytest
 from worlds import PATIENCE, until
 
-from rpcbench.agent import alarm, monitor
-from rpcbench.agent.alarm import Alarm
 from rpcbench.agent.monitor import LONG, Monitor
 
 
-@pytest.fixture(params=["timer", "sleeper"])
-def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "sleeper":
-        monkeypatch.setattr(alarm, "_Timer", alarm._Sleeper)
-    return str(request.param)
+class Lock:
+    """Given away only where it is still free, as the receiver's is."""
 
-
-class Token:
-    """Handed over only where it still lies there, as the reader's is."""
-
-    def __init__(self, table: Monitor) -> None:
-        self.table = table
-        self.taken_over = 0
+    def __init__(self, monitor: Monitor) -> None:
+        self.monitor = monitor
+        self.given = 0
         self.free = False
         self.lock = threading.Lock()
 
-    def lay(self) -> None:
+    def release(self) -> None:
         with self.lock:
-            self.table.laid(self)
             self.free = True
+            self.monitor.released(self)
 
-    def take(self) -> bool:
-        with self.lock:  # until the table knows: whoever lays it next does so after that
+    def acquire(self) -> bool:
+        with self.lock:  # until the monitor knows: the next release comes after that
             free, self.free = self.free, False
             if free:
-                self.table.taken(self)
+                self.monitor.acquired(self)
         return free
 
-    def hand_over(self) -> None:
-        self.taken_over += self.take()
-
-
-class Counted:
-    """An alarm that counts how often it has rung."""
-
-    def __init__(self, real: Alarm) -> None:
-        self.set, self.clear, self.close, self._wait = real.set, real.clear, real.close, real.wait
-        self.rang = 0
-
-    def wait(self) -> None:
-        self._wait()
-        self.rang += 1
+    def release_to_pool(self) -> None:
+        self.given += self.acquire()
 
 
 @pytest.fixture
-def bells(monkeypatch: pytest.MonkeyPatch) -> list[Counted]:
-    made: list[Counted] = []
-
-    def make() -> Alarm:
-        made.append(Counted(alarm.alarm()))
-        return made[-1]
-
-    monkeypatch.setattr(monitor, "alarm", make)
-    return made
-
-
-@pytest.fixture
-def table(system: str, bells: list[Counted]) -> Iterator[Monitor]:
+def monitor() -> Iterator[Monitor]:
     threads: list[threading.Thread] = []
 
     def spawn(job: Callable[[], object]) -> None:
@@ -80,128 +46,72 @@ def table(system: str, bells: list[Counted]) -> Iterator[Monitor]:
         threads[-1].start()
 
     made = Monitor(spawn)
+    made.start()
     yield made
     made.close()
     for thread in threads:
         thread.join(PATIENCE)
         assert not thread.is_alive()
+    assert len(threads) == 1
 
 
-def test_an_alarm_rings_once_at_the_time_last_set(system: str) -> None:
-    bell = alarm.alarm()
-    begun = time.monotonic()
-    bell.set(0.02)
-    bell.set(0.1)
-    bell.wait()
-    assert time.monotonic() - begun >= 0.1
-    bell.set(PATIENCE * 10)
-    bell.set(0.0)
-    bell.wait()
-    assert time.monotonic() - begun < PATIENCE
-    bell.close()
-
-
-def test_where_the_system_has_no_more_to_give_it_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        timerfd_settime = None
-
-        def timerfd_create(self, *_: int) -> int:
-            return -1
-
-    monkeypatch.setattr(ctypes, "PyDLL", lambda *_, **__: Full())
-    bell = alarm.alarm()
-    assert isinstance(bell, alarm._Sleeper)
-
-
-def test_what_lies_for_long_is_handed_over_once(table: Monitor) -> None:
-    token = Token(table)
+def test_a_lock_that_is_free_for_long_is_given_away_once(monitor: Monitor) -> None:
+    lock = Lock(monitor)
     for turn in range(3):
-        token.lay()
-        until(lambda turn=turn: token.taken_over == turn + 1)  # type: ignore[misc]
+        lock.release()
+        until(lambda turn=turn: lock.given == turn + 1)  # type: ignore[misc]
 
 
-def test_what_is_taken_in_time_is_not(table: Monitor, bells: list[Counted]) -> None:
-    quick, slow = Token(table), Token(table)
-    quick.lay()
-    assert quick.take()
-    slow.lay()
-    until(lambda: slow.taken_over == 1)
-    assert quick.taken_over == 0
+def test_one_that_is_acquired_in_time_is_not(monitor: Monitor) -> None:
+    quick, slow = Lock(monitor), Lock(monitor)
+    quick.release()
+    assert quick.acquire()
+    slow.release()
+    until(lambda: slow.given == 1)
+    assert quick.given == 0
 
 
-def test_short_calls_wake_nobody(table: Monitor, bells: list[Counted], system: str) -> None:
-    """Each puts the alarm off; only one that was late, as on a machine with other work, lets it ring."""
-    token, late, laid = Token(table), 0, 0.0
-    for _ in range(2000):
-        now = time.monotonic()
-        late += now - laid > LONG / 2
-        laid = now
-        token.lay()
-        token.take()
-    assert bells[0].rang <= late
+def test_its_thread_sleeps_once_no_calls_come_and_looks_again_at_the_next_one(monitor: Monitor) -> None:
+    for turn in range(3):
+        lock = Lock(monitor)
+        lock.release()
+        assert monitor._looks
+        until(lambda lock=lock: lock.given == 1)  # type: ignore[misc]
+        until(lambda: not monitor._looks, f"sleep after call {turn}")
 
 
-def test_what_lies_beside_others_that_come_and_go_is_handed_over(table: Monitor) -> None:
-    """Also where it came second, and never was alone."""
-    busy, waits = Token(table), Token(table)
-    for lay_first in (busy, waits):
-        before, until_then = waits.taken_over, time.monotonic() + PATIENCE
-        lay_first.lay()
-        (waits if lay_first is busy else busy).lay()
-        while waits.taken_over == before and time.monotonic() < until_then:
-            busy.take()
-            busy.lay()
-        assert waits.taken_over == before + 1
-        busy.take()
+def test_one_beside_others_that_come_and_go_is_given_away(monitor: Monitor) -> None:
+    """Whether it is left free before them or after them."""
+    busy, waits = Lock(monitor), Lock(monitor)
+    for first, second in ((busy, waits), (waits, busy)):
+        before, deadline = waits.given, time.monotonic() + PATIENCE
+        first.release()
+        second.release()
+        while waits.given == before and time.monotonic() < deadline:
+            busy.acquire()
+            busy.release()
+        assert waits.given == before + 1
+        busy.acquire()
 
 
-def test_the_alarm_is_put_off_only_by_one_that_lies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, rings = 0.0, [0.0]
-
-    class Bell:
-        def set(self, seconds: float) -> None:
-            rings.append(now + seconds)
-
-        def clear(self) -> None:
-            rings.append(0.0)
-
-    monkeypatch.setattr(monitor, "alarm", Bell)
-    monkeypatch.setattr(monitor.time, "monotonic", lambda: now)
-    made = Monitor(lambda job: None)
-    first, second = Token(made), Token(made)
-    for now in (1.0, 1.0 + LONG / 8, 1.0 + LONG * 0.9):  # noqa: B007  (the clock: set, still right, put off)
-        first.lay()
-        assert first.take()
-    assert rings == [0.0, 1.0 + LONG, 1.0 + LONG * 1.9]
-    first.lay()
-    now = 1.0 + LONG * 1.8
-    second.lay()
-    made.rest()
-    assert rings[-1] == 1.0 + LONG * 1.9, "that of the first"
-    first.take(), second.take()
-    made.rest()
-    made.rest()
-    assert rings[-2:] == [1.0 + LONG * 1.9, 0.0], "nobody is to be woken for nothing"
-
-
-def test_from_many_threads_none_is_forgotten(table: Monitor) -> None:
-    tokens = [Token(table) for _ in range(8)]
+def test_from_many_threads_none_is_forgotten(monitor: Monitor) -> None:
+    locks = [Lock(monitor) for _ in range(8)]
     wrong: list[str] = []
 
-    def work(token: Token) -> None:
-        for turn in range(300):
-            token.lay()
+    def work(lock: Lock) -> None:
+        for turn in range(200):
+            lock.release()
             if turn % 3:
-                token.take()
+                lock.acquire()
                 continue
             deadline = time.monotonic() + PATIENCE
-            while token.free:
+            while lock.free:
                 if time.monotonic() > deadline:
                     wrong.append("forgotten")
                     return
-                time.sleep(LONG / 10)
+                time.sleep(LONG * (turn % 17))  # now and then long enough for the monitor to sleep
 
-    threads = [threading.Thread(target=work, args=(token,)) for token in tokens]
+    threads = [threading.Thread(target=work, args=(lock,)) for lock in locks]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -209,41 +119,42 @@ def test_from_many_threads_none_is_forgotten(table: Monitor) -> None:
     assert wrong == []
 
 
-def test_one_that_cannot_be_handed_over_does_not_end_the_watch(table: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_be_given_away_does_not_end_the_watch(
+    monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", told.append)
 
-    class Fails(Token):
-        def hand_over(self) -> None:
-            self.take()
+    class Fails(Lock):
+        def release_to_pool(self) -> None:
+            self.acquire()
             raise RuntimeError("can't start new thread")
 
-    fails, token = Fails(table), Token(table)
-    fails.lay()
+    fails, lock = Fails(monitor), Lock(monitor)
+    fails.release()
     until(lambda: len(told) == 1, "a word about what happened")
-    token.lay()
-    until(lambda: token.taken_over == 1)
+    lock.release()
+    until(lambda: lock.given == 1)
 
 
-def test_an_alarm_that_nobody_would_hear_is_given_back(bells: list[Counted]) -> None:
-    closed: list[bool] = []
+def test_where_no_thread_can_be_started_the_next_one_tries_again() -> None:
+    jobs: list[Callable[[], object]] = []
 
-    def none(job: object) -> None:
-        bell, close = bells[-1], bells[-1].close
-        bell.close = lambda: (close(), closed.append(True))  # type: ignore[func-returns-value]
+    def none(job: Callable[[], object]) -> None:
+        jobs.append(job)
         raise RuntimeError("can't start new thread")
 
     made = Monitor(none)
     for turn in range(2):
         with pytest.raises(RuntimeError):
-            Token(made).lay()
-        made._since.clear()
-        assert len(closed) == turn + 1, "and the next one tries again"
+            made.start()
+        assert len(jobs) == turn + 1
 
 
-def test_once_closed_it_keeps_nothing(bells: list[Counted]) -> None:
-    spawned: list[Callable[[], object]] = []
-    made = Monitor(spawned.append)
+def test_once_closed_it_begins_nothing() -> None:
+    jobs: list[Callable[[], object]] = []
+    made = Monitor(jobs.append)
     made.close()
-    Token(made).lay()
-    assert not spawned and not bells
+    made.start()
+    Lock(made).release()
+    assert not jobs

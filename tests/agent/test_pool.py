@@ -104,7 +104,7 @@ def test_a_function_may_wait_for_a_moment_as_it_is_while_there_is_room_for_other
     found: queue.Queue[bool] = queue.Queue()
 
     def asks() -> None:
-        found.put(pool.worker().may_wait())
+        found.put(pool.this_thread().may_wait())
 
     pool.submit(asks)
     assert found.get(timeout=PATIENCE)
@@ -119,10 +119,10 @@ def test_a_thread_that_reads_does_not_wait_as_it_is(pool: Pool) -> None:
     found: queue.Queue[bool] = queue.Queue()
 
     def asks() -> None:
-        worker = pool.worker()
-        worker.reads = object()  # type: ignore[assignment]
+        worker = pool.this_thread()
+        worker.receives = object()  # type: ignore[assignment]
         found.put(worker.may_wait())
-        worker.reads = None
+        worker.receives = None
 
     pool.spawn(asks)
     assert not found.get(timeout=PATIENCE)

@@ -226,19 +226,19 @@ def test_a_quick_stage_waits_for_a_slow_one(agents: list[Agent], waits: dict[str
     torch.testing.assert_close(outcome[0], local(pipe)(x))
 
 
-def test_who_waits_for_room_leaves_reading_to_others(
+def test_a_stage_that_waits_for_room_leaves_receiving_to_others(
     agents: list[Agent], waits: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it read would be heard by another thread, and it would read on until something else comes."""
+    """What it received would be heard by another thread, and it would receive on until something else comes."""
     read = []
-    read_while = agents[1].asking.read_while
+    receive_until = agents[1].requests.receive_until
 
     def told(*args: Any, **options: Any) -> None:
         if waits["for room"]:
             read.append(args)
-        read_while(*args, **options)
+        receive_until(*args, **options)
 
-    monkeypatch.setattr(agents[1].asking, "read_while", told)
+    monkeypatch.setattr(agents[1].requests, "receive_until", told)
     thread, _ = begun(gated().predict, small.data(32)[0])
     until(lambda: waits["for room"] == 1 and Counted.calls == credits.LEAST + 1)
     Gate.allowed.release(64)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from worlds import nothing_left, ties, until, world
 
-from rpcbench.agent import asking
 from rpcbench.agent.core import Agent
+from rpcbench.agent.requests import RequestSender
 from rpcbench.autograd import recorder
 from rpcbench.pipeline import Pipeline, split, stage
 from rpcbench.pipeline import lanes as lanes_
@@ -29,9 +29,7 @@ from rpcbench.pipeline.mail import CREDITS, ENDS, Mail
 from rpcbench.pipeline.slots import ALL, FORWARD, MINE, Slot, Slots
 from rpcbench.testing import Faults
 from rpcbench.transport import lane
-from rpcbench.transport.bells import Ear
 from rpcbench.transport.lane import AWAY, PLACES, ROOM, WORKS
-from rpcbench.transport.watch import Watch
 from rpcbench.wire import devices
 from rpcbench.words.errors import PipelineError, ProtocolError, WorkerLostError
 
@@ -263,36 +261,14 @@ Listening = Callable[[], tuple[int, threading.Thread, list[Any]]]
 @pytest.fixture
 def listening(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Listening:
     """As `waiting`, for one that listens for long; the number that it takes, too."""
-    monkeypatch.setattr(asking, "PATIENCE", 20.0)
-    listens, listen = threading.Event(), Watch.listen
-
-    def told(self: Watch, seconds: float, ear: Ear) -> bool | None:
-        listens.set()
-        return listen(self, seconds, ear)
+    monkeypatch.setattr(lanes_, "_SOON", 60.0)
 
     def begun() -> tuple[int, threading.Thread, list[Any]]:
-        for number in range(100, 200):
-            listens.clear()
-            thread, found = waiting(pair, number)
-            until(lambda: listens.is_set() or pair.ring.at == AWAY)
-            if listens.is_set():
-                return number, thread, found
-            pair.send(number, torch.tensor(0.0))  # after a message its reader stands by, instead of reading
-            thread.join(20)
-        raise AssertionError("it never listens")
+        thread, found = waiting(pair, 100)
+        until(lambda: pair.second._lanes._ear is not None and pair.second._lanes._ear.turn.locked())
+        return 100, thread, found
 
-    monkeypatch.setattr(Watch, "listen", told)
     return begun
-
-
-def test_who_waits_listens_and_is_woken_without_a_message(
-    pair: Pair, listening: Listening, went: Counter[bool]
-) -> None:
-    number, thread, found = listening()
-    went.clear()
-    pair.send(number, torch.tensor(5.0))
-    thread.join(20)
-    assert found == [5.0] and went == {True: 1} and pair.ring.at == WORKS
 
 
 ENDS_OF_WAITS: dict[str, Callable[[Pair], Any]] = {
@@ -307,7 +283,7 @@ ENDS_OF_WAITS: dict[str, Callable[[Pair], Any]] = {
 def test_who_waits_for_a_moment_does_nothing_else(pair: Pair, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """It listens for a bell, and whatever ends the wait rings it."""
     monkeypatch.setattr(lanes_, "_SOON", 60.0)
-    monkeypatch.setattr(Watch, "listen", pytest.fail)
+    monkeypatch.setattr(RequestSender, "receive_until", pytest.fail)
     thread, found = waiting(pair, 1)
     until(lambda: pair.second._lanes._ear is not None and pair.second._lanes._ear.turn.locked())
     ENDS_OF_WAITS[what](pair)
@@ -440,19 +416,18 @@ def test_a_lane_goes_with_the_connection_that_carries_messages(pair: Pair) -> No
     until(lambda: pair.opened == 2)
 
 
-@pytest.mark.parametrize("when", ["before it is taken", "while somebody listens"])
-def test_what_lies_there_is_found_when_the_connection_has_ended(
-    pair: Pair, listening: Listening, went: Counter[bool], when: str
-) -> None:
+@pytest.mark.parametrize("when", ["before it is taken", "while its taker waits"])
+def test_what_lies_there_is_found_when_the_connection_has_ended(pair: Pair, went: Counter[bool], when: str) -> None:
     old = pair.ring
     if when == "before it is taken":
         pair.send(1, torch.tensor(5.0))
         cut(pair)
         assert pair.take(1).item() == 5 and went == {True: 1}
     else:
-        number, thread, found = listening()
+        thread, found = waiting(pair, 1)
+        until(lambda: pair.ring.at == AWAY)
         cut(pair)
-        pair.send(number, torch.tensor(5.0))
+        pair.send(1, torch.tensor(5.0))
         thread.join(20)
         assert found == [5.0]
     went.clear()

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from worlds import ties, until, world
 
-from rpcbench.agent.asking import Asking
 from rpcbench.agent.core import Agent
+from rpcbench.agent.requests import RequestSender
 from rpcbench.pipeline import Pipeline, stage
 from rpcbench.pipeline.slots import FORWARD, Slot, Slots
 from rpcbench.testing import Faults
@@ -214,17 +214,17 @@ def test_ctrl_c_between_two_calls_ends_the_step_on_the_worker_that_has_one(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = small.pipeline(microbatches=1)
-    begin = Asking.begin
+    send = RequestSender.send
 
-    def interrupted(self: Asking, to: int, message: Any, seconds: float | None, waits: bool = False) -> None:
-        begin(self, to, message, seconds, waits)
+    def interrupted(self: RequestSender, to: int, message: Any, seconds: float | None) -> None:
+        send(self, to, message, seconds)
         if message.label.endswith("run"):  # the other worker gets none
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Asking, "begin", interrupted)
+    monkeypatch.setattr(RequestSender, "send", interrupted)
     with pytest.raises(KeyboardInterrupt), pipe.batch(*small.data(4)):
         pass
-    monkeypatch.setattr(Asking, "begin", begin)
+    monkeypatch.setattr(RequestSender, "send", send)
     with pipe.batch(*small.data(4)) as batch:
         assert batch.loss > 0
     assert not _taking

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import queue
 import select
-import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from rpcbench.transport.bells import Bell, Ear
-from rpcbench.transport.watch import Watch
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "eventfd"), reason="this system has no bells")
 
@@ -124,50 +122,3 @@ def test_in_a_forked_child_nobody_waits_for_who_has_waited(pair: tuple[Bell, Ear
     ear.forked()
     ear.ring()
     ear.close()
-
-
-# -- with a socket
-@pytest.fixture
-def watched(pair: tuple[Bell, Ear]) -> Iterator[tuple[Bell, Ear, socket.socket, Watch]]:
-    bell, ear = pair
-    here, there = socket.socketpair()
-    with here, there:
-        made = Watch(here)
-        made.hear(ear)
-        yield bell, ear, there, made
-        made.close()
-
-
-def test_a_bell_ends_the_wait_for_a_message(watched: tuple[Bell, Ear, socket.socket, Watch]) -> None:
-    bell, ear, there, watch = watched
-    assert watch.listen(0, ear) is False
-    bell.ring()
-    assert watch.listen(20, ear) is None and watch.listen(0, ear) is False, "it was heard"
-    there.send(b"x")
-    assert watch.listen(20, ear) is True
-    bell.ring()
-    assert watch.listen(20, ear) is True and not rings(ear), "both, and the bell was heard, too"
-
-
-def test_of_two_who_listen_one_does(watched: tuple[Bell, Ear, socket.socket, Watch]) -> None:
-    bell, ear, _, watch = watched
-    bell.ring()
-    with ear.turn:
-        assert watch.listen(20, ear) is False and rings(ear)
-    assert watch.listen(20, ear) is None
-
-
-def test_who_only_waits_for_messages_hears_no_bell(watched: tuple[Bell, Ear, socket.socket, Watch]) -> None:
-    bell, ear, _, watch = watched
-    bell.ring()
-    assert not watch.readable(0) and rings(ear)
-
-
-def test_who_listens_at_the_bell_of_another_connection_does_not_wait(
-    watched: tuple[Bell, Ear, socket.socket, Watch],
-) -> None:
-    _, _, there, watch = watched
-    other = Ear()
-    there.send(b"x")
-    assert watch.listen(20, other) is False
-    other.close()

@@ -105,8 +105,11 @@ HELLOS = {
     "no nonce": (forged(nonce=None), "does not speak rpcbench"),
     "length beyond": (b"\xff\xff" + forged()[2:], "does not speak rpcbench"),
     "cut off": (bytes([40, 0]) + forged()[2:], "does not speak rpcbench"),
-    "version": (forged(protocol=HERE.protocol + 1), "this process has protocol 2, .*the peer has protocol 3, "),
-    "python": (forged(python="3.7.1"), r"the peer has protocol 2, Python 3\.7\.1, .*Use the same"),
+    "version": (
+        forged(protocol=HERE.protocol + 1),
+        f"this process has protocol {HERE.protocol}, .*the peer has protocol {HERE.protocol + 1}, ",
+    ),
+    "python": (forged(python="3.7.1"), rf"the peer has protocol {HERE.protocol}, Python 3\.7\.1, .*Use the same"),
     "versions": (forged(torch=2), "makes no sense"),
     "cluster": (forged(cluster="letters"), "another cluster"),
     "id": (forged(id="1"), "makes no sense"),

@@ -106,7 +106,7 @@ def test_nothing_that_has_come_is_left_where_nobody_is_told_of_it() -> None:
     one.send(b"large", Body(b"", b"", [bytes(1 << 18)]), True)
     arrived: list[bytes] = []
     while len(arrived) < 6:
-        assert other.watch is not None and other.watch.readable(PATIENCE)
+        assert other.watch is not None and other.watch.poll(PATIENCE)
         frames = other.read()
         assert not isinstance(frames, Ending) and not other._stream.pending
         arrived += [frame.control for frame in frames]

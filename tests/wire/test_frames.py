@@ -174,10 +174,10 @@ def test_memory_that_is_not_shared_is_neither_lent_nor_given_back(data: bytes, w
         feed(Decoder(SMALL), data, [4096])
 
 
-def test_a_message_of_its_own_read_brings_its_hint() -> None:
+def test_a_message_of_its_own_read_is_whole() -> None:
     decoder = Decoder(LIMITS)
-    (frame,) = feed(decoder, encode_small(b"abc", Body(b"defg", b"hi", []), 7), [5000])
-    assert plain(frame) == (b"abc", b"defg", b"hi", []) and decoder.hint == 7 and decoder.idle
+    (frame,) = feed(decoder, encode_small(b"abc", Body(b"defg", b"hi", [])), [5000])
+    assert plain(frame) == (b"abc", b"defg", b"hi", []) and decoder.idle
 
 
 def test_what_follows_half_a_message_is_its_other_half() -> None:

@@ -1,4 +1,4 @@
-"""Calls whose caller does nothing but wait: the short way, and how they leave it where it is not short."""
+"""Calls whose caller does nothing but wait: a future is made of one only where its reply takes time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from worlds import nothing_left, until, world
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.interrupts import uninterrupted
-from rpcbench.agent.turns import Turn
-from rpcbench.agent.waiting import Waiting
+from rpcbench.agent.requests import PendingCalls, SyncCall
 from rpcbench.protocol import short
 from rpcbench.rpc import remote, rpc_sync
 from rpcbench.wire.messages import EMPTY, Result
@@ -36,13 +34,13 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of the calls that futures have been made of."""
     numbers: list[int] = []
-    make = Waiting.future
+    make = PendingCalls._future
 
-    def counting(self: Waiting, number: int, help_along: Any) -> Future[Any]:
+    def counting(self: PendingCalls, receive: Any, number: int) -> Future[Any]:
         numbers.append(number)
-        return make(self, number, help_along)
+        return make(self, receive, number)
 
-    monkeypatch.setattr(Waiting, "future", counting)
+    monkeypatch.setattr(PendingCalls, "_future", counting)
     return numbers
 
 
@@ -83,16 +81,6 @@ def test_one_that_takes_its_time_makes_one(agents: list[Agent], made: list[int])
     nothing_left(agents)
 
 
-def test_after_a_rest_the_general_way_is_taken_again(agents: list[Agent], made: list[int]) -> None:
-    """The machine has more to do then: to see to it that acknowledgements go out, and come."""
-    until(_without(made, lambda: rpc_sync("worker1", abs, (-2,))))
-    until(lambda: not any(agent.machine.ask(lambda node: node.delivery.ticking) for agent in agents), "rest")
-    before = len(made)
-    assert rpc_sync("worker1", abs, (-2,)) == 2 and len(made) == before + 1
-    until(_without(made, lambda: rpc_sync("worker1", abs, (-2,))))
-    nothing_left(agents)
-
-
 def test_an_error_is_raised_as_it_came(agents: list[Agent], made: list[int]) -> None:
     def failing() -> None:
         with pytest.raises(ValueError, match="no such thing") as caught:
@@ -109,31 +97,24 @@ def test_ctrl_c_while_the_answer_comes_is_not_lost(agents: list[Agent], made: li
             rpc_sync("worker1", interrupt)
             time.sleep(1)  # where it came after the answer
         nothing_left(agents)
-        assert not agents[0].waiting.due()
+        assert not agents[0].pending.due()
 
     for _ in range(20):
         interrupted()
     assert rpc_sync("worker1", abs, (-2,)) == 2
 
 
-def test_what_takes_time_to_copy_lets_others_read_meanwhile(agents: list[Agent], made: list[int]) -> None:
-    large = torch.ones(1 << 18)  # of a megabyte
-    until(_without(made, lambda: rpc_sync("worker1", len, (large,))))
-    larger = torch.ones(1 << 20)
-    assert not any(_without(made, lambda: rpc_sync("worker1", len, (larger,)))() for _ in range(5))
-
-
 def test_an_agent_that_stops_as_a_call_begins_ends_it(
     agents: list[Agent], made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     until(_without(made, lambda: rpc_sync("worker1", abs, (-2,))))
-    turn = Waiting.turn
+    sync_call = PendingCalls.sync_call
 
-    def late(self: Waiting, *call: Any) -> Turn:
+    def late(self: PendingCalls, *call: Any) -> SyncCall:
         agents[0].stop()
-        return turn(self, *call)
+        return sync_call(self, *call)
 
-    monkeypatch.setattr(Waiting, "turn", late)
+    monkeypatch.setattr(PendingCalls, "sync_call", late)
     raised: list[type[BaseException]] = []
 
     def calling() -> None:
@@ -164,7 +145,7 @@ def test_where_ctrl_c_could_come_between_two_steps_the_general_way_is_taken(
     assert steps == ["resolve", "answer"]
 
 
-def test_many_threads_take_turns(agents: list[Agent]) -> None:
+def test_many_threads_call_at_once(agents: list[Agent]) -> None:
     wrong: list[int] = []
 
     def calls(number: int) -> None:
@@ -180,43 +161,43 @@ def test_many_threads_take_turns(agents: list[Agent]) -> None:
     nothing_left(agents)
 
 
-# -- an answer and a future that have to find each other
-def _turn() -> tuple[Turn, Future[Any]]:
+# -- a reply and a future that have to find each other
+def _call() -> tuple[SyncCall, Future[Any]]:
     future: Future[Any] = Future()
-    return Turn(7, lambda number: future, None), future
+    return SyncCall(7, lambda waiting: None, lambda number: future, ()), future
 
 
 def _later(job: Callable[[], None]) -> None:
-    raise AssertionError("somebody waits for it")
+    raise AssertionError("a thread waits for it")
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_the_future_has_the_answer_whichever_comes_first(early: bool) -> None:
-    turn, future = _turn()
-    assert turn.waits() and turn.keeps is None
+def test_the_future_has_the_reply_whichever_comes_first(early: bool) -> None:
+    call, future = _call()
+    assert call.waits()
     if early:
-        turn.deliver(lambda: 3, _later, True)
-    assert turn.future() is future and turn.follows(future) and not turn.follows(Future())
+        call.deliver(lambda: 3, _later, True)
+    assert call.future() is future and call.follows(future) and not call.follows(Future())
     if not early:
-        turn.deliver(lambda: 3, _later, True)
-    assert not turn.waits() and turn.wait() == future.wait() == 3
+        call.deliver(lambda: 3, _later, True)
+    assert not call.waits() and call.wait() == future.wait() == 3
 
 
-def test_who_waits_long_is_woken() -> None:
-    turn, future = _turn()
+def test_a_thread_that_waits_long_is_woken() -> None:
+    call, future = _call()
     found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(turn.wait()))
+    thread = threading.Thread(target=lambda: found.append(call.wait()))
     thread.start()
     until(lambda: bool(future._waiters), "the thread to wait")
-    turn.deliver(lambda: 3, _later, True)
+    call.deliver(lambda: 3, _later, True)
     thread.join(20)
     assert found == [3]
 
 
-def test_an_answer_that_nobody_waits_for_any_more_is_opened_where_it_must_be() -> None:
+def test_a_reply_that_no_thread_waits_for_any_more_is_opened_where_it_must_be() -> None:
     """It may bring RRefs."""
-    turn, _ = _turn()
+    call, _ = _call()
     opened: list[int] = []
-    turn.deliver(lambda: opened.append(1), lambda job: job(), False)
-    turn.cancel()
+    call.deliver(lambda: opened.append(1), lambda job: job(), False)
+    call.cancel()
     assert opened == [1]

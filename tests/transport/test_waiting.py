@@ -1,0 +1,128 @@
+"""When a thread that waits spins, and when it sleeps at once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+
+import pytest
+
+from rpcbench.transport.waiting import _FEWEST, _MOST, _TAKEN, SPIN_SECONDS, AdaptiveSpin, Watch
+
+
+class Peer:
+    """Sends something after so many seconds by a clock of its own; each look takes a microsecond, or longer."""
+
+    def __init__(self):
+        self.now = self.due = 0.0
+        self.looks = 0
+        self.look_takes = 1e-6
+
+    def ready(self):
+        self.looks += 1
+        self.now += self.look_takes
+        return self.now >= self.due
+
+    def slept(self, spin, seconds):
+        """Wait once as a thread does; whether it had to sleep."""
+        self.due, self.looks = self.now + seconds, 0
+
+        def sleep():
+            self.now = max(self.now, self.due)
+            return True
+
+        return spin.wait(sleep) is not None
+
+
+@pytest.fixture
+def peer():
+    return Peer()
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
+    monkeypatch.delenv("RPCBENCH_EAGER", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+
+
+@pytest.fixture
+def spin(peer):
+    return AdaptiveSpin(peer.ready, lambda: peer.now)
+
+
+def test_a_short_wait_never_sleeps(peer, spin):
+    assert not any(peer.slept(spin, SPIN_SECONDS / 2) for _ in range(5))
+
+
+def test_a_long_wait_is_spun_for_once_and_the_next_ones_not_at_all(peer, spin):
+    assert peer.slept(spin, 3600)
+    assert peer.looks > 1
+    for _ in range(3):
+        assert peer.slept(spin, 3600)
+        assert peer.looks == 0
+
+
+def test_a_spin_lasts_a_moment(peer, spin):
+    begun, woken = peer.now, []
+    peer.due = begun + 3600
+    spin.wait(lambda: woken.append(peer.now))
+    assert SPIN_SECONDS <= woken[0] - begun < 2 * SPIN_SECONDS
+
+
+def test_after_a_short_wait_that_slept_it_spins_again(peer, spin):
+    peer.slept(spin, 3600)
+    assert peer.slept(spin, SPIN_SECONDS / 2), "it could not know"
+    assert not peer.slept(spin, SPIN_SECONDS / 2)
+
+
+def test_where_others_want_the_core_it_sleeps_for_a_while(peer, spin):
+    peer.look_takes = 2 * _TAKEN
+    assert peer.slept(spin, SPIN_SECONDS / 2)
+    peer.look_takes = 1e-6
+    assert [peer.slept(spin, SPIN_SECONDS / 2) for _ in range(_FEWEST + 1)] == [True] * _FEWEST + [False]
+
+
+def test_and_longer_each_time_that_they_still_do(peer, spin):
+    peer.look_takes, waits = 2 * _TAKEN, []
+    for number in range(4000):
+        peer.slept(spin, SPIN_SECONDS / 2)
+        if peer.looks:
+            waits.append(number)
+    between = [later - sooner - 1 for sooner, later in itertools.pairwise(waits)]
+    assert between[:3] == [_FEWEST, 2 * _FEWEST, 4 * _FEWEST] and between[-1] == between[-2] == _MOST
+
+
+def test_what_is_there_already_takes_one_look(peer, spin):
+    assert not peer.slept(spin, 0)
+    assert peer.looks == 1
+
+
+@pytest.mark.parametrize("why", ["RPCBENCH_EAGER", "one core"])
+def test_it_does_not_spin_where_the_user_says_so_or_there_is_one_core(peer, why, monkeypatch):
+    if why == "one core":
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    else:
+        monkeypatch.setenv(why, "0")
+    spin = AdaptiveSpin(peer.ready, lambda: peer.now)
+    assert [peer.slept(spin, SPIN_SECONDS / 2) for _ in range(3)] == [True] * 3
+    assert peer.looks == 0
+
+
+def test_the_watch_wakes_only_while_it_is_armed():
+    here, there = socket.socketpair()
+    with here, there:
+        watch = Watch(here)
+        try:
+            assert not watch.ready() and not watch.poll(0.0)
+            there.send(b".")
+            assert watch.ready() and watch.poll(0.0)
+            assert watch._armed.poll(0) == []
+            watch.arm()
+            watch.sleep()
+            assert watch._armed.poll(0) == [], "once"
+            watch.arm()
+            watch.disarm()
+            assert watch._armed.poll(0) == []
+        finally:
+            watch.close()
