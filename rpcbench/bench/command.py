@@ -15,22 +15,22 @@ from rpcbench.bench.compare import compare
 from rpcbench.bench.pair import BenchError
 from rpcbench.bench.peer_cells import PEERS
 from rpcbench.bench.plan import Plan
-from rpcbench.bench.report import as_markdown, as_plot, as_table, as_values
+from rpcbench.bench.report import as_columns, as_markdown, as_plot, as_table, as_values
 from rpcbench.words.errors import RpcError
 
 OURS = "rpcbench"
 _WIDE = 150
-_BENCH, _PEERS = "bench", "peers"
+_BENCH, _PEERS, _COLUMNS = "bench", "peers", "interpreters"
 OUR_MODULE = "rpcbench.rpc"
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where to write figures, plot and table; the table goes between the marks that the README has for it."""
+    """Where to write figures, plot and table; the table goes between the marks that the Markdown file has for it."""
 
     json: Path | None = None
     svg: Path | None = None
-    readme: Path | None = None
+    markdown: Path | None = None
 
 
 def run(*, against: str, seed: int, quick: bool, rounds: int | None, only: Sequence[str], files: Files) -> None:
@@ -38,25 +38,25 @@ def run(*, against: str, seed: int, quick: bool, rounds: int | None, only: Seque
     plan = Plan.quick(seed) if quick else Plan(seed)
     if rounds is not None:
         plan = replace(plan, rounds=rounds)
-    if files.readme:
-        _between_marks(files.readme, _BENCH, "")
+    if files.markdown:
+        _between_marks(files.markdown, _BENCH, "")
     figures = compare({OURS: OUR_MODULE, against: sides.module_of(against)}, plan, chosen(plan, only))
     Console(width=None if sys.stdout.isatty() else _WIDE).print(as_table(figures, OURS, against, plan))
     if files.json:
         files.json.write_text(json.dumps(as_values(figures, OURS, against, plan), indent=2) + "\n")
     if files.svg:
         files.svg.write_text(as_plot(figures, OURS, against, plan))
-    if files.readme:
-        files.readme.write_text(_between_marks(files.readme, _BENCH, as_markdown(figures, OURS, against, plan)))
+    if files.markdown:
+        files.markdown.write_text(_between_marks(files.markdown, _BENCH, as_markdown(figures, OURS, against, plan)))
 
 
-def _between_marks(readme: Path, name: str, table: str) -> str:
-    """The text of the README with this table. RpcError where it has no place for it."""
+def _between_marks(file: Path, name: str, table: str) -> str:
+    """The text of the file with this table. RpcError where it has no place for it."""
     begin_mark, end_mark = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before, begin, rest = readme.read_text().partition(begin_mark)
+    before, begin, rest = file.read_text().partition(begin_mark)
     _, end, after = rest.partition(end_mark)
     if not (begin and end):
-        raise RpcError(f"{readme} has no place for the table: put the lines {begin_mark} and {end_mark} there")
+        raise RpcError(f"{file} has no place for the table: put the lines {begin_mark} and {end_mark} there")
     return f"{before}{begin}\n{table}{end}{after}"
 
 
@@ -67,6 +67,14 @@ def chosen(plan: Plan, only: Sequence[str]) -> list[str]:
         if not any(text in title for title in known):
             raise RpcError(f"no row has {text!r} in its title; there are\n  " + "\n  ".join(known))
     return [title for title in known if not only or any(text in title for text in only)]
+
+
+def run_columns(runs: Sequence[Path], *, files: Files) -> None:
+    """Print the figures of runs under several interpreters side by side. RpcError where there is no place for them."""
+    table = as_columns([json.loads(run.read_text()) for run in runs])
+    print(table, end="")
+    if files.markdown:
+        files.markdown.write_text(_between_marks(files.markdown, _COLUMNS, table))
 
 
 def run_scaling(*, quick: bool, files: Files) -> None:
@@ -112,8 +120,8 @@ def run_pipelines(*, quick: bool, seed: int, files: Files) -> None:
 
 def run_peers(names: Sequence[str], *, quick: bool, files: Files) -> None:
     """Print what was seen in notebooks of ours and of other libraries: these, or all that are installed."""
-    if files.readme:
-        _between_marks(files.readme, _PEERS, "")
+    if files.markdown:
+        _between_marks(files.markdown, _PEERS, "")
     measured = peer_table.chosen(names)
     for peer in PEERS.values() if not names else ():
         if not peer.is_installed:
@@ -129,8 +137,8 @@ def run_peers(names: Sequence[str], *, quick: bool, files: Files) -> None:
     Console(width=None if sys.stdout.isatty() else _WIDE).print(peer_table.as_table(found))
     if files.json:
         files.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
-    if files.readme:
-        files.readme.write_text(_between_marks(files.readme, _PEERS, peer_table.as_markdown(found)))
+    if files.markdown:
+        files.markdown.write_text(_between_marks(files.markdown, _PEERS, peer_table.as_markdown(found)))
 
 
 def run_soak(*, quick: bool) -> None:

@@ -14,13 +14,12 @@ SECONDS, BYTES, CORES = "s", "B", "cores"
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The `ratio` theirs / ours, at least (`stretch` is welcome); or `most` of ours.
+    """The `ratio` theirs / ours, at least; or `most` of ours.
 
     `most` is in the unit of the row, or, where `of` names another row, a multiple of what ours takes there.
     """
 
     ratio: float | None = None
-    stretch: float | None = None
     most: float | None = None
     of: str = ""
 

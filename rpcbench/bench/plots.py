@@ -18,10 +18,10 @@ _MARGIN = 60
 Point = tuple[float, float]
 
 
-def bars(title: str, ratios: Sequence[tuple[str, float, float | None]]) -> str:
-    """One bar a (label, ratio, goal), on a logarithmic axis that begins at 1; a tick at the goal."""
-    low = min(1.0, *(ratio for _, ratio, _ in ratios))
-    high = max(2.0, *(max(ratio, goal or 1.0) for _, ratio, goal in ratios))
+def bars(title: str, ratios: Sequence[tuple[str, float]]) -> str:
+    """One bar a (label, ratio), on a logarithmic axis that begins at 1."""
+    low = min(1.0, *(ratio for _, ratio in ratios))
+    high = max(2.0, *(ratio for _, ratio in ratios))
     at = _Axis(low, high, _LABELS, _LABELS + _SPACE)
     return _drawing(_LABELS + _SPACE + 60, _LINE * (len(ratios) + 2), [
         _text(10, 16, title, "start"),
@@ -30,14 +30,12 @@ def bars(title: str, ratios: Sequence[tuple[str, float, float | None]]) -> str:
     ])  # fmt: skip
 
 
-def _bar(label: str, ratio: float, goal: float | None, *, y: float, at: _Axis) -> Iterator[str]:
+def _bar(label: str, ratio: float, *, y: float, at: _Axis) -> Iterator[str]:
     left, right = sorted((at(1), at(ratio)))
     colour = _BAR if ratio >= 1 else _OURS_SLOWER
     yield _text(_LABELS - 60, y + 13, label, "end")
     yield f'<rect x="{left:.1f}" y="{y + 3}" width="{right - left:.1f}" height="{_LINE - 8}" fill="{colour}"/>'
     yield _text(max(right, at(1)) + 5, y + 13, f"{ratio:.2f}x", "start")
-    if goal is not None:
-        yield _line((at(goal), y), (at(goal), y + _LINE - 2), _MARK)
 
 
 def curves(title: str, x: str, y: str, points: Mapping[str, Sequence[Point]]) -> str:

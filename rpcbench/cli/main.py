@@ -87,7 +87,10 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--seed", type=int, help="repeat the draws of an earlier run")
     bench.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
     bench.add_argument("--svg", type=Path, metavar="FILE", help="also plot the ratios here")
-    bench.add_argument("--readme", type=Path, metavar="FILE", help="also put the table into this file")
+    bench.add_argument("--markdown", type=Path, metavar="FILE", help="also put the table into this file")
+    bench.add_argument(
+        "--columns", nargs="+", type=Path, metavar="JSON", help="instead: put what --json has written side by side"
+    )
     bench.set_defaults(run=_bench)
     return parser
 
@@ -141,7 +144,10 @@ def _bench(options: argparse.Namespace) -> None:
         soak.without_caches()
         command.run_soak(quick=options.quick)
         return
-    files = command.Files(options.json, options.svg, options.readme)
+    files = command.Files(options.json, options.svg, options.markdown)
+    if options.columns:
+        command.run_columns(options.columns, files=files)
+        return
     if options.peers is not None:
         command.run_peers(options.peers, quick=options.quick, files=files)
         return

@@ -86,9 +86,10 @@ def test_what_does_not_do_as_it_should_is_an_error() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("no_leaks")
-@pytest.mark.parametrize("kind", ["process", pytest.param("kernel", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["process", "kernel"])
 def test_one_run_measures_every_bound(kind: str) -> None:
     bounds = list(notebook.measure(QUICK, 7, kind))
     assert len({bound.title for bound in bounds}) == 12

@@ -127,7 +127,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_table_is_printed_and_written(measured, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     readme, file = tmp_path / "README.md", tmp_path / "found.json"
     readme.write_text("before\n<!-- peers -->\nold\n<!-- end of peers -->\nafter\n")
-    assert main(["bench", "--peers", "--readme", str(readme), "--json", str(file)]) == 0
+    assert main(["bench", "--peers", "--markdown", str(readme), "--json", str(file)]) == 0
     assert measured == ["rpcbench", "Dask"]
     out = capsys.readouterr().out
     assert "Ray is not installed here: pip install ray" in out
