@@ -325,6 +325,7 @@ def lead_passes_on(rank: int, url: str) -> None:
         for other in range(3):
             await_rank(other)
         rpc.rpc_sync("rank0", all_there)
+        _heard.set()
     {0: goes_first, 1: goes_second, 2: goes_and_comes_again, 3: goes_last}[rank](url, late, over)
     assert not [name for kind, name in heard if kind == "lost"], heard
 
@@ -336,8 +337,17 @@ def all_there() -> None:
 _all_there = threading.Barrier(3)
 
 
+def heard() -> None:
+    assert _heard.wait(20)
+
+
+_heard = threading.Event()
+
+
 def goes_first(url: str, late: Path, over: Path) -> None:
     world = rpc._get_current_rpc_agent()._peers.me.epoch
+    for other in ("rank1", "rank2"):  # a worker that leaves does not wait for what it has yet to answer
+        rpc.rpc_sync(other, heard)
     rpc.shutdown()
     await_file(over)
     join(0, url, world_size=None)
