@@ -393,13 +393,13 @@ def test_a_thread_that_has_run_a_call_leaves_the_loop_to_the_one_that_is_idle(tw
     _gate.clear(), _held.clear()
     long = rpc_async("worker1", hold)
     until(lambda: bool(_held), "the call")
-    (thread,) = [thread for thread in threading.enumerate() if getattr(thread, "lends", None) is not None]
+    thread = next(thread for thread in two[1]._pool._threads if thread.lends is not None)
     receiver: Any = _receiver(two[1])
     until(lambda: receiver._idle, "another thread, which is idle")
     _gate.set()
     assert long.wait()
-    until(lambda: thread.lends is None, "the end of the call")  # type: ignore[attr-defined]
-    assert thread.receives is None and receiver._idle  # type: ignore[attr-defined]
+    until(lambda: thread.lends is None, "the end of the call")
+    assert thread.receives is None and receiver._idle
 
 
 class _Quiet:

@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(400)
 WHERE = "import os\nprint('it runs in', os.getpid())"
 OPTIONS = "%%remote worker2 -o y\ny = 6 * 7"
 DROPPED = "print('dropped')"
+WORKERS = "cluster.workers if 'cluster' in globals() else None"
 PANELS = "[type(w).__name__ for w in __import__('ipywidgets').Widget.widgets.values() if 'Panel' in str(type(w))]"
 RESTART = "() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
 
@@ -75,7 +76,7 @@ def _start(notebook, side):
     side.get_by_text("Runs %load_ext rpcbench in this notebook's kernel first").wait_for()
     side.get_by_role("button", name="Start 2 workers").click()
     side.get_by_role("listitem").filter(has_text="worker2ready").wait_for()
-    until(lambda: notebook.value("cluster.workers") == ["worker1", "worker2"], "both workers")
+    until(lambda: notebook.value(WORKERS) == ["worker1", "worker2"], "both workers")
     notebook.page.get_by_role("button", name="rpcbench: 2 workers").wait_for()
 
 
