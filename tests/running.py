@@ -24,6 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import addresses
+import nbval.kernel
 import pytest
 
 WORKERS_PER_CORE = 2  # tests wait about as long as they compute
@@ -52,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # pytest-xdist keeps the order that `_rank` gives
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # by execnet, or by a shell with a background job
         signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it
+    nbval.kernel.KernelManager = addresses.kernel_manager
     if config.getoption("numprocesses", None):
         config.pluginmanager.register(Groups())
         config.pluginmanager.register(Times())

@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -203,12 +204,12 @@ def kernel(environ: dict[str, str], module: str = "") -> Iterator[Kernel]:
     """A kernel with these variables on top of ours; with `module` that one in place of ipykernel, which is then
     interrupted by a message."""
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    # The blocking manager leaves an event loop of its own open.
-    manager = AsyncKernelManager(kernel_name="python3")
-    if module:
-        spec = cast(Any, manager.kernel_spec)
-        spec.argv, spec.interrupt_mode = [sys.executable, "-m", module, "-f", "{connection_file}"], "message"
-    with asyncio.Runner() as runner:
+    with tempfile.TemporaryDirectory(prefix="rpcbench-kernel") as folder, asyncio.Runner() as runner:
+        # The blocking manager leaves an event loop of its own open.
+        manager = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{folder}/kernel")
+        if module:
+            spec = cast(Any, manager.kernel_spec)
+            spec.argv, spec.interrupt_mode = [sys.executable, "-m", module, "-f", "{connection_file}"], "message"
         runner.run(_awaited(manager.start_kernel(env={**os.environ, **environ}, **silent)))
         try:
             made = Kernel(manager, runner)

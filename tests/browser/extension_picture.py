@@ -1,6 +1,6 @@
 """The pictures of the JupyterLab extension in the docs.
 
-    python tests/browser/extension_picture.py --shot docs/pictures/extension-light.png [--dark]
+    PYTHONPATH=tests python tests/browser/extension_picture.py --shot docs/pictures/extension-light.png [--dark]
 
 A cell runs in the notebook while the picture is taken, one worker is busy and one is lost.
 """

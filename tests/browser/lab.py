@@ -1,7 +1,7 @@
 """JupyterLab in a headless Chromium: what a user has in front of them, for tests and for the picture in the README.
 
-    python tests/browser/lab.py --shot docs/panels.png [--dark]
-    python tests/browser/lab.py --each docs/pictures [--dark]
+    PYTHONPATH=tests python tests/browser/lab.py --shot docs/panels.png [--dark]
+    PYTHONPATH=tests python tests/browser/lab.py --each docs/pictures [--dark]
 
 Rules
 - Server, kernels and browser have folders of their own, made anew for each run: no settings of this machine's user.
@@ -19,7 +19,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import addresses
 import nbformat
 
 if TYPE_CHECKING:
@@ -228,13 +228,19 @@ def running(folder: Path, dark: bool = False, front: str = "jupyterlab") -> Iter
 
 @contextlib.contextmanager
 def _server(folder: Path, token: str, dark: bool, front: str) -> Iterator[str]:
+    with addresses.port() as port, tempfile.TemporaryDirectory(prefix="rpcbench-lab") as runtime:
+        yield from _server_at(port, Path(runtime), folder, token, dark, front)
+
+
+def _server_at(port: int, runtime: Path, folder: Path, token: str, dark: bool, front: str) -> Iterator[str]:
     home = folder / ".home"
     _write_settings(home / "settings", dark)
     shutil.copytree(EXTENSION, home / "data" / "labextensions" / "rpcbench")  # this checkout's, whatever is installed
-    own = {"CONFIG_DIR": "config", "DATA_DIR": "data", "RUNTIME_DIR": "runtime"}
+    own = {"CONFIG_DIR": "config", "DATA_DIR": "data"}
     env = {
         **os.environ,
         **{f"JUPYTER_{name}": str(home / part) for name, part in own.items()},
+        "JUPYTER_RUNTIME_DIR": str(runtime),  # with a short path, as the paths of its kernels' sockets need it
         "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
         "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
         "IPYTHONDIR": str(home / "ipython"),
@@ -242,11 +248,9 @@ def _server(folder: Path, token: str, dark: bool, front: str) -> Iterator[str]:
         "JUPYTER_PREFER_ENV_PATH": "0",  # else a virtual environment's own come first
         "JUPYTER_TOKEN": token,
     }
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0"]
     options += [f"--ServerApp.root_dir={folder}", f"--{APPS[front]}.expose_app_in_browser=True"]
+    options += ["--KernelManager.transport=ipc"]
     log = home / "server.log"
     with log.open("w") as out:
         server = subprocess.Popen(

@@ -1,4 +1,6 @@
-"""The pictures of panels in the docs, taken in JupyterLab: `python tests/browser/shots.py docs/pictures`.
+"""The pictures of panels in the docs, taken in JupyterLab.
+
+    PYTHONPATH=tests python tests/browser/shots.py docs/pictures
 
 Each panel once in the light theme and once in the dark one, of a cluster that is at work.
 """

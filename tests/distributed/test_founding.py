@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import addresses
 import pytest
 import torch
 from distributed_outcome import outcome
@@ -28,10 +29,9 @@ def cluster() -> Iterator[rpcbench.Cluster]:
 
 
 @pytest.fixture
-def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+def port() -> Iterator[int]:
+    with addresses.port() as kept:
+        yield kept
 
 
 def found(**how: Any) -> tuple[int, int, float]:
@@ -154,10 +154,10 @@ def test_a_store_is_kept_on_the_address_that_was_named(port: int) -> None:
     stores.forget("127.0.0.1", port)
 
 
-def test_a_port_that_is_taken_is_told_of(port: int) -> None:
+def test_a_port_that_is_taken_is_told_of() -> None:
     with socket.socket() as taken, pytest.raises(CollectiveError, match=r"rank 0 cannot keep .* name another"):
-        taken.bind(("127.0.0.1", port))
-        stores.store_at(stores.read(f"tcp://127.0.0.1:{port}", 0, 2), 5)
+        taken.bind(("127.0.0.1", 0))
+        stores.store_at(stores.read(f"tcp://127.0.0.1:{taken.getsockname()[1]}", 0, 2), 5)
 
 
 BACKENDS = [("tcp", "torch has dropped the backend 'tcp': use 'gloo'"), ("smoke", "there is no backend 'smoke'")]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import addresses
 import pytest
 
 from rpcbench.cli.main import main
@@ -29,12 +29,11 @@ dist.barrier()
 ])  # fmt: skip
 def test_ranks_of_a_script(tmp_path: Path, option: tuple[str, ...], passed: list[str]) -> None:
     (script := tmp_path / "script.py").write_text(SCRIPT)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [sys.executable, "-c", "from rpcbench.cli.main import main; raise SystemExit(main())", "launch", *option]
-    command += ["--nproc_per_node", "2", f"--master_port={port}", str(script), "--epochs", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    command += ["--nproc_per_node", "2"]
+    with addresses.port() as port:
+        command += [f"--master_port={port}", str(script), "--epochs", "3"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     wanted = [[*(each.format(rank) for each in passed), "--epochs", "3"] for rank in range(2)]
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2: 11 {wanted[rank]}" for rank in range(2)]

@@ -8,9 +8,9 @@ import re
 import signal
 from dataclasses import dataclass, field
 
+import addresses
 import pytest
 import zmq
-from jupyter_client.manager import KernelManager
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NOT_OUTPUT = {"status", "execute_input", "comm_open", "comm_msg", "comm_close"}
@@ -50,7 +50,7 @@ class Kernel:
     def __init__(self, kind=""):
         self.kind = kind  # of its workers
         self.hangs = False
-        self.manager = KernelManager(kernel_name="python3")
+        self.manager = addresses.kernel_manager(kernel_name="python3")
         self.manager.start_kernel()
         self.client = self.manager.client()
         self.client.start_channels()
