@@ -79,7 +79,7 @@ def test_what_was_cleaned_up_is_not_told(leak_check) -> None:
 def test_a_skipped_browser_test_fails_where_one_is_required(tmp_path: Path, required: str, outcome: str) -> None:
     test = "import pytest\n@pytest.mark.browser\ndef test_it():\n    pytest.skip('no Chromium')\n"
     (tmp_path / "test_it.py").write_text(test)
-    for name in ("conftest.py", "leaks.py", "running.py", "exercises.py", "sizes.py"):
+    for name in ("addresses.py", "conftest.py", "leaks.py", "running.py", "exercises.py", "sizes.py"):
         (tmp_path / name).write_text(Path(__file__).with_name(name).read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    browser\n    alone\n")
     done = subprocess.run(

@@ -57,7 +57,7 @@ LIBRARIES: dict[str, list[str]] = {  # and of tests/rebind_libraries.py
     "collector": ["{0: [[2.0, 2.0], [20.0, 20.0]], 1: [[4.0, 4.0], [40.0, 40.0]]}"],
     "pippy": ["[[10.0, 40.0], [70.0, 100.0]] rank 1 has 0 waiting"],
 }
-LONG = ("rnn", "rl", "batch", "pipeline")
+LONG = ("rnn", "rl", "batch", "pipeline", "parameter_server", "geometric")
 PROGRAMS = [
     *(("rebind_examples.py", name, lines) for name, lines in EXAMPLES.items()),
     *(("rebind_libraries.py", name, lines) for name, lines in LIBRARIES.items()),
@@ -76,7 +76,11 @@ def test_programs_written_as_others_write_them(
     assert sorted(done.stdout.splitlines()) == lines, done.stderr
 
 
-@pytest.mark.parametrize("first", ["torch", *(f"torch.distributed.{part}" for part in ("rpc", "rpc.api", "nn"))])
+@pytest.mark.parametrize("first", [
+    "torch.distributed.rpc", *(pytest.param(name, marks=pytest.mark.long) for name in (
+        "torch", "torch.distributed.rpc.api", "torch.distributed.nn",
+    )),
+])  # fmt: skip
 def test_it_does_not_matter_what_is_imported_first(environment: dict[str, str], first: str) -> None:
     script = f"""
 import {first}

@@ -39,7 +39,7 @@ def settle(agent: Agent, ranks: Mapping[str, int], size: int, why: str) -> list[
     there = agent.machine.ask(lambda node: {one.name: one for one in node.members.members.values()})
     ranks = {name: rank for name, rank in ranks.items() if name in there}
     first = next((name for name, rank in ranks.items() if rank == 0 and there[name].remote), None)
-    address, port = agent.call(first, free_place, own=True).wait() if first else free_place(_LOOPBACK)
+    address, port = agent.call(first, reserve, own=True).wait() if first else agent.part(ReservedPort).at(_LOOPBACK)
     common = {"WORLD_SIZE": str(size), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
     return [
         agent.call(name, take_place, ({**common, "RANK": str(rank), **_local(name, size, ranks, there)}, why), own=True)
@@ -56,11 +56,33 @@ def _local(name: str, size: int, ranks: Mapping[str, int], there: Mapping[str, M
     return {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
 
 
-def free_place(address: str = "") -> tuple[str, int]:
-    """The address where others find this worker, and a port that is free there."""
-    address = address or _address()
-    with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as free:
-        return address, free.getsockname()[1]
+class ReservedPort:
+    """The port at which the ranks of a generation meet. One for each agent: `agent.part(ReservedPort)`.
+
+    It stays bound here, so no connection of this host takes it meanwhile, while rank 0 may listen there at any time:
+    Linux allows this where both sockets have SO_REUSEADDR and this one does not listen. torch's stores have it.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self._holder: socket.socket | None = None
+        agent.on_end.append(self._release)
+
+    def at(self, address: str) -> tuple[str, int]:
+        """`address`, and a port that is free there until the next one is reserved, or the agent ends."""
+        self._release()
+        self._holder = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._holder.bind((address, 0))
+        return address, self._holder.getsockname()[1]
+
+    def _release(self) -> None:
+        if self._holder is not None:
+            self._holder.close()
+
+
+def reserve() -> tuple[str, int]:
+    """On the worker that is rank 0: the address where others find it, and a port there."""
+    return current.current().part(ReservedPort).at(_address())
 
 
 def settled(told: Sequence[Future[None]]) -> None:

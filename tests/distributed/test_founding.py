@@ -160,6 +160,15 @@ def test_a_port_that_is_taken_is_told_of() -> None:
         stores.store_at(stores.read(f"tcp://127.0.0.1:{taken.getsockname()[1]}", 0, 2), 5)
 
 
+@pytest.mark.process
+def test_no_connection_takes_the_port_of_a_cluster(cluster: rpcbench.Cluster) -> None:
+    port = int(str(cluster.rpc_sync("worker1", os.getenv, ("MASTER_PORT",))))
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    ranks = on(cluster, {name: {} for name in cluster.workers})
+    assert ranks == [(rank, 4, 1111.0) for rank in range(4)]
+
+
 BACKENDS = [("tcp", "torch has dropped the backend 'tcp': use 'gloo'"), ("smoke", "there is no backend 'smoke'")]
 
 

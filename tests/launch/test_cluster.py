@@ -295,7 +295,8 @@ print("ready", flush=True)
 
 
 @pytest.mark.parametrize("end", [
-    "sys.stdin.read()", "pass", pytest.param("raise SystemExit(3)", marks=pytest.mark.long), "import os; os._exit(1)",
+    "sys.stdin.read()", pytest.param("pass", marks=pytest.mark.long),
+    pytest.param("raise SystemExit(3)", marks=pytest.mark.long), "import os; os._exit(1)",
 ])  # fmt: skip
 def test_however_the_driver_ends_nothing_is_left(no_leaks: None, end: str) -> None:
     driver = subprocess.Popen(
@@ -322,6 +323,7 @@ def test_a_worker_that_fails_to_join_shows_its_last_words(no_leaks: None, monkey
         rpcbench.Cluster(2)
 
 
+@pytest.mark.long
 def test_spawned_workers_work_as_forked_ones(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPCBENCH_START", "spawn")
     with rpcbench.Cluster(1) as cluster:

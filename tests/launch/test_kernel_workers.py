@@ -352,7 +352,7 @@ def test_any_provisioner_may_launch_the_kernels(elsewhere, monkeypatch, no_leaks
             ask(made, "import signal\nos.kill(os.getpid(), signal.SIGKILL)")
 
 
-@pytest.mark.parametrize("kernel", ["python3", "mine"])
+@pytest.mark.parametrize("kernel", [pytest.param("python3", marks=pytest.mark.long), "mine"])
 def test_a_killed_notebook_leaves_no_kernel_and_no_file(kernel, elsewhere):
     script = Path(__file__).with_name("killed_kernels.py")
     with subprocess.Popen([sys.executable, script, kernel], stdout=subprocess.PIPE) as notebook:

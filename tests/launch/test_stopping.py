@@ -81,7 +81,9 @@ def test_last_deeds_are_done_at_scale_restart_and_shutdown(no_leaks: None, kind:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.parametrize("kind", [
+    "fork", *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS if kind != "fork"),
+])  # fmt: skip
 def test_last_deeds_are_done_when_the_notebook_is_terminated(kind: str, tmp_path: Path) -> None:
     program = f"""
         import os, signal, sys

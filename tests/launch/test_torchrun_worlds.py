@@ -181,7 +181,7 @@ def test_a_rank_that_is_killed_is_told_and_torchrun_ends_the_other(ranks: Ranks)
         until(lambda: cluster.lost == ["worker1", "worker2"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_they_end_with_torchrun_however_busy_they_are(ranks: Ranks, number: signal.Signals, tmp_path: Path) -> None:
     """One is in C for good, so Python calls no handler there; after SIGKILL the system ends them (SIGTERM). The other
     one ends in order."""
