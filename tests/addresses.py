@@ -20,13 +20,31 @@ from jupyter_client.manager import KernelManager
 _numbers = itertools.count()
 
 
-@contextlib.contextmanager
-def port() -> Iterator[int]:
+def port() -> contextlib.AbstractContextManager[int]:
     """A TCP port of 127.0.0.1 on which only a server with SO_REUSEADDR, as nearly all servers have it, can listen."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
+    return ports(1)
+
+
+@contextlib.contextmanager
+def ports(count: int) -> Iterator[int]:
+    """The first of so many, one after the other."""
+    while True:
+        with contextlib.ExitStack() as holders:
+            first = _bound(holders, 0)
+            try:
+                for number in range(1, count):
+                    _bound(holders, first + number)
+            except OSError:  # that one is taken
+                continue
+            yield first
+            return
+
+
+def _bound(holders: contextlib.ExitStack, number: int) -> int:
+    holder = holders.enter_context(socket.socket())
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", number))
+    return int(holder.getsockname()[1])
 
 
 def kernel_manager(**options: Any) -> KernelManager:

@@ -13,7 +13,8 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import psutil
@@ -64,20 +65,17 @@ class ReservedPort:
     """
 
     def __init__(self, agent: Agent) -> None:
-        self._holder: socket.socket | None = None
-        agent.on_end.append(self._release)
+        self._release: Callable[[], object] = lambda: None
+        agent.on_end.append(lambda: self._release())
 
     def at(self, address: str) -> tuple[str, int]:
         """`address`, and a port that is free there until the next one is reserved, or the agent ends."""
         self._release()
-        self._holder = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._holder.bind((address, 0))
-        return address, self._holder.getsockname()[1]
-
-    def _release(self) -> None:
-        if self._holder is not None:
-            self._holder.close()
+        holder = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        self._release = weakref.finalize(self, holder.close)  # at the latest: the agent may have ended meanwhile
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((address, 0))
+        return address, holder.getsockname()[1]
 
 
 def reserve() -> tuple[str, int]:

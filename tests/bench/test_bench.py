@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import random
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import addresses
 import psutil
 import pytest
 import torch
@@ -305,11 +305,16 @@ with pairs([Side("side", {TORCH!r})]):
         comparison.kill()
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    with addresses.port() as kept:
+        yield kept
+
+
 @pytest.mark.usefixtures("no_leaks")
 @pytest.mark.parametrize("near", [False, True])
-def test_a_plain_loop_sends_all_and_tells_the_time_of_both(near: bool, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"file://{tmp_path}/bare" if near else f"tcp://127.0.0.1:{free.getsockname()[1]}"
+def test_a_plain_loop_sends_all_and_tells_the_time_of_both(near: bool, port: int, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/bare" if near else f"tcp://127.0.0.1:{port}"
     served: list[bool] = []
 
     def serve() -> None:

@@ -228,7 +228,8 @@ def running(folder: Path, dark: bool = False, front: str = "jupyterlab") -> Iter
 
 @contextlib.contextmanager
 def _server(folder: Path, token: str, dark: bool, front: str) -> Iterator[str]:
-    with addresses.port() as port, tempfile.TemporaryDirectory(prefix="rpcbench-lab") as runtime:
+    runtimes = tempfile.TemporaryDirectory(prefix="rpcbench-lab", ignore_cleanup_errors=True)  # kernels may be ending
+    with addresses.port() as port, runtimes as runtime:
         yield from _server_at(port, Path(runtime), folder, token, dark, front)
 
 

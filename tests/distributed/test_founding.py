@@ -161,7 +161,7 @@ def test_a_port_that_is_taken_is_told_of() -> None:
 
 
 @pytest.mark.process
-def test_no_connection_takes_the_port_of_a_cluster(cluster: rpcbench.Cluster) -> None:
+def test_no_other_socket_takes_the_port_of_a_cluster(cluster: rpcbench.Cluster) -> None:
     port = int(str(cluster.rpc_sync("worker1", os.getenv, ("MASTER_PORT",))))
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", port))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import addresses
 import pytest
 from netlab import Host, hosts
 from worlds import until
@@ -264,14 +264,13 @@ def test_the_lines_of_the_page(no_leaks: None) -> None:
     """As they stand in docs/past-one-machine.md, but for the port."""
     (line,) = re.findall(r"^torchrun (--nproc-per-node .*)$", PAGE.read_text(), re.MULTILINE)
     joins = re.findall(r"^%cluster join (\S+)$", PAGE.read_text(), re.MULTILINE)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    asked = line.replace("29500", str(port)).split()
-    with subprocess.Popen([*TORCHRUN, *asked], stdout=subprocess.PIPE, text=True) as torchrun:
-        try:
-            assert joins[0].replace("29501", str(port + 1)) == invited(torchrun).url
-        finally:
-            torchrun.send_signal(signal.SIGINT)
+    with addresses.ports(2) as port:
+        asked = line.replace("29500", str(port)).split()
+        with subprocess.Popen([*TORCHRUN, *asked], stdout=subprocess.PIPE, text=True) as torchrun:
+            try:
+                assert joins[0].replace("29501", str(port + 1)) == invited(torchrun).url
+            finally:
+                torchrun.send_signal(signal.SIGINT)
 
 
 # -- in this process
