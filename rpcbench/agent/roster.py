@@ -79,15 +79,13 @@ class Roster:
 
     def _unfound(self, key: int | str, gone: Gone | None) -> RpcError:
         if gone is not None:
-            told = f"{gone.member.name} is gone ({gone.reason}); start it again or use another worker"
-            return never_ran(WorkerLostError(told))
+            return never_ran(WorkerLostError(gone.words))
         return UnknownWorkerError.of(key, [info.name for info in self.all()])
 
     def unreachable(self, worker: int, reason: str) -> WorkerLostError:
         """What to say of a member that a message could not be sent to."""
         gone = self._machine.ask(lambda node: node.gone.find(worker))
-        why = gone.reason if gone else reason
-        return never_ran(WorkerLostError(f"{self.name(worker)} cannot be reached: {why}"))
+        return never_ran(WorkerLostError(gone.words if gone else f"{self.name(worker)} cannot be reached: {reason}"))
 
     def explained(self, report: Report) -> Report:
         """What another member has noticed, with the reason as far as it is known here."""

@@ -158,6 +158,11 @@ class Gone(NamedTuple):
     lost: bool
     reason: str
 
+    @property
+    def words(self) -> str:
+        """What to say where it is called."""
+        return f"{self.member.name} is gone ({self.reason}); start it again or use another worker"
+
 
 class Complete(NamedTuple):
     """The world has all members it waits for (at start), or it is over (`closing`)."""

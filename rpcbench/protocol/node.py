@@ -482,8 +482,7 @@ class Node:
         for to, message in outbox:
             pair = self.delivery.pairs.get(to) or self._pair(to)
             if pair is None:
-                gone = self.gone[to]
-                error = WorkerLostError(f"{gone.member.name} cannot be reached: {gone.reason}")
+                error = WorkerLostError(self.gone[to].words)
                 effects += self._after(*self._taken_back(to, message, error, gone=True))
             else:
                 effects.append(self.delivery.number(pair, message))

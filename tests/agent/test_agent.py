@@ -17,6 +17,7 @@ from rpcbench.agent import current, peers
 from rpcbench.agent.core import Agent
 from rpcbench.agent.entrance import Entrance
 from rpcbench.agent.peers import Peers
+from rpcbench.agent.roster import WorkerInfo
 from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.ends import Opener
@@ -295,6 +296,9 @@ def test_a_lost_worker_fails_its_calls_by_name_and_frees_its_forks(agents: list[
     with pytest.raises(WorkerLostError, match="worker1 is gone") as gone:
         theirs.to_here()
     assert lost.value.maybe_executed and not gone.value.maybe_executed
+    agents[0].roster._found = {"worker1": WorkerInfo("worker1", 1)}  # looked up just before
+    with pytest.raises(WorkerLostError, match=r"worker1 is gone \(.*; start it again"):
+        rpc_sync("worker1", add, (1,))
     release.set()
     assert agents[0].call("worker2", add, (1,)).wait() == 2
     del theirs, own

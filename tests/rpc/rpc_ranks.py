@@ -257,7 +257,7 @@ def leader_dies(rank: int, url: str) -> None:
             rpc.rpc_sync("rank0", os.kill, (rpc.rpc_sync("rank0", os.getpid), signal.SIGKILL))
     if rank == 0:
         threading.Event().wait()
-    with pytest.raises(WorkerLostError, match=f"world of rank{rank} has ended before all were done: rank0 cannot"):
+    with pytest.raises(WorkerLostError, match=f"world of rank{rank} has ended before all were done: rank0 is gone"):
         rpc.shutdown()
     assert [words for words in told if words.startswith(f"rank{rank}: rank0 is lost: its connection")], told
 
