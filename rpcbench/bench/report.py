@@ -108,9 +108,9 @@ def _markdown(headings: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 
 def interpreter() -> str:
-    """The Python that runs this. One that was built with a profile is about a quarter faster."""
+    """The Python that runs this. One that was built with a profile is about a quarter faster, but not each tells."""
     profiled = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
-    return f"Python {platform.python_version()}, built {'with' if profiled else 'without'} a profile"
+    return f"Python {platform.python_version()}{', built with a profile' if profiled else ''}"
 
 
 def as_plot(figures: Figures, ours: str, theirs: str, plan: Plan) -> str:
