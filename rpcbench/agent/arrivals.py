@@ -1,4 +1,4 @@
-"""What comes in: each message goes to the machine, and each answer to who waits for it.
+"""Each message that arrives goes to the machine, and each reply to the call that waits for it.
 
 Calls, fetches and results that bring no RRefs take the short way, where there is one (see `protocol.short`). A call
 that finds room then begins at once, on the thread that runs the receive loop.
@@ -14,8 +14,8 @@ from rpcbench.agent import serve
 from rpcbench.agent.interrupts import interruptible
 from rpcbench.agent.links import Links
 from rpcbench.agent.machine import Machine
-from rpcbench.agent.pool import Begun, Pool
-from rpcbench.agent.requests import PendingCalls, SyncCall
+from rpcbench.agent.pool import CountedCall, Pool
+from rpcbench.agent.requests import PendingCalls
 from rpcbench.agent.roster import Roster
 from rpcbench.wire import messages as m
 from rpcbench.words.changes import Flag
@@ -70,7 +70,7 @@ class Arrivals:
             failure = answer
             self._agent.pending.finish(failure.call, lambda: serve.reraise(self._agent, name(source), failure))
 
-    def _open(self, source: int, answer: m.Result, asked: Future[Any] | SyncCall | None) -> Any:
+    def _open(self, source: int, answer: m.Result, asked: Future[Any] | None) -> Any:
         if not answer.body.payload:
             return None
         site = None if asked is None else asked.site
@@ -80,12 +80,12 @@ class Arrivals:
     def _take(self, source: int, seq: int, message: m.Call | m.Fetch) -> bool:
         if not self._agent.ready.is_set():  # the caller knew the world sooner than we do
             return False
-        receiver = self._pool.let_in()
-        if receiver is None:
+        loop = self._pool.let_in()
+        if loop is None:
             return False
         taken = self._agent.machine.take(source, seq, message, self._agent.links.clock())
         if taken:
-            receiver.calls.append(Begun(self.run, source, message))
+            loop.calls.append(CountedCall(self.run, source, message))
         else:
             self._pool.end()
         return taken

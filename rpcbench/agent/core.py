@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 
 import msgpack
 
+from rpcbench.agent import sites
 from rpcbench.agent.arrivals import Arrivals
 from rpcbench.agent.bus import Bus
 from rpcbench.agent.channels import Channels, NoticeHandler
+from rpcbench.agent.described import label_of
 from rpcbench.agent.handles import Handle, value_lost
 from rpcbench.agent.heartbeat import Heartbeat
 from rpcbench.agent.hooks import Recorder
@@ -33,8 +35,9 @@ from rpcbench.agent.parcels import Parcels
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.placement import stated
 from rpcbench.agent.pool import Job, Pool
-from rpcbench.agent.requests import PendingCalls, RequestSender, SyncCall, label_of, seconds_of, waited_for
+from rpcbench.agent.requests import PendingCalls, RequestSender, waited_for
 from rpcbench.agent.roster import MemberHandler, Roster, To, WorkerInfo
+from rpcbench.agent.sites import Site
 from rpcbench.agent.sources import Sources
 from rpcbench.agent.values import MakeHandle, Values
 from rpcbench.protocol import effects as fx
@@ -45,7 +48,14 @@ from rpcbench.transport.memory import MemoryConnection
 from rpcbench.wire import messages as m
 from rpcbench.wire.control import pack
 from rpcbench.words.changes import Flag
-from rpcbench.words.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig
+from rpcbench.words.config import (
+    FLUSH_SECONDS,
+    JOIN_SECONDS,
+    LAST_WORDS_SECONDS,
+    UNSET_TIMEOUT,
+    WorldConfig,
+    seconds_of,
+)
 from rpcbench.words.errors import FORKED, NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError
 from rpcbench.words.events import Tables
 from rpcbench.words.futures import Future, blocked
@@ -199,13 +209,7 @@ class Agent:
         """
         target, label, seconds = self._aim(to, function, timeout, label)
         with uninterrupted:
-            keeps = [*holding]
-            self._sources.use(target, function)
-            body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
-            number = self.pending.number(own)
-            future = self.pending.promise(number, partial(self.requests.receive_until, target), keeps)
-            self.requests.send(target, _new(m.Call, (number, label, seconds, forks, scope, body)), seconds)
-        return future
+            return self._call(target, function, args, kwargs, label, seconds, holding, sites.here(), own)
 
     def ask(
         self,
@@ -219,15 +223,19 @@ class Agent:
     ) -> Any:
         """As `call`, and wait: what the function returns, or its error raised. Ctrl-C gives the call up."""
         target, label, seconds = self._aim(to, function, timeout, label)
+        return waited_for(lambda: self._call(target, function, args, kwargs, label, seconds, holding))
 
-        def begin() -> SyncCall:
-            keeps = [*holding]
-            self._sources.use(target, function)
-            body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
-            call = _new(m.Call, (self.pending.number(), label, seconds, forks, scope, body))
-            return self._asked(target, call, seconds, keeps)
-
-        return waited_for(begin)
+    def _call(
+        self, to: int, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None, label: str,
+        seconds: float | None, holding: Sequence[Handle], site: Site | None = None, own: bool = False,
+    ) -> Future[Any]:  # fmt: skip
+        keeps = [*holding]
+        self._sources.use(to, function)
+        body, forks, scope = self.values.pack_call(to, function, tuple(args), kwargs, label, keeps)
+        number = self.pending.number(own)
+        future = self.pending.promise(number, partial(self.requests.receive_in_place, to), keeps, site)
+        self.requests.send(to, _new(m.Call, (number, label, seconds, forks, scope, body)), seconds)
+        return future
 
     def create(
         self,
@@ -244,7 +252,7 @@ class Agent:
             keeps: list[Handle] = []
             self._sources.use(target, function)
             body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
-            future = self.pending.promise(number := self.pending.number(), keeps=keeps)
+            future = self.pending.promise(number := self.pending.number(), None, keeps, sites.here())
             handle, cell = self.values.first(target, label), self.values.cell()
             handle._creation = future
             assert handle._fork is not None
@@ -256,29 +264,20 @@ class Agent:
         """A future of a copy of the value, from its owner. WorkerLostError where that is gone."""
         owner, seconds = self._aim_at_owner(handle, timeout)
         with uninterrupted:
-            scope = self.values.asks(owner, "to_here")
-            receive = partial(self.requests.receive_until, owner)
-            future = self.pending.promise(number := self.pending.number(), receive, (handle,))  # its fork must live on
-            self.requests.send(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
-        return future
+            return self._fetch(owner, handle, seconds, sites.here())
 
     def get(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Any:
         """As `fetch`, and wait: the value, or its error raised. Ctrl-C gives the call up."""
         owner, seconds = self._aim_at_owner(handle, timeout)
+        return waited_for(lambda: self._fetch(owner, handle, seconds))
 
-        def begin() -> SyncCall:
-            fetch = m.Fetch(self.pending.number(), handle._rref, seconds, self.values.asks(owner, "to_here"))
-            return self._asked(owner, fetch, seconds, (handle,))
-
-        return waited_for(begin)
-
-    def _asked(self, to: int, call: m.Call | m.Fetch, seconds: float | None, keeps: Sequence[Handle]) -> SyncCall:
-        """Send a call that this thread is going to wait for."""
-        requests = self.requests
-        receive, in_place = partial(requests.receive_until, to), partial(requests.receive_in_place, to)
-        asked = self.pending.sync_call(call.call, receive, in_place, keeps)
-        requests.send(to, call, seconds)
-        return asked
+    def _fetch(self, owner: int, handle: Handle, seconds: float | None, site: Site | None = None) -> Future[Any]:
+        scope = self.values.asks(owner, "to_here")
+        receive = partial(self.requests.receive_in_place, owner)
+        number, keeps = self.pending.number(), (handle,)  # its fork must live on
+        future = self.pending.promise(number, receive, keeps, site)
+        self.requests.send(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
+        return future
 
     def _aim(self, to: To, function: Callable[..., Any], timeout: float, label: str) -> tuple[int, str, float | None]:
         """Id of the callee, what the function is called, and in how many seconds the call is to end."""

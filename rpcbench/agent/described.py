@@ -1,4 +1,5 @@
-"""What panels, reprs and errors call a value: its class, or what somebody who knows the class says; tensors' layouts.
+"""What panels, reprs and errors call a value: its class, or what somebody who knows the class says; tensors' layouts;
+functions.
 
 A class of ours registers from its own floor; nobody here imports it. Its values must answer at once, as torch's own
 tensors do: they are asked while they become values of RRefs.
@@ -7,10 +8,10 @@ tensors do: they are asked while they become values of RRefs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 _WORDS: dict[type, Callable[[Any], str]] = {}
 
@@ -46,3 +47,15 @@ def shape_of(tensor: torch.Tensor) -> str:
 def class_of(type_: str) -> str:
     """Of what `type_of` says, the class alone."""
     return type_.partition(" ")[0]
+
+
+def label_of(function: Any) -> str:
+    """A short name for a function, for errors and pictures."""
+    if type(function) is FunctionType:
+        return function.__qualname__
+    if type(function) is BuiltinFunctionType:  # what torch's __qualname__ says is a class that nobody knows
+        return f"torch.{function.__name__}" if function.__module__ == "torch" else function.__qualname__
+    if isinstance(function, torch.jit.ScriptFunction):
+        return str(function.name)  # what its __qualname__ says is its class
+    names = (getattr(function, attribute, None) for attribute in ("__qualname__", "__name__", "original_name"))
+    return next((name for name in names if name and isinstance(name, str)), type(function).__name__)

@@ -20,6 +20,7 @@ from typing import Protocol
 from rpcbench.agent.entrance import Entrance
 from rpcbench.agent.handshakes import Handshakes
 from rpcbench.agent.pool import Pool
+from rpcbench.agent.receiver import receive
 from rpcbench.agent.reunion import Reunion, Told
 from rpcbench.agent.ties import Tie, Ties
 from rpcbench.transport import versions
@@ -188,11 +189,8 @@ class Peers:
         if not self._ties.add(tie):
             stream.release()
             raise NotConnectedError(self._ties.barred(peer) or "this agent has stopped")
-        receiver = self._pool.receive(
-            tie.connection,
-            partial(self._told.arrived, peer),
-            lambda ending: self._over(tie, ending),
-        )
+        arrived, over = partial(self._told.arrived, peer), partial(self._over, tie)
+        receiver = receive(self._pool, tie.connection, arrived, over)
         if tie.connection.watch is not None:
             tie.connection.receiver = receiver
         self._reunion.stands(peer)

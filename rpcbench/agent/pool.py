@@ -1,9 +1,11 @@
-"""Threads that run users' functions, receive from connections, and do the runtime's own odd jobs.
+"""The thread pool: it runs users' functions, receive loops and the runtime's own jobs.
 
 Guarantees
-- A call that the receive loop has received runs on its thread, for as long as the call is short (see `receiver`).
-- At most `limit` users' functions run at once; one that waits for a reply does not count meanwhile, but for a moment in
-  which it receives itself. So calls that call back nest as deep as they like.
+- A call that the receive loop has received runs on its thread, for as long as the call is short (see `receiver`). The
+  read lock that the thread leaves free meanwhile goes to another thread after twice `LONG` at most: the monitor, a
+  thread of its own, looks at those locks every `LONG` seconds while calls come.
+- No user's function begins while `limit` of them run; one that waits for a reply does not count meanwhile, but for a
+  moment in which it receives itself. So calls that call back nest as deep as they like.
 - The runtime's own jobs (`spawn`) never queue behind users' functions.
 - Idle threads are used again, the last one first, and end after a while.
 - A function that is busy with Python keeps the others waiting for a tenth of a millisecond at a time.
@@ -18,16 +20,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-
-from rpcbench.agent.monitor import Monitor
-from rpcbench.agent.receiver import Receiver, Source
-from rpcbench.transport.stream import Ending
-from rpcbench.wire.frames import Frame
+from typing import Protocol
 
 Job = Callable[[], object]
+LONG = 0.002  # seconds
+_QUIET_LOOKS = 10  # at nothing new before the monitor sleeps
 _IDLE_SECONDS = 20.0
-_SWITCH_SECONDS = 0.0001
-"""How long a thread that is busy with Python may keep the interpreter from one that has a message to handle."""
+_SWITCH_SECONDS = 0.0001  # that a thread busy with Python may keep the interpreter from one that handles messages
+
+
+class ReceiveLoop(Protocol):
+    """Of one connection, see `receiver`."""
+
+    calls: collections.deque[Job]
+    """What it is to run next."""
+
+    def release_to_pool(self) -> None:
+        """Let another thread run it, if the one that ran it has left the read lock free for a call."""
 
 
 class Worker(threading.Thread):
@@ -40,8 +49,8 @@ class Worker(threading.Thread):
         self._given.acquire()
         self._job: Job | None = None
         self._counted = False
-        self.receives: Receiver | None = None
-        self.lends: Receiver | None = None
+        self.receives: ReceiveLoop | None = None  # the loop that this thread runs
+        self.lends: ReceiveLoop | None = None  # the one whose read lock it has left free, as it runs a call
 
     def give(self, job: Job | None) -> None:
         self._job = job
@@ -74,9 +83,9 @@ class Worker(threading.Thread):
             self.lends.release_to_pool()
 
     def may_wait(self) -> bool:
-        """Whether it may wait for a moment as any other thread does: the monitor sees to what it lends, and there is
-        room for what somebody may call here meanwhile."""
-        return self.receives is None and self._pool.busy < self._pool.limit
+        """Whether it may wait for a moment as any other thread does: the monitor sees to what it lends, and it takes no
+        room from what is called here meanwhile."""
+        return self.receives is None and not (self._counted and self._pool.busy >= self._pool.limit)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -85,9 +94,11 @@ class Worker(threading.Thread):
             yield
             return
         self._pool.blocked()
+        self._counted = False
         try:
             yield
         finally:
+            self._counted = True
             self._pool.unblocked()
 
 
@@ -95,19 +106,15 @@ class Pool:
     """`enter` runs first on each new thread."""
 
     def __init__(self, name: str, limit: int, enter: Job) -> None:
-        self.name = name
-        self.enter = enter
-        self.limit = limit
+        self.name, self.limit, self.enter = name, limit, enter
         self._lock = threading.Lock()
         self._idle: list[Worker] = []
         self._threads: set[Worker] = set()
         self._queue: collections.deque[Job] = collections.deque()
         self.busy = 0  # users' functions that run; those that wait are not counted
-        self._blocked = 0
-        self._made = 0
+        self._blocked = self._made = 0
         self._closed = False
         self.monitor = Monitor(self.spawn)
-        self.receivers: set[Receiver] = set()
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         self.due: Callable[[], bool] = lambda: True  # whether answers are to come
 
@@ -135,24 +142,6 @@ class Pool:
         if thread.ident is None:
             thread.start()
 
-    def receive(
-        self,
-        source: Source,
-        deliver: Callable[[Frame], None],
-        over: Callable[[Ending], None],
-    ) -> Receiver:
-        """Receive from a connection from now on to its end; see `Receiver`."""
-
-        def ended(ending: Ending) -> None:
-            self.receivers.discard(receiver)
-            over(ending)
-
-        self.monitor.start()
-        receiver = Receiver(self, source, deliver, ended)
-        self.receivers.add(receiver)
-        self.spawn(receiver.receive_loop)
-        return receiver
-
     def this_thread(self) -> Worker:
         """This thread, which is one of the pool's."""
         thread = threading.current_thread()
@@ -161,37 +150,37 @@ class Pool:
 
     def submit(self, job: Job) -> None:
         """Run a user's function when there is room: on this thread, if it has just received the message that asks."""
-        receiver = getattr(threading.current_thread(), "receives", None)
-        if receiver is not None:
-            receiver.calls.append(job)
+        if (loop := _loop_of_this_thread()) is not None:
+            loop.calls.append(job)
         elif self.begin(job):
-            self.spawn(lambda: self._run(job))
+            self.spawn(partial(self._run, job))
 
     def submit_own(self, job: Job) -> None:
         """Run a job of the runtime now: on this thread, if it has just received the message that asks."""
-        receiver = getattr(threading.current_thread(), "receives", None)
-        if receiver is not None:
-            receiver.calls.append(_Own(job))
-        else:
+        if (loop := _loop_of_this_thread()) is None:
             self.spawn(job)
+        else:
+            with self._lock:
+                self.busy += 1
+            loop.calls.append(CountedCall(job))
 
-    def let_in(self) -> Receiver | None:
-        """Where this thread has just received a message that asks for a user's function, and there is room for that:
-        the receiver. The function is to be given to it as `Begun`."""
-        receiver: Receiver | None = getattr(threading.current_thread(), "receives", None)
-        if receiver is not None:
+    def let_in(self) -> ReceiveLoop | None:
+        """The receive loop of this thread, where that has just received a call and there is room for it. The call is to
+        be given to the loop as `CountedCall`."""
+        loop = _loop_of_this_thread()
+        if loop is not None:
             with self._lock:
                 if self.busy >= self.limit:
                     return None
                 self.busy += 1
-        return receiver
+        return loop
 
     def begin(self, job: Job) -> bool:
         """Whether there is room for a user's function now; else it is run later."""
-        if type(job) is Begun:
+        if type(job) is CountedCall:
             return True
         with self._lock:
-            if self.busy >= self.limit and type(job) is not _Own:
+            if self.busy >= self.limit:
                 self._queue.append(job)
                 return False
             self.busy += 1
@@ -199,9 +188,8 @@ class Pool:
 
     def end(self) -> None:
         """A user's function has returned."""
-        job = self._next()
-        if job is not None:
-            self.spawn(lambda: self._run(job))
+        if (job := self._next()) is not None:
+            self.spawn(partial(self._run, job))
 
     def _run(self, job: Job | None) -> None:
         worker = self.this_thread()
@@ -221,12 +209,11 @@ class Pool:
         """A counted thread begins to wait: another job may run."""
         with self._lock:
             self._blocked += 1
-            job = self._queue.popleft() if self._queue else None
+            job = self._queue.popleft() if self._queue and self.busy <= self.limit else None
             if job is None:
                 self.busy -= 1
         if job is not None:
-            waiting = job
-            self.spawn(lambda: self._run(waiting))
+            self.spawn(partial(self._run, job))
 
     def unblocked(self) -> None:
         with self._lock:
@@ -267,24 +254,84 @@ class Pool:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
 
-class _Own:
-    """A job of the runtime that may take long: it runs as a user's function does, but waits for none."""
-
-    __slots__ = ("_job",)
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def __call__(self) -> None:
-        self._job()
+class CountedCall(partial[object]):
+    """A call that has been counted already."""
 
 
-class Begun(partial[object]):
-    """A user's function that has been counted already."""
+class Monitor:
+    """Has other threads run receive loops whose read locks calls have left free for `LONG` seconds. `spawn` runs a job
+    on another thread. It sleeps once nothing has come for a while, and only the first call after that wakes it."""
+
+    def __init__(self, spawn: Callable[[Job], None]) -> None:
+        self._spawn = spawn
+        self._since: dict[ReceiveLoop, float] = {}  # those that are free, and since when
+        self._lock = threading.Lock()
+        self._bell = threading.Lock()  # free when the thread is to look again
+        self._bell.acquire()
+        self._begun = self._looks = self._closed = False  # under the lock
+        self._busy = False  # one was left free since the last look
+
+    def start(self) -> None:
+        """Before the first lock is released. RuntimeError where no thread can be started."""
+        with self._lock:
+            if not self._begun and not self._closed:
+                self._spawn(self._watch)
+                self._begun = self._looks = True
+
+    def released(self, loop: ReceiveLoop) -> None:
+        """Its read lock is free from now on."""
+        self._since[loop] = time.monotonic()
+        self._busy = True
+        if not self._looks:
+            self._look()
+
+    def acquired(self, loop: ReceiveLoop) -> None:
+        """It is not any more."""
+        self._since.pop(loop, None)
+
+    def _look(self) -> None:
+        """Let the thread go on."""
+        with self._lock:
+            if self._begun and not self._looks:
+                self._looks = True
+                self._bell.release()
+
+    def _watch(self) -> None:
+        quiet = 0
+        while not self._closed:
+            time.sleep(LONG)
+            late = time.monotonic() - LONG
+            for loop, since in self._since.copy().items():
+                if since <= late:
+                    _do(loop.release_to_pool)
+            quiet = 0 if self._busy or self._since else quiet + 1
+            self._busy = False
+            if quiet >= _QUIET_LOOKS and self._rests():
+                self._bell.acquire()
+                quiet = 0
+
+    def _rests(self) -> bool:
+        """Whether the thread sleeps now until one is left free."""
+        with self._lock:
+            self._looks = self._closed
+        if self._busy or self._since:  # just now, by one that has seen the thread look
+            self._look()
+        return not self._closed
+
+    def close(self) -> None:
+        """Nothing is given away any more."""
+        with self._lock:
+            self._closed = True
+        self._look()
+
+
+def _loop_of_this_thread() -> ReceiveLoop | None:
+    """Where it has just received a message."""
+    return getattr(threading.current_thread(), "receives", None)
 
 
 def _do(job: Job) -> None:
-    """A job that fails must not take its thread, or the jobs that wait for it, along."""
+    """A job that fails must not take its thread, or the jobs that wait for it, along; nor the monitor."""
     try:
         job()
     except BaseException:  # noqa: BLE001  (told like the end of a thread)

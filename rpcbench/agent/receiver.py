@@ -20,7 +20,8 @@ the read lock for as long as a call runs. So a connection is in one of four stat
 
 Guarantees
 - No message waits behind a call for longer than twice `LONG`: the monitor sees to that.
-- A thread that waits for a reply receives it itself where the read lock is free, and the idle loop is not woken.
+- A thread that waits for a reply, and has nothing else to do, receives it itself where the read lock is free; the idle
+  loop is not woken.
 - No thread reads after the end of the connection, and `ended` hears of it once, whichever thread has met it.
 """
 
@@ -29,80 +30,38 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from rpcbench.agent.interrupts import uninterrupted
-from rpcbench.agent.monitor import LONG, Monitor
-from rpcbench.transport.stream import Ending
+from rpcbench.agent.pool import LONG, CountedCall, Job, Pool, Worker
+from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.transport.waiting import AdaptiveSpin, Watch
 from rpcbench.wire.frames import Frame
 from rpcbench.words.errors import ProtocolError
 from rpcbench.words.futures import Waits
 
-_Job = Callable[[], object]
 _UNHANDLED = Ending("what it sent could not be handled", False)
 _LONGEST_SECONDS = 0.1
 """Seconds after which a thread that waits for a reply receives no more: Ctrl-C is held back meanwhile."""
 
 
-class PoolThread(Protocol):
-    """A thread that runs receive loops."""
-
-    receives: Receiver | None
-    """The loop that this thread runs: calls that a message brings are left to it."""
-    lends: Receiver | None
-    """The loop whose call this thread runs."""
-
-    def run_call(self, call: _Job) -> None:
-        """Run a function of the user's."""
-
-
-class Threads(Protocol):
-    """The pool of such threads."""
-
-    @property
-    def monitor(self) -> Monitor: ...
-
-    @property
-    def due(self) -> Callable[[], bool]:
-        """Whether replies are due."""
-
-    busy: int
-    """How many of the user's functions run."""
-
-    def this_thread(self) -> PoolThread: ...
-
-    def begin(self, call: _Job) -> bool:
-        """Whether there is room for a call now; else it is run later."""
-
-    def end(self) -> None:
-        """A call has ended."""
-
-    def spawn(self, job: _Job) -> None:
-        """Run a job on another thread."""
-
-
-class Source(Protocol):
-    """A connection."""
-
-    @property
-    def watch(self) -> Watch | None:
-        """Tells when there is something to read; None where the system has no way to."""
-
-    def read(self) -> Sequence[Frame] | Ending:
-        """The next messages, perhaps none yet; or how the connection has ended."""
-
-    def cut(self) -> None:
-        """End it; each read tells of the end from now on."""
+def receive(
+    pool: Pool, source: StreamConnection, deliver: Callable[[Frame], None], ended: Callable[[Ending], None]
+) -> Receiver:
+    """Receive from a connection from now on to its end."""
+    pool.monitor.start()
+    receiver = Receiver(pool, source, deliver, ended)
+    pool.spawn(receiver.receive_loop)
+    return receiver
 
 
 class Receiver:
     """`deliver` takes each message of `source`, `ended` hears how it has ended."""
 
     def __init__(
-        self, pool: Threads, source: Source, deliver: Callable[[Frame], None], ended: Callable[[Ending], None]
+        self, pool: Pool, source: StreamConnection, deliver: Callable[[Frame], None], ended: Callable[[Ending], None]
     ) -> None:
         self._pool, self._source = pool, source
         self._deliver, self._ended = deliver, ended
@@ -115,7 +74,7 @@ class Receiver:
         self._serving = False  # the loop runs a call, and takes the lock again after it
         self._ending: Ending | None = None  # met by a thread that waited for a reply, for the loop to see to
         self._frames: collections.deque[Frame] = collections.deque()
-        self.calls: collections.deque[_Job] = collections.deque()
+        self.calls: collections.deque[Job] = collections.deque()
         if (watch := self._watch) is not None:  # the loop leaves the lock to a thread that begins to wait
             self._loop_spin = AdaptiveSpin(lambda: watch.ready() or pool.due())
             self._reply_spin = AdaptiveSpin(watch.ready)
@@ -133,9 +92,12 @@ class Receiver:
         finally:
             thread.receives = None  # before: calls that follow from the end are not left to a loop that is over
             if ending is not None:
+                for call in self.calls:  # of a message that could not be handled to its end
+                    if type(call) is CountedCall:
+                        self._pool.end()
                 self._ended(ending)
 
-    def _loop(self, thread: PoolThread) -> Ending | None:
+    def _loop(self, thread: Worker) -> Ending | None:
         """How the connection has ended; None if another thread runs the loop now."""
         calls, frames = self.calls, self._frames
         while True:
@@ -176,7 +138,7 @@ class Receiver:
         self._idle = False
         return self._ending
 
-    def _serve(self, thread: PoolThread, call: _Job) -> bool:
+    def _serve(self, thread: Worker, call: Job) -> bool:
         """SERVING: run a call, unless too many run already; False if another thread runs the loop by now."""
         if not self._pool.begin(call):
             return True

@@ -1,10 +1,7 @@
 """The caller's side of calls: how a request goes out, what waits for its reply, and who receives that.
 
-A request goes out whole, whatever Ctrl-C does. The thread that waits for the reply receives it itself where no other
-thread reads the connection (see `receiver`); else the receive loop resolves what waits:
-
-    rpc_async, remote   a `Future`, made at once
-    rpc_sync, to_here   a `SyncCall`: a future is made of it only where the reply takes its time
+A request goes out whole, whatever Ctrl-C does. The thread that waits for the reply receives it itself, where it has
+nothing else to do and no other thread reads the connection (see `receiver`); else the receive loop resolves the future.
 """
 
 from __future__ import annotations
@@ -13,106 +10,38 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-import torch
-
-from rpcbench.agent import sites
 from rpcbench.agent.deadlines import Deadlines
 from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.agent.keeper import Keeper
 from rpcbench.agent.links import Links
 from rpcbench.agent.machine import Machine
-from rpcbench.agent.monitor import LONG
 from rpcbench.agent.peers import Peers
-from rpcbench.agent.pool import Worker
+from rpcbench.agent.pool import LONG, Worker
 from rpcbench.agent.sites import Site
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.calls import not_sent
 from rpcbench.protocol.node import Node
-from rpcbench.transport.stream import Receives
 from rpcbench.wire.messages import Call, Create, Fetch
 from rpcbench.words.changes import Changes
-from rpcbench.words.config import UNSET_TIMEOUT
 from rpcbench.words.errors import NOT_INITIALIZED
 from rpcbench.words.futures import Answer, Future, HelpAlong, Kept, Later, Waits
 from rpcbench.words.ids import OWN, Counter
 
-_LEAST_SECONDS = 0.0001
-"""What a call has left that has waited for room, at least."""
+_LEAST_SECONDS = 0.0001  # that a call has left which has waited for room
 
 
-class SyncCall:
-    """A call whose caller does nothing but wait for the reply.
-
-    `receive` takes part in receiving it, for as long as the caller waits; `make(number)` makes the future.
-    """
-
-    __slots__ = ("_delivered", "_future", "_make", "_number", "_receive", "keeps")
-
-    def __init__(
-        self, number: int, receive: HelpAlong, make: Callable[[int], Future[Any]], keeps: Sequence[Kept]
-    ) -> None:
-        self.keeps = keeps
-        self._number, self._receive, self._make = number, receive, make
-        self._future: Future[Any] | None = None
-        self._delivered: tuple[Answer, Later, bool] | None = None
-
-    # Each of these two stores its own part before it looks for the other's: the second one brings them together.
-    def deliver(self, answer: Answer, later: Later, lazy: bool = False) -> None:
-        """See `Future.deliver`."""
-        self._delivered = answer, later, lazy
-        if self._future is not None:
-            self._future.deliver(answer, later, lazy)
-
-    def future(self) -> Future[Any]:
-        """By the thread whose call it is."""
-        if self._future is None:
-            self._future = self._make(self._number)
-            if self._delivered is not None:
-                self._future.deliver(*self._delivered)
-        return self._future
-
-    def follows(self, future: Future[Any]) -> bool:
-        """Whether this is its future."""
-        return self._future is future
-
-    @property
-    def site(self) -> Site | None:
-        """See `Future.site`. None where the thread whose call it is opens the answer itself."""
-        return None if self._future is None else self._future.site
-
-    def waits(self) -> bool:
-        """Whether there is no reply yet."""
-        return self._delivered is None
-
-    def wait(self) -> Any:
-        """What the reply says, or its error raised."""
-        if self._delivered is None:
-            self._receive(self.waits)
-        if self._delivered is None:
-            return self.future().wait()
-        try:
-            return self._delivered[0]()
-        except Exception as error:  # noqa: BLE001  (whatever the call raised)
-            raise error.with_traceback(None)  # noqa: B904  (its cause is what the callee has said)
-
-    def cancel(self) -> bool:
-        """See `Future.cancel`."""
-        return self.future().cancel()
-
-
-def waited_for(begin: Callable[[], SyncCall]) -> Any:
+def waited_for(begin: Callable[[], Future[Any]]) -> Any:
     """What a call returns. Ctrl-C gives it up, and comes before or after `begin`, not within."""
-    call: SyncCall | None = None
+    future: Future[Any] | None = None
     try:
         with uninterrupted:
-            call = begin()
-        return call.wait()
+            future = begin()
+        return future.wait()
     except KeyboardInterrupt:
-        if call is not None:
-            call.cancel()
+        if future is not None:
+            future.cancel()
         raise
 
 
@@ -129,27 +58,20 @@ class PendingCalls:
         self._later, self._cancel, self._on_long = later, cancel, on_long
         self._numbers, self._own_numbers = Counter(first), Counter(first | OWN)
         self._idle = Changes()
-        self._calls: dict[int, Future[Any] | SyncCall] = {}
+        self._calls: dict[int, Future[Any]] = {}
 
     def number(self, own: bool = False) -> int:
         """A new call's, which tells whether it is the bench's `own`."""
         return self._own_numbers.next() if own else self._numbers.next()
 
-    def promise(self, number: int, receive: HelpAlong | None = None, keeps: Sequence[Kept] = ()) -> Future[Any]:
-        """The future of a call. `receive`: see `Future.help_along`; `keeps`: what the call needs until its reply."""
-        future = self._calls[number] = self._future(receive, number)
-        future.keeps = keeps
-        return future
-
-    def sync_call(self, number: int, receive: HelpAlong, in_place: HelpAlong, keeps: Sequence[Kept]) -> SyncCall:
-        """As `promise`, for a call whose caller does nothing but wait. `in_place`: as `receive`, before there is a
-        future."""
-        call = self._calls[number] = SyncCall(number, in_place, partial(self._future, receive), keeps)
-        return call
-
-    def _future(self, receive: HelpAlong | None, number: int) -> Future[Any]:
+    def promise(
+        self, number: int, receive: HelpAlong | None = None, keeps: Sequence[Kept] = (), site: Site | None = None
+    ) -> Future[Any]:
+        """The future of a call. `receive`: see `Future.help_along`; `keeps`: what the call needs until its reply.
+        `site`: where the call was made, unless that thread opens the answer itself."""
         future: Future[Any] = Future(on_cancel=partial(self._cancel, number), on_long=self._on_long, help_along=receive)
-        future.site = sites.here()
+        future.keeps, future.site = keeps, site
+        self._calls[number] = future
         return future
 
     def finish(self, number: int, answer: Answer, lazy: bool = True) -> None:
@@ -161,14 +83,12 @@ class PendingCalls:
             self._idle.tell()
         if call is None:
             return
-        keeps = call.keeps
-        if keeps:
-            call.keeps = ()
+        keeps, call.keeps = call.keeps, ()
         call.deliver(answer, self._later, lazy)
         for kept in keeps:
             kept.let_go()
 
-    def asked(self, number: int) -> Future[Any] | SyncCall | None:
+    def asked(self, number: int) -> Future[Any] | None:
         """What waits for the reply to a call."""
         return self._calls.get(number)
 
@@ -192,7 +112,7 @@ class PendingCalls:
 
     def number_of(self, future: Future[Any]) -> int | None:
         """The call that this is the future of, while it waits."""
-        return next((number for number, other in self._calls.copy().items() if other.follows(future)), None)
+        return next((number for number, other in self._calls.copy().items() if other is future), None)
 
     def settle(self, timeout: float | None) -> int:
         """Wait until no call waits, `timeout` seconds at most; how many still do."""
@@ -253,51 +173,13 @@ class RequestSender:
 
     # -- threads that wait
     def receive_until(self, to: int, waiting: Waits, quiet: float = LONG) -> None:
-        """On a thread that waits for a member, and has left all else that it had to do: see `Receiver`."""
-        if (receiver := self._receiver(to)) is not None:
-            receiver.receive_until(waiting, quiet)
+        """On a thread that waits for a member, and has nothing else to do: see `Receiver`."""
+        connection = self._find(to)
+        if connection is not None and connection.receiver is not None:
+            connection.receiver.receive_until(waiting, quiet)
 
     def receive_in_place(self, to: int, waiting: Waits) -> None:
-        """As `receive_until`, on any thread: not where it has other work to leave first."""
+        """As `receive_until`, on any thread: not where others would have to do its work meanwhile."""
         thread = threading.current_thread()
         if not isinstance(thread, Worker) or thread.may_wait():
             self.receive_until(to, waiting)
-
-    def _receiver(self, to: int) -> Receives | None:
-        connection = self._find(to)
-        return None if connection is None else connection.receiver
-
-
-def label_of(function: Any) -> str:
-    """A short name for a function, for errors and pictures."""
-    if type(function) is FunctionType:
-        return function.__qualname__
-    if type(function) is BuiltinFunctionType:  # what torch's __qualname__ says is a class that nobody knows
-        return f"torch.{function.__name__}" if function.__module__ == "torch" else function.__qualname__
-    if isinstance(function, torch.jit.ScriptFunction):
-        return str(function.name)  # what its __qualname__ says is its class
-    names = (getattr(function, attribute, None) for attribute in ("__qualname__", "__name__", "original_name"))
-    return next((name for name in names if name and isinstance(name, str)), type(function).__name__)
-
-
-def arguments_of(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and named arguments of a call; None for none. TypeError for what cannot be any: a forgotten comma."""
-    if args is not None and not isinstance(args, tuple | list):
-        raise TypeError(f"args is a tuple or list of arguments, not {_a(args)}; for one argument write args=(x,)")
-    if kwargs is not None and not isinstance(kwargs, dict):
-        raise TypeError(f"kwargs is a dict of named arguments, not {_a(kwargs)}")
-    return tuple(args or ()), kwargs or {}
-
-
-def _a(value: object) -> str:
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
-
-
-def seconds_of(timeout: float, default: float) -> float | None:
-    """A timeout as torch counts it: -1 the default, 0 none. ValueError for another negative number."""
-    if timeout == UNSET_TIMEOUT:
-        timeout = default
-    if timeout < 0:
-        raise ValueError(f"a timeout is a number of seconds, 0 for none, or -1 for the default; not {timeout}")
-    return timeout or None

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from rpcbench.agent.core import Agent
-from rpcbench.agent.requests import label_of
+from rpcbench.agent.described import label_of
 from rpcbench.pipeline import requests
 from rpcbench.pipeline.layout import Layout
 from rpcbench.pipeline.lazy import built

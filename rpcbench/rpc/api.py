@@ -13,7 +13,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
-from rpcbench.agent.requests import arguments_of
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.rpc import overloads
 from rpcbench.rpc.accounting import (
@@ -305,3 +304,17 @@ def method_factory(method_name: str, docstring: str) -> Callable[..., Any]:
 
 
 new_method = method_factory("to_here", RRef.to_here.__doc__ or "")
+
+
+def arguments_of(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named arguments of a call; None for none. TypeError for what cannot be any: a forgotten comma."""
+    if args is not None and not isinstance(args, tuple | list):
+        raise TypeError(f"args is a tuple or list of arguments, not {_a(args)}; for one argument write args=(x,)")
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise TypeError(f"kwargs is a dict of named arguments, not {_a(kwargs)}")
+    return tuple(args or ()), kwargs or {}
+
+
+def _a(value: object) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

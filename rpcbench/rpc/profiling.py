@@ -13,7 +13,7 @@ import torch
 from torch.jit._builtins import _find_builtin
 
 from rpcbench.agent.core import Agent
-from rpcbench.agent.requests import label_of
+from rpcbench.agent.described import label_of
 from rpcbench.rpc.internal import RPCExecMode, _build_rpc_profiling_key
 from rpcbench.words.futures import Future
 

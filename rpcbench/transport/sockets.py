@@ -12,7 +12,7 @@ import socket
 import sys
 
 from rpcbench.transport.store import Store
-from rpcbench.transport.waiting import watch
+from rpcbench.transport.waiting import Watch
 from rpcbench.wire.frames import Parts
 
 _MOST_PARTS = 512
@@ -31,7 +31,7 @@ class SocketStream:
         self._send = sock.send
         self.store = Store()
         self.read_into = sock.recv_into  # no step between: every byte comes this way
-        self.watch = watch(sock)
+        self.watch = Watch(sock) if hasattr(select, "epoll") else None  # not every system has it
 
     def write(self, parts: Parts, may_wait: bool) -> None:
         """All of `parts`, in order. BlockingIOError, with what is left in `parts`, where it would have to wait."""

@@ -22,10 +22,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 SPIN_SECONDS = 0.0005
-_TAKEN = 0.00005
-"""Seconds between two looks only where something else has run meanwhile."""
-_FEWEST, _MOST = 4, 256
-"""Waits without a spin after that."""
+_TAKEN = 0.00005  # seconds between two looks only where something else has run meanwhile
+_FEWEST, _MOST = 4, 256  # waits without a spin after that
 _DISARMED = getattr(select, "EPOLLONESHOT", 0)
 _ARMED = getattr(select, "EPOLLIN", 0) | _DISARMED
 
@@ -106,8 +104,3 @@ class Watch:
         """Once the loop does not sleep, and before the socket is closed."""
         self.closed = True
         self._armed.close()
-
-
-def watch(sock: socket.socket) -> Watch | None:
-    """None where this system has no way to."""
-    return Watch(sock) if hasattr(select, "epoll") else None

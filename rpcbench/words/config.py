@@ -72,3 +72,12 @@ class WorldConfig:
         fields = json.loads(text)
         secret, devices = bytes.fromhex(fields["secret"]), tuple(fields["devices"])
         return WorldConfig(**{**fields, "secret": secret, "devices": devices})
+
+
+def seconds_of(timeout: float, default: float) -> float | None:
+    """A timeout as torch counts it: -1 the default, 0 none. ValueError for another negative number."""
+    if timeout == UNSET_TIMEOUT:
+        timeout = default
+    if timeout < 0:
+        raise ValueError(f"a timeout is a number of seconds, 0 for none, or -1 for the default; not {timeout}")
+    return timeout or None

@@ -2,7 +2,8 @@
 
 Guarantees
 - `wait()` returns at once on Ctrl-C (torch's own wait holds the signal back until the result is there).
-- A pool thread that waits tells its pool, which may start another: nesting deeper than the pool works.
+- A pool thread that waits for more than a moment tells its pool, which may start another: nesting deeper than the pool
+  works.
 - What `then` returns is one of these, too.
 - Continuations run on the thread that waits, or on a pool thread; never on a thread that reads a connection.
 """
@@ -106,14 +107,15 @@ class Future(_Base[T]):
 
     Made by `rpc_async` and friends, which resolve it through `deliver`. `cancel()` calls `on_cancel`; a thread that
     waits long calls `on_long` with the seconds it has waited, now and then. `sources` are futures that it follows from.
-    `help_along` is for a thread that is about to wait: what it does may bring the answer.
+    `help_along` is for a thread that is about to wait, before and after its pool is told: it may bring the answer.
     """
 
     # What a future has until something else is known: one is made for each call, and few of them ever need another.
     keeps: Sequence[Kept] = ()
-    site: Any = None  # the line of the user's program that made the call, see `agent.sites`
+    site: Any = None  # the line of the user's program that made the call, where another thread may open the answer
     _answer: Answer | None = None
     _taken = False
+    _helping = False  # a thread that waits may bring the answer, and opens it
     _followed = False  # something happens as soon as it is done
     _left = False  # the answer is left to the first one who asks
     _lazy = False  # so is torch's side of this future, which is
@@ -154,7 +156,7 @@ class Future(_Base[T]):
                 return False
             self._answer = answer
             self._lazy = lazy
-            awaited = bool(self._waiters) and self._ring()
+            awaited = (bool(self._waiters) and self._ring()) or self._helping
             self._left = lazy and not awaited and not self._followed
         if not awaited and not self._left:
             later(self._open)
@@ -171,18 +173,20 @@ class Future(_Base[T]):
         """Open the answer that has arrived, unless another thread does."""
         if self._answer is None:
             return
-        with self._lock:
-            answer = self._answer
-            if answer is None or self._taken:
-                return
-            self._taken = True
+        taken = False
         try:
-            outcome = (answer(), None)
-        except BaseException as error:  # noqa: BLE001  (whatever a call raised is its result)
+            with self._lock:
+                answer = self._answer
+                if answer is None or self._taken:
+                    return
+                self._taken = taken = True
+            outcome: tuple[Any, BaseException | None] = (answer(), None)
+        except BaseException as error:  # whatever a call raised is its result
+            if not taken:
+                raise
             error.__context__ = None  # what the opening thread was handling is no part of it
-            self._finish((None, error.with_traceback(None)))
-        else:
-            self._finish(outcome)
+            outcome = (None, error.with_traceback(None))
+        self._finish(outcome)
 
     def _finish(self, outcome: tuple[Any, BaseException | None]) -> None:
         """Wake all waiters, then complete torch's side, which runs the continuations on this thread."""
@@ -225,12 +229,23 @@ class Future(_Base[T]):
     # -- using
     def wait(self) -> T:
         """The value, or its error raised; blocks until it is there. Ctrl-C ends the wait, not the call."""
-        while self._outcome is None:
-            if self._answer is not None:
-                self._open()
-            if self._outcome is None:
-                self._sleep()
+        try:
+            if self._help_along is not None and self._unanswered():
+                self._helping = True
+                self._help_along(self._unanswered)
+            while self._outcome is None:
+                if self._answer is not None:
+                    self._open()
+                if self._outcome is None:
+                    self._sleep()
+        except BaseException:
+            self._helping = False
+            self._open()  # the answer may have been left to this thread
+            raise
         return self._value()
+
+    def _unanswered(self) -> bool:
+        return self._answer is None and self._outcome is None
 
     def wait_or_cancel(self) -> T:
         """As `wait`, for a call that only this thread waits for: Ctrl-C gives the call up, too."""
@@ -247,27 +262,25 @@ class Future(_Base[T]):
             if self._outcome is not None or (self._answer is not None and not self._taken):
                 return
             self._waiters.append(waiter)
+            self._helping = False
         waiting = getattr(threading.current_thread(), "waiting", None)
         try:
             if waiting is None:
                 self._listen(waiter)
             else:
                 with waiting():
+                    if self._help_along is not None:
+                        self._help_along(waiter.bell.locked)
                     self._listen(waiter)
         except BaseException:
             with self._lock:
                 self._waiters = [other for other in self._waiters if other is not waiter]
-            self._open()  # this thread may have been woken to do it
             raise
         if waiter.error is not None:
             raise waiter.error
 
     def _listen(self, waiter: _Waiter) -> None:
         """Until the bell rings."""
-        if self._help_along is not None:
-            self._help_along(waiter.bell.locked)
-            if not waiter.bell.locked():
-                return
         waited, patience = 0.0, _LONG
         while not acquired(waiter.bell, patience):
             waited, patience = waited + patience, min(2 * patience, _LONGEST)
@@ -309,10 +322,6 @@ class Future(_Base[T]):
         if self._outcome is None:
             raise RuntimeError("value() may only be called on a completed Future; use wait()")
         return self._value()
-
-    def follows(self, future: Future[Any]) -> bool:
-        """Runtime only: whether that is this one; see `agent.requests`."""
-        return self is future
 
     def outcome(self) -> tuple[Any, BaseException | None] | None:
         """Runtime only: value and error as far as they are known here. Runs nothing, waits for nobody."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import pytest
 from worlds import PATIENCE, until
 
-from rpcbench.agent.monitor import LONG, Monitor
+from rpcbench.agent.pool import LONG, Job, Monitor
 
 
 class Lock:
@@ -17,6 +18,7 @@ class Lock:
 
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor
+        self.calls = deque[Job]()
         self.given = 0
         self.free = False
         self.lock = threading.Lock()

@@ -100,6 +100,44 @@ def test_a_job_of_the_runtime_that_waits_makes_no_room(pool: Pool) -> None:
     assert patient.ends() and all(gate.ends() for gate in gates)
 
 
+def test_one_that_waits_again_makes_no_room_beyond_the_limit(pool: Pool) -> None:
+    begun, first, again, second = (threading.Event() for _ in range(4))
+
+    def waits_twice() -> None:
+        with blocked():
+            begun.set()
+            assert first.wait(PATIENCE)
+        again.set()
+        with blocked():
+            assert second.wait(PATIENCE)
+
+    pool.submit(waits_twice)
+    assert begun.wait(PATIENCE)
+    gates = [Gate(pool) for _ in range(3)]
+    assert gates[0].runs() and gates[1].runs()
+    first.set()
+    assert again.wait(PATIENCE)
+    until(lambda: pool.waiting == 1, "the second wait")
+    assert figures(pool) == {**figures(pool), "running": 2, "queued": 1}
+    second.set()
+    assert all(gate.ends() for gate in gates)
+
+
+def test_one_that_its_pool_knows_to_wait_takes_no_room_and_may_wait_as_it_is(pool: Pool) -> None:
+    found: queue.Queue[bool] = queue.Queue()
+
+    def asks() -> None:
+        worker = pool.this_thread()
+        with worker.waiting():
+            gates = [Gate(pool) for _ in range(2)]
+            assert all(gate.runs() for gate in gates)
+            found.put(worker.may_wait())
+            assert all(gate.ends() for gate in gates)
+
+    pool.submit(asks)
+    assert found.get(timeout=PATIENCE)
+
+
 def test_a_function_may_wait_for_a_moment_as_it_is_while_there_is_room_for_others(pool: Pool) -> None:
     found: queue.Queue[bool] = queue.Queue()
 

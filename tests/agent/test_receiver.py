@@ -21,7 +21,7 @@ from rpcbench import autograd
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.pool import Pool
-from rpcbench.agent.receiver import Receiver
+from rpcbench.agent.receiver import Receiver, receive
 from rpcbench.rpc import remote, rpc_async, rpc_sync
 from rpcbench.transport.base import Link
 from rpcbench.transport.stream import Ending, StreamConnection
@@ -144,7 +144,7 @@ def test_two_never_read_and_every_message_is_taken_in_order() -> None:
     """Releases at all moments: before a call has begun, while it runs, as it ends, and long after."""
     source = _Source(3000)
     pool = Pool("test", 64, lambda: None)
-    receiver = pool.receive(source, source.receive(pool), source.over)
+    receiver = receive(pool, source, source.receive(pool), source.over)  # type: ignore[arg-type]
     draw = random.Random(7)
     while not source.ended.wait(draw.random() * 0.0005):
         receiver.release_to_pool()
@@ -228,7 +228,9 @@ class _Noted(Link):
 
 
 def _receiver(agent: Agent) -> Receiver:
-    (receiver,) = agent._pool.receivers
+    """For the connection to the other one of two."""
+    receiver = _connection(agent, 1 - agent.id).receiver
+    assert isinstance(receiver, Receiver)
     return receiver
 
 
@@ -318,7 +320,7 @@ def test_where_no_loop_can_be_idle_it_alone_receives(tmp_path: Path, monkeypatch
     with world(tmp_path, 2) as made:
         made[0].links.use(noted)
         assert [rpc_sync("worker1", back_and_forth, (number,)) for number in range(5)] == list(range(5))
-        assert threading.main_thread() not in noted.receivers and not _receiver(made[0])._idle
+        assert threading.main_thread() not in noted.receivers
 
 
 def test_many_threads_call_both_ways_at_once(two: list[Agent]) -> None:
@@ -361,7 +363,7 @@ def test_the_end_of_a_connection_is_seen_to_where_a_caller_meets_it(two: list[Ag
     two[1].stop()
     with pytest.raises(RpcError):
         rpc_sync("worker1", echo, (1,))
-    until(lambda: receiver not in two[0]._pool.receivers, "the end of the loop")
+    until(lambda: receiver._lent_watch.closed, "the end of the loop")
     with pytest.raises(WorkerLostError):
         rpc_sync("worker1", echo, (1,))
 
@@ -386,7 +388,7 @@ def test_a_message_that_cannot_be_handled_ends_the_connection_whichever_thread_r
         rpc_async("worker1", echo, (1,)).wait()
     until(lambda: bool(told), "a word about what happened")
     assert told[0].exc_type is ArithmeticError
-    until(lambda: receiver not in two[0]._pool.receivers, "the end of the loop")
+    until(lambda: receiver._lent_watch.closed, "the end of the loop")
 
 
 def test_a_thread_that_has_run_a_call_leaves_the_loop_to_the_one_that_is_idle(two: list[Agent]) -> None:
@@ -430,7 +432,11 @@ class _Quiet:
     def begins(self, deliver: Callable[[Frame], None] | None = None, monitored: bool = True) -> Receiver:
         if not monitored:
             self.pool.monitor.released = lambda lock: None  # type: ignore[method-assign]
-        receiver = self.pool.receive(self, deliver or self._deliver, lambda ending: self.ended.set())
+
+        def over(ending: Ending) -> None:
+            self.ended.set()
+
+        receiver = receive(self.pool, self, deliver or self._deliver, over)  # type: ignore[arg-type]
         until(lambda: receiver._idle, "an idle loop")
         return receiver
 
@@ -573,6 +579,24 @@ def test_a_wake_for_what_another_thread_has_received_leaves_the_loop_idle() -> N
     until(lambda: len(source.came) == 2, "a message that the loop has received")
     assert source.vain == vain, "it would have waited in there, with the read lock"
     source.ends()
+
+
+def test_calls_of_a_message_that_cannot_be_handled_to_its_end_count_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    source = _Quiet()
+
+    def deliver(frame: Frame) -> None:
+        source.pool.submit_own(lambda: None)
+        assert source.pool.busy == 1
+        raise ArithmeticError("on purpose")
+
+    source.begins(deliver)
+    source.there.send(b".")
+    assert source.ended.wait(PATIENCE) and source.pool.busy == 0
+    until(lambda: [one.exc_type for one in told] == [ArithmeticError], "a word about what happened")
+    source.there.close()
+    source.closes()
 
 
 def test_a_thread_that_waits_begins_a_loop_where_the_call_has_ended_meanwhile() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rpcbench.agent.requests import label_of
+from rpcbench.agent.described import label_of
 from rpcbench.words.errors import SerializationError
 from tests.worlds import nothing_left, world
 

@@ -264,9 +264,11 @@ class GateBack(nn.Module):
         return _GatedBack.apply(x)  # type: ignore[no-untyped-call,no-any-return]
 
 
-def test_who_has_read_before_and_waits_for_room_lets_others_read(agents: list[Agent], waits: dict[str, int]) -> None:
+def test_who_has_read_before_and_waits_for_room_lets_others_read(
+    agents: list[Agent], waits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody else hands over what the last stage keeps, which takes activations one after another until it gives."""
-    agents[2]._pool.monitor.laid = lambda token: None  # type: ignore[method-assign]
+    monkeypatch.setattr(agents[2]._pool.monitor, "released", lambda loop: None)
     Gate.allowed = threading.Semaphore(0)
     net = nn.Sequential(nn.Linear(6, 16), GateBack(), nn.Identity(), nn.Linear(16, 4)).double()
     pipe = small.pipeline(net, microbatches=32, schedule="gpipe", optimizer=small.SGD)

@@ -178,6 +178,97 @@ def test_a_pool_thread_says_that_it_waits() -> None:
     assert told == ["begins", "ends"]
 
 
+def _never(job: Callable[[], None]) -> None:
+    raise AssertionError("a thread waits for it")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_thread_that_brings_the_answer_itself_opens_it(lazy: bool) -> None:
+    opened: list[threading.Thread] = []
+
+    def answer() -> int:
+        opened.append(threading.current_thread())
+        return 7
+
+    future: Future[int] = Future(help_along=lambda waiting: future.deliver(answer, _never, lazy))
+    assert future.wait() == 7 and opened == [threading.current_thread()]
+
+
+def test_where_that_is_interrupted_the_answer_is_opened_all_the_same() -> None:
+    """It may bring RRefs."""
+
+    def interrupted(waiting: Callable[[], bool]) -> None:
+        assert waiting()
+        future.deliver(lambda: 7, _never)
+        assert not waiting()
+        raise KeyboardInterrupt
+
+    future: Future[int] = Future(help_along=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        future.wait()
+    assert future.outcome() == (7, None)
+
+
+def test_an_interrupt_between_the_answer_and_its_opening_leaves_nothing_unopened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opens, interrupts = Future._open, iter([KeyboardInterrupt])
+
+    def interrupted(self: Future[Any]) -> None:
+        for interrupt in interrupts:
+            raise interrupt
+        opens(self)
+
+    monkeypatch.setattr(Future, "_open", interrupted)
+    future: Future[int] = Future(help_along=lambda waiting: future.deliver(lambda: 7, _never))
+    with pytest.raises(KeyboardInterrupt):
+        future.wait()
+    assert future.outcome() == (7, None)
+
+
+def test_of_two_that_wait_one_brings_the_answer_for_both() -> None:
+    helping, go = threading.Event(), threading.Event()
+
+    def helps(waiting: Callable[[], bool]) -> None:
+        if not helping.is_set():
+            helping.set()
+            assert go.wait(10)
+            future.deliver(lambda: 7, _never)
+
+    future: Future[int] = Future(help_along=helps)
+    found: list[int] = []
+    one, other = (threading.Thread(target=lambda: found.append(future.wait())) for _ in range(2))
+    one.start()
+    assert helping.wait(10)
+    other.start()
+    while not future._waiters:
+        pass
+    go.set()
+    one.join(10), other.join(10)
+    assert found == [7, 7]
+
+
+def test_a_pool_thread_helps_before_it_tells_its_pool_and_after() -> None:
+    told: list[str] = []
+
+    class PoolThread(threading.Thread):
+        @contextlib.contextmanager
+        def waiting(self) -> Iterator[None]:
+            told.append("waits")
+            yield
+
+    def helps(waiting: Callable[[], bool]) -> None:
+        told.append("helps")
+        if "waits" in told:
+            future.deliver(lambda: 1, here)
+
+    future: Future[int] = Future(help_along=helps)
+    thread = PoolThread(target=future.wait)
+    thread.start()
+    thread.join(10)
+    assert told == ["helps", "waits", "helps"]
+
+
 def test_await() -> None:
     async def use() -> int:
         future: Future[int] = Future()
