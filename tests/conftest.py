@@ -12,9 +12,12 @@ from hypothesis import settings
 from leaks import LeakCheck, mark_this_run, nothing_left
 from sizes import LONG
 
+from rpcbench.words import config
+
 pytest_plugins = ["running", "exercises"]
 
-# A loaded machine is no reason to fail, so no example has a deadline.
+# A loaded machine is no reason to fail, so no example has a deadline, and workers that end late are not terminated.
+config.STOP_SECONDS *= 5  # before clusters take it as their default
 settings.register_profile("usual", deadline=None)
 settings.register_profile(LONG, deadline=None, max_examples=10 * settings.default.max_examples)
 settings.load_profile("usual")

@@ -13,6 +13,7 @@ import asyncio
 import atexit
 import contextvars
 import faulthandler
+import gc
 import os
 import sys
 import threading
@@ -40,6 +41,7 @@ def join(config: str) -> None:
     sys.__stdout__.reconfigure(line_buffering=True)
     faulthandler.enable(sys.__stderr__)
     settle_torch(os.environ)
+    gc.freeze()  # what is loaded by now stays: no collection, and IPython has one at its end, goes over it again
     kernel = IPKernelApp.instance().kernel
     agent = start_agent(WorldConfig.from_json(config), parts=[CellRunner, obey])
     stage = _Stage(kernel, agent)

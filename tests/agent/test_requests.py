@@ -67,9 +67,7 @@ def test_ctrl_c_while_the_answer_comes_is_not_lost(agents: list[Agent]) -> None:
     assert rpc_sync("worker1", abs, (-2,)) == 2
 
 
-def test_an_agent_that_stops_as_a_call_begins_ends_it(
-    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_that_stops_as_a_call_begins_ends_it(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     promise = PendingCalls.promise
 
     def late(self: PendingCalls, *call: Any) -> Future[Any]:
