@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, wherever the command is typed
 API = ROOT / "docs" / "api"
 PAGES = ["errors", "rpc", "autograd", "optim", "nn", "pipeline", "distributed", "named", "testing", ""]  # "": all
-HOMES = {"errors": "rpcbench.words.errors"}
+HOMES = {"errors": "rpcbench.base.errors"}
 WIDTH = 110
 PLAIN = (str, int, float, timedelta)  # constants that are shown with their value
 MAGICS = "rpcbench.notebook.magics"

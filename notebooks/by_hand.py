@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from chart import Arrow, Note, draw, tell
 
+from rpcbench.base.ids import Id
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
 from rpcbench.protocol.rrefs import Outbox, RRefs
 from rpcbench.wire import messages as m
-from rpcbench.words.ids import Id
 
 NAMES = ["notebook", "worker1", "worker2"]
 NOTEBOOK, OWNER, OTHER = range(3)

@@ -19,12 +19,12 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from rpcbench.agent import current
+from rpcbench.base.errors import NOT_INITIALIZED, SerializationError, UnknownWorkerError
+from rpcbench.base.futures import Future
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.rpc.api import arguments_of
 from rpcbench.wire.devices import Route
 from rpcbench.wire.pickling import register_reducer
-from rpcbench.words.errors import NOT_INITIALIZED, SerializationError, UnknownWorkerError
-from rpcbench.words.futures import Future
 
 __all__ = ["RemoteModule"]
 

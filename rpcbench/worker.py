@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from rpcbench.base.errors import RpcError
 from rpcbench.launch import outpost
-from rpcbench.words.errors import RpcError
 
 
 def main() -> int:

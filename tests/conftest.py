@@ -12,7 +12,7 @@ from hypothesis import settings
 from leaks import LeakCheck, mark_this_run, nothing_left
 from sizes import LONG
 
-from rpcbench.words import config
+from rpcbench.base import config
 
 pytest_plugins = ["running", "exercises"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import rpcbench
+from rpcbench.base.errors import WorkerLostError
 from rpcbench.bench import command
 from rpcbench.cli.main import main
-from rpcbench.words.errors import WorkerLostError
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = "rpcbench"
 
 FLOORS = {
-    "words": 0,
+    "base": 0,
     "wire": 1,
     "protocol": 2,
     "transport": 3,
@@ -38,12 +38,12 @@ FLOORS = {
 _OUTSIDE = {"torch", "numpy", "socket", "selectors", "asyncio", "multiprocessing", "subprocess", "IPython", "zmq"}
 _CLOCKS = {"threading", "time"}
 PURE = {  # prefix of module name -> what it must not import
-    "rpcbench.words": _OUTSIDE,
+    "rpcbench.base": _OUTSIDE,
     "rpcbench.wire.messages": _OUTSIDE | _CLOCKS,
     "rpcbench.wire.frames": _OUTSIDE | _CLOCKS,
     "rpcbench.protocol": _OUTSIDE | _CLOCKS,
 }
-NOT_PURE = {"rpcbench.words.futures"}  # is torch's Future
+NOT_PURE = {"rpcbench.base.futures"}  # is torch's Future
 LOADED_BY_OTHERS = _CLOCKS | {"selectors", "subprocess"}  # what the standard library loads says nothing of us
 
 UNPICKLERS = {  # all but the first: files of the user's own
@@ -53,7 +53,7 @@ UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "torch", "j
 
 EXTRAS = {"ray": "rpcbench.launch.ray"}  # a package that need not be there -> prefix of the modules that import it
 
-LONGEST_FILE, MEDIAN_FILE, LONGEST_FUNCTION = 500, 250, 60
+LONGEST_FILE, MEDIAN_FILE, LONGEST_FUNCTION = 600, 250, 60
 LONGEST_SCRIPT = 300
 ANY = re.compile(r"(?::|\bas|<|\|) *any\b")
 
@@ -221,7 +221,7 @@ def _loads(tree: ast.Module) -> Iterator[int]:
 def waiting_locked(root: Path) -> list[str]:
     """Events, and conditions that are entered by themselves and not by a lock: Ctrl-C can leave them locked.
 
-    `words.changes` has others.
+    `base.conditions` has others.
     """
     return [
         f"{name}:{line} waits by threading.{kind}"
@@ -313,7 +313,7 @@ print(psutil.Process().num_threads() - before, *({"IPython", "zmq", "ipykernel",
 CASES: list[tuple[Rule, dict[str, str], str]] = [
     (upward, {"wire/a.py": "def f():\n    from rpcbench.agent import core"}, "wire.a:2 imports rpcbench.agent"),
     (upward, {"wire/a.py": "from ..rpc import api", "rpc/api.py": ""}, "wire.a:1 imports rpcbench.rpc.api"),
-    (upward, {"words/a.py": "if TYPE_CHECKING:\n    import rpcbench.wire.b"}, "words.a:2 imports rpcbench.wire.b"),
+    (upward, {"base/a.py": "if TYPE_CHECKING:\n    import rpcbench.wire.b"}, "base.a:2 imports rpcbench.wire.b"),
     (upward, {"wire/a.py": "import rpcbench"}, "wire.a:1 imports rpcbench, a higher floor"),
     (upward, {"attic/a.py": ""}, "give 'attic' a floor"),
     (circles, {"rpc/a.py": "from rpcbench.rpc import b", "rpc/b.py": "from . import a"}, "rpc.a, rpcbench.rpc.b"),
@@ -321,9 +321,9 @@ CASES: list[tuple[Rule, dict[str, str], str]] = [
     (impure, {"protocol/a.py": "import torch.nn"}, "protocol.a:1 imports torch.nn"),
     (impure, {"protocol/a.py": "def f():\n    from time import monotonic"}, "protocol.a:2 imports time"),
     (impure, {"wire/frames.py": "import threading"}, "wire.frames:1 imports threading"),
-    (impure, {"words/ids.py": "import socket"}, "words.ids:1 imports socket"),
+    (impure, {"base/ids.py": "import socket"}, "base.ids:1 imports socket"),
     (impure_when_loaded, {"protocol/a.py": "import rpcbench.agent", "agent.py": "import asyncio"}, "loads asyncio"),
-    (too_long, {"rpc/a.py": "x = 1\n" * 501}, "rpc.a: 501 lines"),
+    (too_long, {"rpc/a.py": "x = 1\n" * 601}, "rpc.a: 601 lines"),
     (too_long, {"rpc/a.py": "x = 1\n" * 251, "rpc/b.py": "x = 1\n" * 251}, "the median file has 251 lines"),
     (too_long, {"rpc/a.py": "def f():\n" + "    x = 1\n" * 60}, "rpc.a.f: 61 lines"),
     (headless, {"rpc/a.py": "x = 1"}, "rpc.a: no docstring"),

@@ -16,9 +16,9 @@ import pytest
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.base.config import WorldConfig
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.stream import StreamConnection
-from rpcbench.words.config import WorldConfig
 
 SECRET = secrets.token_bytes(32)
 PATIENCE = 60.0

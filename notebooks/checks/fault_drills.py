@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from checks import NotYet, require, returned, right, shown, trying
-from rpcbench.words.errors import ConnectionLostError
+from rpcbench.base.errors import ConnectionLostError
 
 MOST = 20
 

@@ -17,9 +17,9 @@ from rpcbench.agent.machine import Machine
 from rpcbench.agent.pool import CountedCall, Pool
 from rpcbench.agent.requests import PendingCalls
 from rpcbench.agent.roster import Roster
+from rpcbench.base.conditions import Flag
+from rpcbench.base.futures import Future
 from rpcbench.wire import messages as m
-from rpcbench.words.changes import Flag
-from rpcbench.words.futures import Future
 
 
 class Receiving(serve.Server, Protocol):

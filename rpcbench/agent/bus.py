@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 
 from rpcbench.agent.traced import Traced, traced
+from rpcbench.base.conditions import Flag
+from rpcbench.base.events import Batch, Made, Row, Table, Tables
 from rpcbench.wire.messages import Message, Notice
-from rpcbench.words.changes import Flag
-from rpcbench.words.events import Batch, Made, Row, Table, Tables
 
 CAPACITY = 20_000
 MESSAGES_KEPT = 10_000

@@ -40,6 +40,12 @@ from rpcbench.agent.roster import MemberHandler, Roster, To, WorkerInfo
 from rpcbench.agent.sites import Site
 from rpcbench.agent.sources import Sources
 from rpcbench.agent.values import MakeHandle, Values
+from rpcbench.base.conditions import Flag
+from rpcbench.base.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig, seconds_of
+from rpcbench.base.errors import FORKED, NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError, counted
+from rpcbench.base.events import Tables
+from rpcbench.base.futures import Future, blocked
+from rpcbench.base.ids import COUNTER_BITS, Id
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
 from rpcbench.transport.base import Link, Transmit
@@ -47,20 +53,6 @@ from rpcbench.transport.host import host_id
 from rpcbench.transport.memory import MemoryConnection
 from rpcbench.wire import messages as m
 from rpcbench.wire.control import pack
-from rpcbench.words.changes import Flag
-from rpcbench.words.config import (
-    FLUSH_SECONDS,
-    JOIN_SECONDS,
-    LAST_WORDS_SECONDS,
-    UNSET_TIMEOUT,
-    WorldConfig,
-    seconds_of,
-)
-from rpcbench.words.errors import FORKED, NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError
-from rpcbench.words.events import Tables
-from rpcbench.words.futures import Future, blocked
-from rpcbench.words.ids import COUNTER_BITS, Id
-from rpcbench.words.phrases import counted
 
 P = TypeVar("P")
 _new = tuple.__new__  # a step less than the class itself takes

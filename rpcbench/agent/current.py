@@ -15,7 +15,7 @@ from contextvars import ContextVar
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.serve import caller, cancelled
-from rpcbench.words.errors import NOT_INITIALIZED
+from rpcbench.base.errors import NOT_INITIALIZED
 
 __all__ = ["caller", "cancelled", "current", "find", "prefer", "start", "using"]
 _innermost: ContextVar[Agent | None] = ContextVar("rpcbench_agent", default=None)

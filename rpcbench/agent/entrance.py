@@ -15,14 +15,14 @@ from pathlib import Path
 
 from rpcbench.agent.half_open import HalfOpen
 from rpcbench.agent.pool import Job
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import NotConnectedError, ProtocolError, TurnedAwayError
 from rpcbench.transport import ends
 from rpcbench.transport.base import Stream
 from rpcbench.transport.ends import Listener, Opener
 from rpcbench.transport.handshake import NEWCOMER, UNBORN, Identity, Object, Offer
 from rpcbench.transport.meeting import Meeting
 from rpcbench.wire.messages import Member
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import NotConnectedError, ProtocolError, TurnedAwayError
 
 _log = logging.getLogger("rpcbench")
 Admit = Callable[[Stream, Identity], object]

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from typing import NamedTuple
 
-from rpcbench.words.phrases import counted
+from rpcbench.base.errors import counted
 
 MOST = 256
 MOST_HERE = 64

@@ -12,10 +12,10 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from rpcbench.agent import sites
+from rpcbench.base.errors import ProtocolError, RpcError, WorkerLostError
+from rpcbench.base.futures import Future
+from rpcbench.base.ids import Id
 from rpcbench.wire.messages import Fork
-from rpcbench.words.errors import ProtocolError, RpcError, WorkerLostError
-from rpcbench.words.futures import Future
-from rpcbench.words.ids import Id
 
 
 class Home(Protocol):

@@ -17,9 +17,9 @@ from functools import partial
 import psutil
 
 from rpcbench.agent.core import Agent
+from rpcbench.base.events import Row, Table
 from rpcbench.protocol.node import Node
 from rpcbench.transport.host import host_id
-from rpcbench.words.events import Row, Table
 
 LOOK = "look"
 """The notice that asks: the number of the question."""

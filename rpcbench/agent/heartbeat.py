@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 
 from rpcbench.agent.peers import Peers
+from rpcbench.base.conditions import Flag
+from rpcbench.base.config import WorldConfig
 from rpcbench.protocol.life import Life, Sound, Verdict
-from rpcbench.words.changes import Flag
-from rpcbench.words.config import WorldConfig
 
 
 class Heartbeat:

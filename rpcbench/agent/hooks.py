@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from rpcbench.base.ids import Id
 from rpcbench.wire.devices import Route
 from rpcbench.wire.messages import Gradients, Scope, WalkFailed
-from rpcbench.words.ids import Id
 
 if TYPE_CHECKING:
     import torch

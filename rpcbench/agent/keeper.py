@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from rpcbench.agent.deadlines import Deadlines
 from rpcbench.agent.handles import Hold
 from rpcbench.agent.machine import Machine
-from rpcbench.words.changes import Flag
+from rpcbench.base.conditions import Flag
 
 TICK = -1
 """Stands among the deadlines of calls for the next tick of the node."""

@@ -8,12 +8,9 @@ from rpcbench.agent.machine import Machine
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.pool import Job
 from rpcbench.agent.roster import Roster
-from rpcbench.protocol import effects as fx
-from rpcbench.transport.handshake import Identity
-from rpcbench.wire.messages import Member, View
-from rpcbench.words.changes import Flag
-from rpcbench.words.config import FLUSH_SECONDS, WorldConfig
-from rpcbench.words.errors import (
+from rpcbench.base.conditions import Flag
+from rpcbench.base.config import FLUSH_SECONDS, WorldConfig
+from rpcbench.base.errors import (
     AuthenticationError,
     IncompleteWorldError,
     NotConnectedError,
@@ -21,6 +18,9 @@ from rpcbench.words.errors import (
     RpcError,
     TurnedAwayError,
 )
+from rpcbench.protocol import effects as fx
+from rpcbench.transport.handshake import Identity
+from rpcbench.wire.messages import Member, View
 
 _PAUSE = 0.05
 _NEWS = 2.0

@@ -13,9 +13,9 @@ from rpcbench.agent.handles import Home
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.roster import Roster
 from rpcbench.agent.values import Values
+from rpcbench.base.ids import Id
 from rpcbench.protocol.node import Node
 from rpcbench.protocol.rrefs import Owned
-from rpcbench.words.ids import Id
 
 
 class Member(Home, Protocol):

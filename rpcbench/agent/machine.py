@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
 from rpcbench.agent.interrupts import interruptible, uninterrupted
+from rpcbench.base.conditions import Flag
 from rpcbench.protocol import short
 from rpcbench.protocol.effects import Effect, Effects, Send
 from rpcbench.protocol.node import Node
 from rpcbench.wire.messages import Call, Create, Fetch, Result
-from rpcbench.words.changes import Flag
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -23,6 +23,9 @@ from rpcbench.agent.pool import Pool
 from rpcbench.agent.receiver import receive
 from rpcbench.agent.reunion import Reunion, Told
 from rpcbench.agent.ties import Tie, Ties
+from rpcbench.base.conditions import Flag
+from rpcbench.base.config import HANDSHAKE_SECONDS, WorldConfig
+from rpcbench.base.errors import NotConnectedError, ProtocolError
 from rpcbench.transport import versions
 from rpcbench.transport.base import Connection, Stream
 from rpcbench.transport.ends import Opener
@@ -32,9 +35,6 @@ from rpcbench.transport.meeting import Meeting
 from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import Frame, Limits
-from rpcbench.words.changes import Flag
-from rpcbench.words.config import HANDSHAKE_SECONDS, WorldConfig
-from rpcbench.words.errors import NotConnectedError, ProtocolError
 
 
 class Listens(Told, Protocol):

@@ -17,8 +17,8 @@ from typing import Any
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import GONE
-from rpcbench.words.changes import Flag
-from rpcbench.words.events import MESSAGES
+from rpcbench.base.conditions import Flag
+from rpcbench.base.events import MESSAGES
 
 WATCH, TELEMETRY = "watch", "telemetry"
 PERIOD = 0.2

@@ -36,11 +36,11 @@ from typing import NoReturn
 
 from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.agent.pool import LONG, CountedCall, Job, Pool, Worker
+from rpcbench.base.errors import ProtocolError
+from rpcbench.base.futures import Waits
 from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.transport.waiting import AdaptiveSpin, Watch
 from rpcbench.wire.frames import Frame
-from rpcbench.words.errors import ProtocolError
-from rpcbench.words.futures import Waits
 
 _UNHANDLED = Ending("what it sent could not be handled", False)
 _LONGEST_SECONDS = 0.1

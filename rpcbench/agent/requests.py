@@ -20,14 +20,14 @@ from rpcbench.agent.machine import Machine
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.pool import LONG, Worker
 from rpcbench.agent.sites import Site
+from rpcbench.base.conditions import Changes
+from rpcbench.base.errors import NOT_INITIALIZED
+from rpcbench.base.futures import Answer, Future, HelpAlong, Kept, Later, Waits
+from rpcbench.base.ids import OWN, Counter
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.calls import not_sent
 from rpcbench.protocol.node import Node
 from rpcbench.wire.messages import Call, Create, Fetch
-from rpcbench.words.changes import Changes
-from rpcbench.words.errors import NOT_INITIALIZED
-from rpcbench.words.futures import Answer, Future, HelpAlong, Kept, Later, Waits
-from rpcbench.words.ids import OWN, Counter
 
 _LEAST_SECONDS = 0.0001  # that a call has left which has waited for room
 

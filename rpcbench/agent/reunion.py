@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rpcbench.agent.ties import Tie, Ties
+from rpcbench.base.errors import NotConnectedError, ProtocolError, RefusedError
 from rpcbench.transport.handshake import Identity
 from rpcbench.transport.stream import Ending
-from rpcbench.words.errors import NotConnectedError, ProtocolError, RefusedError
 
 _PAUSE = 0.05
 _ATTEMPT_SECONDS = 2.0

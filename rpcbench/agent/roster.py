@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.pool import Job
+from rpcbench.base.conditions import Changes
+from rpcbench.base.errors import RpcError, UnknownWorkerError, WorkerLostError, counted, never_ran
+from rpcbench.base.ids import check_name
 from rpcbench.protocol.effects import Gone
 from rpcbench.wire.messages import Member, Report
-from rpcbench.words.changes import Changes
-from rpcbench.words.errors import RpcError, UnknownWorkerError, WorkerLostError, never_ran
-from rpcbench.words.ids import check_name
-from rpcbench.words.phrases import counted
 
 
 class _Fields(NamedTuple):

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import torch
 
 from rpcbench.agent.values import Values
+from rpcbench.base.errors import ConnectionLostError, RemoteError, RpcError
+from rpcbench.base.futures import Future
+from rpcbench.base.rebuild import set_field, story, words
 from rpcbench.wire.messages import EMPTY, Call, Create, Failure, Fetch, Result
-from rpcbench.words.errors import ConnectionLostError, RemoteError, RpcError
-from rpcbench.words.futures import Future
-from rpcbench.words.rebuild import set_field, story, words
 
 ASYNC_MARK = "_wrapped_async_rpc_function"
 """torch's name for the attribute that `async_execution` sets: the function returns a Future of its result."""

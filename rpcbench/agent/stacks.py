@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rpcbench.agent.serve import serve
 from rpcbench.agent.sites import sites
-from rpcbench.words.futures import Future
+from rpcbench.base.futures import Future
 
 _MOST = 12
 

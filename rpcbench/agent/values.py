@@ -24,13 +24,13 @@ from rpcbench.agent.origins import notebook_cell
 from rpcbench.agent.routes import Routes
 from rpcbench.agent.sites import Site
 from rpcbench.agent.sizes import size_of
+from rpcbench.base.errors import ProtocolError, RpcError, WorkerLostError
+from rpcbench.base.futures import Future
+from rpcbench.base.ids import Id
 from rpcbench.protocol.node import Node
 from rpcbench.wire.body import Body
 from rpcbench.wire.messages import Fork, Origin, Scope
 from rpcbench.wire.pickling import Codec
-from rpcbench.words.errors import ProtocolError, RpcError, WorkerLostError
-from rpcbench.words.futures import Future
-from rpcbench.words.ids import Id
 
 if TYPE_CHECKING:
     import torch

@@ -21,11 +21,11 @@ from rpcbench.agent.core import Agent
 from rpcbench.agent.explain import Answer, Explanation, OtherWait, report, round_trip, story
 from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.agent.stacks import Doing, threads
+from rpcbench.base.errors import DeadlockError
+from rpcbench.base.futures import Future
+from rpcbench.base.ids import Id
 from rpcbench.protocol.node import Node
 from rpcbench.protocol.waits import Call, Fact, Inquiry, Need
-from rpcbench.words.errors import DeadlockError
-from rpcbench.words.futures import Future
-from rpcbench.words.ids import Id
 
 ASK, TOLD, BREAK = "waits.ask", "waits.told", "waits.break"
 _ANSWER_SECONDS = 1.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from rpcbench.base.errors import RemoteError, RpcError, WorkerLostError
+from rpcbench.base.ids import Id
+from rpcbench.base.rebuild import fill, remade, set_field, story, words
 from rpcbench.wire.messages import EMPTY, WalkFailed
 from rpcbench.wire.pickling import Codec
-from rpcbench.words.errors import RemoteError, RpcError, WorkerLostError
-from rpcbench.words.ids import Id
-from rpcbench.words.rebuild import fill, remade, set_field, story, words
 
 
 def failure_of(error: BaseException, context: int, walk: Id, worker: int, codec: Codec) -> WalkFailed:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from rpcbench.words.errors import RpcError
+from rpcbench.base.errors import RpcError
 
 Below = tuple[tuple[Node | None, int], ...]
 edge_of: Callable[[tuple[Any, int, Any]], GradientEdge] = partial(tuple.__new__, GradientEdge)  # as `_make`, in C

@@ -7,7 +7,7 @@ from typing import Any
 from rpcbench.agent import current
 from rpcbench.autograd.graph import send_node
 from rpcbench.autograd.recorder import AutogradRecorder, recorder
-from rpcbench.words.ids import COUNTER_BITS
+from rpcbench.base.ids import COUNTER_BITS
 
 
 class DistAutogradContext:

@@ -20,12 +20,12 @@ from rpcbench.autograd.gradients import LeafGradients, Leaves
 from rpcbench.autograd.recorded import Grads, Pass, Recorded, SentTensors
 from rpcbench.autograd.regions import Fired, LocalPass
 from rpcbench.autograd.told import Told
+from rpcbench.base.futures import blocked
+from rpcbench.base.ids import Counter, Id, worker_of
 from rpcbench.protocol.records import ROOT
 from rpcbench.wire.body import Body
 from rpcbench.wire.devices import Route
 from rpcbench.wire.messages import Gradients, WalkFailed
-from rpcbench.words.futures import blocked
-from rpcbench.words.ids import Counter, Id, worker_of
 
 Job = Callable[[], object]
 

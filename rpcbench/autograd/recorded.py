@@ -11,8 +11,8 @@ from torch.autograd.graph import GradientEdge
 from rpcbench.autograd.gradients import LeafGradients
 from rpcbench.autograd.graph import Ends
 from rpcbench.autograd.regions import LocalPass
+from rpcbench.base.ids import Id
 from rpcbench.wire.devices import Route
-from rpcbench.words.ids import Id
 
 Grads = list["Tensor | None"]
 

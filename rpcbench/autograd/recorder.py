@@ -30,11 +30,11 @@ from rpcbench.autograd.modes import same_modes
 from rpcbench.autograd.passes import Passes
 from rpcbench.autograd.recorded import Recorded, SentTensors
 from rpcbench.autograd.told import Told
+from rpcbench.base.ids import Counter, Id, first_serial, global_id
 from rpcbench.protocol.node import Node
 from rpcbench.protocol.records import Sent
 from rpcbench.wire.devices import Route
 from rpcbench.wire.messages import Scope
-from rpcbench.words.ids import Counter, Id, first_serial, global_id
 
 _new = tuple.__new__  # a step less than the class itself takes
 _GLANCE = 256

@@ -30,8 +30,7 @@ from rpcbench.autograd import taps
 from rpcbench.autograd.graph import Ends, edge_of
 from rpcbench.autograd.parts import Part, Plan
 from rpcbench.autograd.taps import Grads, Portions
-from rpcbench.words.errors import ProtocolError
-from rpcbench.words.phrases import counted
+from rpcbench.base.errors import ProtocolError, counted
 
 
 class Fired(NamedTuple):

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from rpcbench.words.futures import blocked
+from rpcbench.base.futures import blocked
 
 Leaves = list[tuple[Tensor, Tensor]]
 

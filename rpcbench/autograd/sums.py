@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from rpcbench.autograd.recorder import recorder
-from rpcbench.words.ids import Counter, Id
+from rpcbench.base.ids import Counter, Id
 
 _asked = Counter()
 

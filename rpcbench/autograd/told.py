@@ -19,7 +19,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.agent.described import shape_of
 from rpcbench.autograd.names import Names
 from rpcbench.autograd.recorded import Recorded
-from rpcbench.words.events import Row, Table
+from rpcbench.base.events import Row, Table
 
 MOST_LEAVES = 64
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rpcbench.base.errors import RpcError
 from rpcbench.bench import fence, frames, notebook, peer_notebook, peer_table, pipelines, scaling, sides, soak, watching
 from rpcbench.bench.compare import compare
 from rpcbench.bench.pair import BenchError
 from rpcbench.bench.peer_cells import PEERS
 from rpcbench.bench.plan import Plan
 from rpcbench.bench.report import as_columns, as_markdown, as_plot, as_table, as_values
-from rpcbench.words.errors import RpcError
 
 OURS = "rpcbench"
 _WIDE = 150

@@ -14,10 +14,10 @@ from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
+from rpcbench.base.events import Row, Table
 from rpcbench.bench.pair import BenchError
 from rpcbench.panels import PANELS
 from rpcbench.telemetry.views import World, diff
-from rpcbench.words.events import Row, Table
 
 ROWS = 1000
 WORKERS = 8

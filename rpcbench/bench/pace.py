@@ -18,8 +18,8 @@ from torch.nn import functional
 
 import rpcbench
 from rpcbench import autograd, rpc
+from rpcbench.base.conditions import Changes
 from rpcbench.pipeline import Pipeline, split
-from rpcbench.words.changes import Changes
 
 UPDATES = 20  # a second
 _KEPT, _FEW = 50, 6

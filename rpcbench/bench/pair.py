@@ -18,10 +18,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from rpcbench.base.errors import RpcError
 from rpcbench.bench.figures import Batch
 from rpcbench.bench.hosts import Host
 from rpcbench.transport import secret
-from rpcbench.words.errors import RpcError
 
 _REPLY_SECONDS = 120.0
 _END_SECONDS = 5.0

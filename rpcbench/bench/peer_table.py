@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from rpcbench.base.errors import RpcError
 from rpcbench.bench.peer_cells import OURS, PEERS, Peer
-from rpcbench.words.errors import RpcError
 
 Found = Mapping[str, Mapping[str, str]]  # by library, by row
 _NOTE = "seen once each, through a real kernel: rough figures, twice as much or half means nothing"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from typing import NamedTuple
 
-from rpcbench.words.errors import RpcError
+from rpcbench.base.errors import RpcError
 
 CALLS, RREFS, TRAINING, WORLDS = "calls", "rrefs", "training", "worlds"
 _EVERYTHING = frozenset({CALLS, RREFS, TRAINING, WORLDS})

@@ -22,10 +22,10 @@ import psutil
 from rich.table import Table
 
 from rpcbench.agent import current
+from rpcbench.base.errors import RpcError
+from rpcbench.base.futures import wait_all
 from rpcbench.launch.cluster import Cluster
 from rpcbench.rpc import RRef, rpc_async
-from rpcbench.words.errors import RpcError
-from rpcbench.words.futures import wait_all
 
 WORKERS = 3
 _AT_ONCE = 100

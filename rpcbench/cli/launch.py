@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rpcbench.words.errors import RpcError
+from rpcbench.base.errors import RpcError
 
 _PASS = ("--pass-local-rank", "--pass_local_rank")
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import rpcbench
-from rpcbench.words.errors import RpcError
+from rpcbench.base.errors import RpcError
 
 _INTERRUPTED = 130
 

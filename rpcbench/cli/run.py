@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rpcbench.base.errors import RpcError
 from rpcbench.rebind import environment
-from rpcbench.words.errors import RpcError
 
 
 def run(arguments: Sequence[str]) -> None:

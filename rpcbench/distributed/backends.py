@@ -6,7 +6,7 @@ import torch
 import torch.distributed as c10d
 
 from rpcbench.agent.described import layout_of
-from rpcbench.words.errors import CollectiveError
+from rpcbench.base.errors import CollectiveError
 
 _NUMBERS = {
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool,

@@ -16,10 +16,9 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import ReduceOp
 
+from rpcbench.base.errors import CollectiveError, counted
 from rpcbench.distributed import backends, groups
 from rpcbench.distributed.groups import AnyGroup, Member
-from rpcbench.words.errors import CollectiveError
-from rpcbench.words.phrases import counted
 
 NOTE = 256
 """Bytes of what a rank says of its call."""

@@ -16,13 +16,13 @@ from typing import TypeVar
 import torch
 import torch.distributed as c10d
 
+from rpcbench.base.errors import CollectiveError, WorkerLostError
 from rpcbench.distributed import backends, making, stores
 from rpcbench.distributed.making import listed
 from rpcbench.distributed.meeting import meet
 from rpcbench.distributed.told import Part
 from rpcbench.distributed.watch import Watch
 from rpcbench.distributed.world import AGAIN, Wait, World
-from rpcbench.words.errors import CollectiveError, WorkerLostError
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from datetime import timedelta
 import torch.distributed as c10d
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from rpcbench.base.errors import CollectiveError
 from rpcbench.distributed.stores import polled
 from rpcbench.distributed.world import World
-from rpcbench.words.errors import CollectiveError
 
 
 class WatchedStore(Store):

@@ -21,10 +21,9 @@ import psutil
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from rpcbench.agent import current
+from rpcbench.base.errors import RpcTimeoutError, counted
 from rpcbench.distributed.stores import Place, polled, store_at
 from rpcbench.transport.host import host_id
-from rpcbench.words.errors import RpcTimeoutError
-from rpcbench.words.phrases import counted
 
 _COMPLETE, _STALE = b"complete", b"stale"
 

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import ReduceOp
 
+from rpcbench.base.errors import counted
 from rpcbench.distributed import backends, groups
 from rpcbench.distributed.collectives import op_name, stranger, together
 from rpcbench.distributed.groups import AnyGroup
-from rpcbench.words.phrases import counted
 
 _COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "SUM": lambda stacked: stacked.sum(0, dtype=stacked.dtype),

@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 import torch.distributed as c10d
 
+from rpcbench.base.errors import CollectiveError
 from rpcbench.distributed import backends, groups
 from rpcbench.distributed.collectives import NOTE, note, said, stranger
 from rpcbench.distributed.groups import AnyGroup, Member
 from rpcbench.distributed.lanes import Pending
 from rpcbench.distributed.told import Part
 from rpcbench.distributed.world import Wait
-from rpcbench.words.errors import CollectiveError
 
 _OFFER, _ANSWER, _DATA = 0x5E4D01, 0x5E4D02, 0x5E4D03
 """Tags that programs do not use."""

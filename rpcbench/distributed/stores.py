@@ -22,8 +22,8 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
-from rpcbench.words.changes import Changes
-from rpcbench.words.errors import CollectiveError, RpcTimeoutError
+from rpcbench.base.conditions import Changes
+from rpcbench.base.errors import CollectiveError, RpcTimeoutError
 
 _WORD = timedelta(seconds=20)
 """What an answer of the store may take."""

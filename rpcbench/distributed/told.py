@@ -17,7 +17,7 @@ from types import TracebackType
 
 from rpcbench.agent.bus import Bus
 from rpcbench.agent.core import Agent
-from rpcbench.words.events import Row, Table
+from rpcbench.base.events import Row, Table
 
 KEPT = 1000
 _TOLD = ("group", "number", "op", "members", "shape", "bytes", "begin", "end", "failed")

@@ -26,12 +26,12 @@ from torch._C._distributed_c10d import Store
 
 from rpcbench.agent import current
 from rpcbench.agent.sites import here
+from rpcbench.base.conditions import Changes
+from rpcbench.base.errors import CollectiveError, RpcError, RpcTimeoutError, WorkerLostError
 from rpcbench.distributed.lanes import Lane, Pending
 from rpcbench.distributed.meeting import Met
 from rpcbench.distributed.stores import polled
 from rpcbench.distributed.told import Told
-from rpcbench.words.changes import Changes
-from rpcbench.words.errors import CollectiveError, RpcError, RpcTimeoutError, WorkerLostError
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol, cast, runtime_checkable
 
 from rpcbench.agent.core import Agent
-from rpcbench.words.events import Row, Table
+from rpcbench.base.events import Row, Table
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from rpcbench.words.config import WorldConfig
+from rpcbench.base.config import WorldConfig
 
 UNKNOWN = 256
 """The exit status of a worker that has ended nobody knows how; no process has it."""

@@ -47,7 +47,7 @@ def _work(request: Request) -> int:
         _separate(request)
         _move_in(request)
         settle_torch(request["environ"])
-        from rpcbench.words.config import WorldConfig
+        from rpcbench.base.config import WorldConfig
 
         module, _, function = request["entry"].partition(":")
         getattr(importlib.import_module(module), function)(WorldConfig.from_json(request["config"]))

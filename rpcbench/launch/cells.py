@@ -32,13 +32,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rpcbench.agent.current import caller, current
 from rpcbench.agent.health import Health
+from rpcbench.base.errors import CallCancelled
+from rpcbench.base.futures import blocked
+from rpcbench.base.rebuild import cut
 from rpcbench.launch.log_tail import log_tail
 from rpcbench.launch.outbox import CellKey, CellStream, Notice, Outbox
 from rpcbench.launch.talk import Talk
 from rpcbench.wire.messages import Origin
-from rpcbench.words.errors import CallCancelled
-from rpcbench.words.futures import blocked
-from rpcbench.words.rebuild import cut
 
 if TYPE_CHECKING:
     from rpcbench.agent.core import Agent

@@ -23,6 +23,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rpcbench.agent.roster import WorkerInfo
+from rpcbench.base.conditions import Changes
+from rpcbench.base.config import DEFAULT_TIMEOUT, NOTEBOOK, STOP_SECONDS, WorldConfig
+from rpcbench.base.errors import RpcError, ShutdownError, UnknownWorkerError
+from rpcbench.base.futures import Future, wait_all
 from rpcbench.launch import kinds, ranks, room, script
 from rpcbench.launch.base import UNKNOWN, Gang, Handle, Inseparable, Launcher
 from rpcbench.launch.desk import CellDesk
@@ -41,10 +45,6 @@ from rpcbench.transport.facing import bind, outward
 from rpcbench.transport.host import host_id
 from rpcbench.transport.rundir import RunDirectory
 from rpcbench.wire.devices import Name
-from rpcbench.words.changes import Changes
-from rpcbench.words.config import DEFAULT_TIMEOUT, NOTEBOOK, STOP_SECONDS, WorldConfig
-from rpcbench.words.errors import RpcError, ShutdownError, UnknownWorkerError
-from rpcbench.words.futures import Future, wait_all
 
 if TYPE_CHECKING:
     from rpcbench.launch.joined import Joined

@@ -19,6 +19,9 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from rpcbench.base.conditions import Changes
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import RpcError
 from rpcbench.launch import outpost, starters
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle, check_name, log_of
@@ -27,9 +30,6 @@ from rpcbench.launch.starter import Starter
 from rpcbench.launch.stopping import stopped
 from rpcbench.launch.zygote import kill_group
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.words.changes import Changes
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import RpcError
 
 _FIELDS = ("cmd", "host", "name", "python")
 _END_SECONDS = 1.0

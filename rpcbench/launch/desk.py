@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
+from rpcbench.base.conditions import Flag
+from rpcbench.base.errors import RemoteError, SerializationError, WorkerLostError
+from rpcbench.base.ids import Counter
 from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
 from rpcbench.launch.history import History
 from rpcbench.launch.prompts import BESIDE, Prompts
 from rpcbench.launch.relay import Inbox, Relay
 from rpcbench.launch.screen import Pane, Panes, Screen, one_below_the_other
 from rpcbench.launch.tracebacks import Failed, interrupted, lost, message, raised, timed_out
-from rpcbench.words.changes import Flag
-from rpcbench.words.errors import RemoteError, SerializationError, WorkerLostError
-from rpcbench.words.ids import Counter
 
 if TYPE_CHECKING:
     from rpcbench.agent.core import Agent

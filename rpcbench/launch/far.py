@@ -11,11 +11,11 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rpcbench.base.config import WorldConfig
 from rpcbench.launch import worker
 from rpcbench.transport import facing
 from rpcbench.transport.host import host_id
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.words.config import WorldConfig
 
 
 def main(config: WorldConfig) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil
 
+from rpcbench.base.conditions import Flag
+from rpcbench.base.errors import RpcError
 from rpcbench.launch.base import ExitCallback, Handle
-from rpcbench.words.changes import Flag
-from rpcbench.words.errors import RpcError
 
 _LAST_LINES = 20
 _LAST_BYTES = 1 << 14

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 import torch
 
+from rpcbench.base.errors import WorkerLostError
 from rpcbench.rpc.rref import RRef
-from rpcbench.words.errors import WorkerLostError
 
 if TYPE_CHECKING:
     from rpcbench.launch.cells import Cell

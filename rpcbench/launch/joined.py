@@ -18,6 +18,10 @@ from typing import Any
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import GONE, WorkerInfo
+from rpcbench.base.conditions import Changes
+from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, NOTEBOOK, WorldConfig
+from rpcbench.base.errors import IncompleteWorldError, RefusedError, RpcError, UnknownWorkerError
+from rpcbench.base.futures import wait_all
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.launched import Launched, Started
 from rpcbench.launch.status import Watched
@@ -30,10 +34,6 @@ from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.rpc.start import join
 from rpcbench.transport.host import host_id
 from rpcbench.wire.devices import Name
-from rpcbench.words.changes import Changes
-from rpcbench.words.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, NOTEBOOK, WorldConfig
-from rpcbench.words.errors import IncompleteWorldError, RefusedError, RpcError, UnknownWorkerError
-from rpcbench.words.futures import wait_all
 
 JOIN_SECONDS = 10.0
 _KILL_SECONDS = 10.0

@@ -22,6 +22,8 @@ from typing import Any
 from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 from jupyter_client.manager import AsyncKernelManager
 
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import RpcError
 from rpcbench.launch import starters
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle, check_name, log_of
@@ -29,8 +31,6 @@ from rpcbench.launch.kernel_process import KernelProcess
 from rpcbench.launch.lease import Lease, ended
 from rpcbench.launch.starter import Starter
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import RpcError
 
 _START_SECONDS = 60.0
 _TERM_SECONDS = 0.5

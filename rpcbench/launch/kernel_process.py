@@ -18,11 +18,11 @@ from typing import Any
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import RpcError
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle
 from rpcbench.launch.starter import import_path
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import RpcError
 
 Soon = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 """Has work done on the loop; callable from any thread."""

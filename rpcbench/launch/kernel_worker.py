@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from ipykernel.kernelapp import IPKernelApp
 
+from rpcbench.base.config import WorldConfig
 from rpcbench.launch.become import leave, settle_torch
 from rpcbench.launch.cells import CellRunner, Job
 from rpcbench.launch.kernel_shell import Loan
 from rpcbench.launch.worker import SPARE_SECONDS, obey
 from rpcbench.rpc.start import start_agent
-from rpcbench.words.config import WorldConfig
 
 if TYPE_CHECKING:
     from rpcbench.agent.core import Agent

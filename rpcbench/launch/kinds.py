@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from rpcbench.base.errors import RpcError
 from rpcbench.launch.base import Launcher
-from rpcbench.words.errors import RpcError
 
 if TYPE_CHECKING:
     from rpcbench.transport.rundir import RunDirectory

@@ -12,9 +12,9 @@ import psutil
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.health import Health
+from rpcbench.base.events import Row, Table
 from rpcbench.launch.worker import Place
 from rpcbench.transport.host import host_id
-from rpcbench.words.events import Row, Table
 
 LINES = 8
 _WIDEST = 300

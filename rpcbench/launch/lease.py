@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from rpcbench.base.errors import ShutdownError
 from rpcbench.launch import starters
 from rpcbench.launch.starter import Starter
-from rpcbench.words.errors import ShutdownError
 
 
 def ended() -> ShutdownError:

@@ -20,9 +20,9 @@ from comm.base_comm import BaseComm
 
 from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.agent.roster import GONE
+from rpcbench.base.ids import Counter
 from rpcbench.launch.comms import COMM, Message, decoded, encoded
 from rpcbench.launch.turns import InTurn
-from rpcbench.words.ids import Counter
 
 if TYPE_CHECKING:
     from rpcbench.agent.core import Agent

@@ -25,9 +25,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TextIO
 
+from rpcbench.base.conditions import Changes
+from rpcbench.base.errors import RpcError
 from rpcbench.launch.log_tail import LogTail
-from rpcbench.words.changes import Changes
-from rpcbench.words.errors import RpcError
 
 GATHER_SECONDS = 0.01
 WINDOW = 32

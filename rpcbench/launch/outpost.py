@@ -27,11 +27,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rpcbench.base.config import PROTOCOL, WorldConfig
+from rpcbench.base.errors import RpcError, VersionMismatch
 from rpcbench.launch.zygote import kill_group, signal_group
 from rpcbench.transport.host import host_id
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.words.config import PROTOCOL, WorldConfig
-from rpcbench.words.errors import RpcError, VersionMismatch
 
 ENTRY = "rpcbench.launch.far:main"
 TOLD = {signal.SIGTERM: b"terminate\n", signal.SIGKILL: b"kill\n"}

@@ -14,12 +14,12 @@ import sys
 from types import TracebackType
 from typing import Self
 
+from rpcbench.base.config import WorldConfig
 from rpcbench.launch import starters
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle, check_name
 from rpcbench.launch.lease import Lease, ended
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.words.config import WorldConfig
 
 ENTRY = "rpcbench.launch.worker:main"
 _MODES = ("fork", "spawn")

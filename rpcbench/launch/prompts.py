@@ -21,11 +21,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from rpcbench.base.conditions import Changes, Flag
 from rpcbench.launch import pager
 from rpcbench.launch.comms import COMM
 from rpcbench.launch.mirrors import Mirrors
 from rpcbench.launch.stdin import ANSWER, END, REFUSED, TEXT
-from rpcbench.words.changes import Changes, Flag
 
 if TYPE_CHECKING:
     from rpcbench.agent.core import Agent

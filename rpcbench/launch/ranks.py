@@ -21,10 +21,10 @@ import psutil
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import CollectiveError, UnknownWorkerError, WorkerLostError
+from rpcbench.base.futures import Future, wait_all
 from rpcbench.transport import tcp
 from rpcbench.wire.messages import Member
-from rpcbench.words.errors import CollectiveError, UnknownWorkerError, WorkerLostError
-from rpcbench.words.futures import Future, wait_all
 
 if TYPE_CHECKING:
     from rpcbench.distributed.groups import NamedGroup

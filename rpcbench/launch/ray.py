@@ -22,6 +22,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rpcbench.base.conditions import Changes, Flag
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import RpcError
 from rpcbench.launch import outpost, ray_session, starters
 from rpcbench.launch.base import UNKNOWN, ExitCallback
 from rpcbench.launch.handle import ProcessHandle, check_name
@@ -32,9 +35,6 @@ from rpcbench.launch.ray_session import tell
 from rpcbench.launch.stopping import stopped
 from rpcbench.transport.host import host_id
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.words.changes import Changes, Flag
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import RpcError
 
 _ARRIVE_SECONDS = 60.0
 _END_SECONDS = 1.0

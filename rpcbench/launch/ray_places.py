@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
+from rpcbench.base.errors import RpcError
 from rpcbench.launch.ray_session import tell
-from rpcbench.words.errors import RpcError
 
 STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
 _SLICE_SECONDS = 0.5  # Ray's own wait hears no Ctrl-C

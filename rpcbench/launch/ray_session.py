@@ -15,8 +15,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from rpcbench.base.errors import RpcError
 from rpcbench.launch.ray_actor import HOOK
-from rpcbench.words.errors import RpcError
 
 _lock = threading.Lock()
 _ours: str | None = None  # the name of a session that launchers have begun

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rpcbench.agent.roster import GONE
+from rpcbench.base.conditions import Flag
 from rpcbench.launch.cells import HEARD, OUTPUT, SHOWN
 from rpcbench.launch.mirrors import Mirrors
 from rpcbench.launch.outbox import BESIDE
 from rpcbench.launch.turns import InTurn
-from rpcbench.words.changes import Flag
 
 if TYPE_CHECKING:
     from rpcbench.agent.core import Agent

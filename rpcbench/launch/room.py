@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from rpcbench.words.errors import RpcError
-from rpcbench.words.phrases import counted
+from rpcbench.base.errors import RpcError, counted
 
 DESCRIPTORS = 6
 """Files that this process opens for each worker, about: sockets, shared memory, bells."""

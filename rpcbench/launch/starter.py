@@ -22,13 +22,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from rpcbench.base.conditions import Changes, Flag
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import RpcError, ShutdownError
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle, has_ended, log_of, tail
 from rpcbench.launch.zygote import kill_group, signal_group
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.words.changes import Changes, Flag
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import RpcError, ShutdownError
 
 _START_SECONDS = 60.0
 _CLOSE_SECONDS = 5.0

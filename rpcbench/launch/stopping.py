@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rpcbench.base.conditions import Changes
 from rpcbench.launch.base import Handle
-from rpcbench.words.changes import Changes
 
 _TERM_SECONDS = 0.5
 _KILL_SECONDS = 5.0

@@ -17,6 +17,8 @@ import os
 import threading
 from collections.abc import Sequence
 
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import RpcError
 from rpcbench.launch import starters
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle, check_name
@@ -24,8 +26,6 @@ from rpcbench.launch.lease import Lease, ended
 from rpcbench.launch.starter import Starter
 from rpcbench.launch.torchrun_gang import TorchrunGang
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import RpcError
 
 
 class TorchrunLauncher:

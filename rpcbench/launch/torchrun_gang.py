@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import RpcError
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle, log_of, tail
 from rpcbench.launch.process import ENTRY
 from rpcbench.launch.starter import Starter, import_path
 from rpcbench.launch.zygote import kill_group
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import RpcError
 
 _START_SECONDS = 60.0
 _TERM_SECONDS = 0.5

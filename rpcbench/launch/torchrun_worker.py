@@ -21,6 +21,9 @@ from types import FrameType
 from typing import Any
 
 from rpcbench.agent.core import Agent
+from rpcbench.base.conditions import Flag
+from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, JOIN_SECONDS, STOP_SECONDS
+from rpcbench.base.errors import IncompleteWorldError, RpcError, counted
 from rpcbench.launch.become import end_with, settle_torch
 from rpcbench.launch.cells import CellRunner
 from rpcbench.launch.worker import obey
@@ -28,10 +31,6 @@ from rpcbench.rpc.rendezvous import meet
 from rpcbench.rpc.start import join
 from rpcbench.transport import secret
 from rpcbench.wire.messages import Message, Notice
-from rpcbench.words.changes import Flag
-from rpcbench.words.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, JOIN_SECONDS, STOP_SECONDS
-from rpcbench.words.errors import IncompleteWorldError, RpcError
-from rpcbench.words.phrases import counted
 
 ENDS, KILL = "torchrun ends", "kill"
 """Notices: this worker tells a notebook why it ends; it is to end at once, as by a crash."""

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
 
+from rpcbench.base.errors import RpcError, RpcTimeoutError, WorkerLostError
+from rpcbench.base.rebuild import add_note, set_field
 from rpcbench.launch.targets import TargetError
-from rpcbench.words.errors import RpcError, RpcTimeoutError, WorkerLostError
-from rpcbench.words.rebuild import add_note, set_field
 
 E = TypeVar("E", bound=BaseException)
 _HIDDEN = (str(Path(__file__).parent.parent) + os.sep, contextlib.__file__)

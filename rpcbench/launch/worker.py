@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.base.config import WorldConfig
 from rpcbench.launch.cells import CellRunner
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.host import host_id
-from rpcbench.words.config import WorldConfig
 
 LEAVE = "leave"
 """The notice that asks a worker to leave."""

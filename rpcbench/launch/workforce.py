@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.base.config import UNSET_TIMEOUT
+from rpcbench.base.futures import Future, wait_all
 from rpcbench.launch import ranks, script
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.modules import execute, source_of
 from rpcbench.launch.status import ClusterStatus, Looks, Watched
 from rpcbench.rpc.api import arguments_of
 from rpcbench.rpc.rref import RRef
-from rpcbench.words.config import UNSET_TIMEOUT
-from rpcbench.words.futures import Future, wait_all
 
 if TYPE_CHECKING:
     from rpcbench.distributed.groups import NamedGroup

@@ -319,7 +319,7 @@ def _preload(entry: str) -> dict[str, int]:
     import torch
 
     torch.set_num_threads(1)
-    for module in ("rpcbench.words.config", "rpcbench.launch.become", entry.partition(":")[0]):
+    for module in ("rpcbench.base.config", "rpcbench.launch.become", entry.partition(":")[0]):
         importlib.import_module(module)
     if threading.active_count() > 1:
         raise RuntimeError(f"importing {entry} started a thread; a process with threads cannot be forked safely")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rpcbench.words.errors import NamesError as NamesError
+from rpcbench.base.errors import NamesError as NamesError
 
 Names = tuple[str | None, ...]
 """One for each dimension; None where it has no name."""

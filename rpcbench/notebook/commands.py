@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from IPython.core.error import UsageError
 
+from rpcbench.base.errors import nearest
 from rpcbench.launch import process, room
 from rpcbench.launch.cluster import Cluster, Progress, cluster
 from rpcbench.launch.kinds import KINDS, names
@@ -20,7 +21,6 @@ from rpcbench.launch.targets import Targets
 from rpcbench.launch.workforce import Workforce
 from rpcbench.notebook.progress import Starting
 from rpcbench.notebook.sentences import NONE_RUNS, interrupted, restarted, sentence, sentence_of_replay
-from rpcbench.words.phrases import nearest
 
 Words = list[str]
 Way = dict[str, Any]

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
+from rpcbench.base.errors import nearest
 from rpcbench.launch.cluster import cluster
 from rpcbench.launch.desk import Ask, CellDesk, Way
 from rpcbench.launch.screen import Screen
@@ -25,7 +26,6 @@ from rpcbench.notebook.help import helps
 from rpcbench.testing.chaos import Drill, Settings
 from rpcbench.testing.program import PROGRAM
 from rpcbench.testing.stepper import Stepper
-from rpcbench.words.phrases import nearest
 
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
 _KEYS = ("drop", "duplicate", "delay", "seed", "kill")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from rpcbench.base.errors import NamesError, PipelineError, RemoteError, RpcError
 from rpcbench.launch.tracebacks import of_user
-from rpcbench.words.errors import NamesError, PipelineError, RemoteError, RpcError
 
 
 class Frames:

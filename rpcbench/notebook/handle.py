@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 from IPython.display import publish_display_data
 
+from rpcbench.base.conditions import Flag
+from rpcbench.base.errors import CallCancelled
 from rpcbench.launch.screen import Screen
 from rpcbench.launch.tracebacks import shown_as
-from rpcbench.words.changes import Flag
-from rpcbench.words.errors import CallCancelled
 
 logger = logging.getLogger(__name__)
 _numbers = itertools.count(1)

@@ -15,6 +15,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
+from rpcbench.base.errors import UnknownWorkerError, WorkerLostError
 from rpcbench.launch import process
 from rpcbench.launch.cluster import cluster
 from rpcbench.launch.collapse import collapsed
@@ -38,7 +39,6 @@ from rpcbench.notebook.sidebar import Sidebar
 from rpcbench.notebook.tabs import in_tabs
 from rpcbench.notebook.trace import TraceMagics
 from rpcbench.notebook.vocabulary import Vocabulary
-from rpcbench.words.errors import UnknownWorkerError, WorkerLostError
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

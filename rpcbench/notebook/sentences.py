@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from rpcbench.base.errors import counted
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.workforce import Workforce
-from rpcbench.words.phrases import counted
 
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 

@@ -22,6 +22,7 @@ from typing import Any
 import comm
 from IPython.core.error import UsageError
 
+from rpcbench.base.errors import counted
 from rpcbench.launch.actions import ALL, Actions
 from rpcbench.launch.cluster import Progress
 from rpcbench.launch.mirrors import heard_where_asked
@@ -31,7 +32,6 @@ from rpcbench.notebook.needs import needs
 from rpcbench.notebook.sentences import NONE_RUNS, interrupted, restarted, sentence
 from rpcbench.notebook.standing import Standing, State
 from rpcbench.notebook.watchers import Watchers
-from rpcbench.words.phrases import counted
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rpcbench.words.changes import Changes
+from rpcbench.base.conditions import Changes
 
 logger = logging.getLogger(__name__)
 

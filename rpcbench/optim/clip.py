@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from rpcbench.autograd import recorder
+from rpcbench.base.futures import settle_all
 from rpcbench.rpc import RRef, rpc_async
-from rpcbench.words.futures import settle_all
 
 
 def clip_grad_norm_(

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from rpcbench.autograd import recorder
+from rpcbench.base.errors import counted
+from rpcbench.base.futures import Future, wait_all
 from rpcbench.optim import checkpoint
 from rpcbench.optim.local import LocalOptimizer, State, merged
 from rpcbench.optim.shares import Params, Share, check_class, shares
 from rpcbench.rpc import RRef, remote, rpc_async
-from rpcbench.words.futures import Future, wait_all
-from rpcbench.words.phrases import counted
 
 
 class DistributedOptimizer:

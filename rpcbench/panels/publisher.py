@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, runtime_checkable
 
+from rpcbench.base.conditions import Changes
 from rpcbench.telemetry.views import World
-from rpcbench.words.changes import Changes
 
 logger = logging.getLogger(__name__)
 # Pauses to work: views are made in the process that runs the user's cells.

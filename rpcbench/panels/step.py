@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from rpcbench.base.errors import RpcError
 from rpcbench.panels.base import Panel, asset
 from rpcbench.panels.publisher import Publisher
 from rpcbench.telemetry.views import View, World
-from rpcbench.words.errors import RpcError
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rpcbench.base.errors import PipelineError, StageLostError
 from rpcbench.pipeline.batch import Batch
 from rpcbench.pipeline.fitting import EndFit, History
 from rpcbench.pipeline.lazy import lazy
@@ -12,7 +13,6 @@ from rpcbench.pipeline.runs import StepResult
 from rpcbench.pipeline.simulate import Costs, Simulation, simulate
 from rpcbench.pipeline.split import Stages, split
 from rpcbench.pipeline.tracing import traced
-from rpcbench.words.errors import PipelineError, StageLostError
 
 __all__ = [
     "Batch",

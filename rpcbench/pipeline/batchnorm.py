@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.split import Stage
-from rpcbench.words.errors import PipelineError
 
 WARN, MICROBATCH, DEFERRED = "warn", "microbatch", "deferred"
 _TOLD = (

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from rpcbench.words.errors import PipelineError
+from rpcbench.base.errors import PipelineError
 
 BYTES = 25 * 2**20
 """At most in a bucket, unless one parameter has more."""

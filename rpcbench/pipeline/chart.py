@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from rpcbench.base.charts import RUNNING, Bar, Chart, Mark
 from rpcbench.pipeline.ops import Kind
 from rpcbench.pipeline.spans import Span
-from rpcbench.words.chart import RUNNING, Bar, Chart, Mark
 
 MARKS = {
     Kind.FORWARD: Mark("░", "blue", "on-blue", "F forward"),

@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils import _pytree
 
 from rpcbench.agent.described import layout_of
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.exchange import nbytes
 from rpcbench.pipeline.ports import OUTSIDE, Ports, Segment, sendable
-from rpcbench.words.errors import PipelineError
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,13 @@ from typing import Any
 
 import torch
 
+from rpcbench.base.errors import PipelineError
+from rpcbench.base.rebuild import add_note
 from rpcbench.optim import files
 from rpcbench.pipeline import shards
 from rpcbench.pipeline.chance import StepSeeds
 from rpcbench.pipeline.crew import Crew
 from rpcbench.pipeline.shards import Shapes, Shard, Source
-from rpcbench.words.errors import PipelineError
-from rpcbench.words.rebuild import add_note
 
 MANIFEST = "checkpoint.json"
 _FORMAT = 2

@@ -16,6 +16,8 @@ import torch
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.described import label_of
+from rpcbench.base.errors import PipelineError, WorkerLostError
+from rpcbench.base.futures import Future, settle_all, wait_all
 from rpcbench.pipeline import requests
 from rpcbench.pipeline.layout import Layout
 from rpcbench.pipeline.lazy import built
@@ -31,8 +33,6 @@ from rpcbench.pipeline.steps import Steps
 from rpcbench.pipeline.tasks import LossFn
 from rpcbench.pipeline.ties import ties
 from rpcbench.pipeline.watch import Watch
-from rpcbench.words.errors import PipelineError, WorkerLostError
-from rpcbench.words.futures import Future, settle_all, wait_all
 
 OptimizerSpec = (
     tuple[type[torch.optim.Optimizer], dict[str, Any]] | tuple[type[torch.optim.Optimizer], dict[str, Any], Groups]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rpcbench.words.errors import PipelineError
+from rpcbench.base.errors import PipelineError
 
 Dims = tuple[str | None, ...]
 Stated = dict[str, Dims]

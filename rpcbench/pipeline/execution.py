@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.chance import begin, go_on, seed
 from rpcbench.pipeline.engine_sums import EngineSums
@@ -29,7 +30,6 @@ from rpcbench.pipeline.stash import Stash
 from rpcbench.pipeline.sums import Sums
 from rpcbench.pipeline.tasks import Metric, Report, Task
 from rpcbench.pipeline.ties import TiedGradients
-from rpcbench.words.errors import PipelineError
 
 _Values = tuple[Any, ...]
 _PLAIN = frozenset((Tensor, nn.Parameter))

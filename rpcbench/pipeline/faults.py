@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from rpcbench.agent.described import layout_of
+from rpcbench.base.errors import PipelineError
+from rpcbench.base.rebuild import add_note
 from rpcbench.pipeline.ops import Kind, Op
-from rpcbench.words.errors import PipelineError
-from rpcbench.words.rebuild import add_note
 
 IN_PLACE = (
     "a stage changes in place what it takes, which the stage before and the backward need as it was: let its first "

@@ -13,13 +13,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rpcbench.base.errors import PipelineError, counted
 from rpcbench.pipeline.batch import Batch
 from rpcbench.pipeline.loaders import pairs
 from rpcbench.pipeline.progress import Progress
 from rpcbench.pipeline.runs import StepResult
 from rpcbench.pipeline.tasks import Metric
-from rpcbench.words.errors import PipelineError
-from rpcbench.words.phrases import counted
 
 
 class EndFit(Exception):

@@ -17,9 +17,9 @@ from typing import Any
 from torch._C import _distributed_c10d as c10d
 
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import ConnectionLostError
 from rpcbench.protocol.node import Node
 from rpcbench.transport import tcp
-from rpcbench.words.errors import ConnectionLostError
 
 SECONDS = 120.0
 """So long may one all-reduce take, of 25 MB at most."""

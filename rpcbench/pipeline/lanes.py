@@ -22,11 +22,11 @@ from torch import Tensor
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.hooks import Crossing
+from rpcbench.base.errors import ProtocolError
 from rpcbench.pipeline.slots import Slot, Slots
 from rpcbench.transport.bells import Ear
 from rpcbench.transport.lane import AWAY, LISTENS, NUMBERS, ROOM, WORKS, Giver, Taker
 from rpcbench.transport.stream import StreamConnection
-from rpcbench.words.errors import ProtocolError
 
 OPENED = "pipeline lanes"
 """The channel of notices (key, place, name): the sender gives values there, in the memory that it shares."""

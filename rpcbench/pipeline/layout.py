@@ -16,10 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from rpcbench.base.errors import PipelineError, counted
 from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.slots import AMONG_REPLICAS, DONE, IN_ACCORD, Slot
-from rpcbench.words.errors import PipelineError
-from rpcbench.words.phrases import counted
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.chance import seeded
-from rpcbench.words.errors import PipelineError
 
 _one_at_a_time = threading.Lock()
 """Several stages of a worker are built by several threads, and all draw from the process's one generator."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.lazy import Lazy, Tied, checked
 from rpcbench.pipeline.links import Link
-from rpcbench.words.errors import PipelineError
 
 Names = tuple[tuple[str, ...], ...]
 """For each weight all names that it has."""

@@ -10,10 +10,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.crew import Crew
 from rpcbench.pipeline.stage import StageWorker
-from rpcbench.words.errors import PipelineError
 
 SchedulerSpec = tuple[Any, dict[str, Any]]
 """A class of torch.optim.lr_scheduler and its arguments, without the optimizer."""

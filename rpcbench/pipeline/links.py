@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.dimensions import Stated, Terms, Values, stated
-from rpcbench.words.errors import PipelineError
 
 Names = tuple[str, ...]
 

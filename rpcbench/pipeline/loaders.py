@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.runs import Runs
 from rpcbench.pipeline.tasks import Metric
-from rpcbench.words.errors import PipelineError
 
 _EMPTY = "the loader gives no batch; one that is used up, as a generator, must be made anew"
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rpcbench.base.errors import ConnectionLostError, StageLostError, WorkerLostError
 from rpcbench.pipeline.phases import Lost, Standing, lost_error
 from rpcbench.pipeline.tasks import Task
 from rpcbench.pipeline.watch import Watch
-from rpcbench.words.errors import ConnectionLostError, StageLostError, WorkerLostError
 
 
 class Losses:

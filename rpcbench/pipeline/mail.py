@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any
 
 from rpcbench.agent.core import Agent
+from rpcbench.base.futures import Waits
 from rpcbench.pipeline.credits import COUNTED, Channel, Credits, channel
 from rpcbench.pipeline.exchange import cut_off
 from rpcbench.pipeline.lanes import Lanes
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.slots import IN_ACCORD, Slot, Slots
 from rpcbench.transport.lane import AWAY, WORKS, Taker
-from rpcbench.words.futures import Waits
 
 _BY_LANE = (*COUNTED, *IN_ACCORD)
 _QUIET_SECONDS = 0.02

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from rpcbench.words.errors import PipelineError
-from rpcbench.words.phrases import counted
+from rpcbench.base.errors import PipelineError, counted
 
 
 def sizes(samples: int, microbatches: int) -> list[int]:

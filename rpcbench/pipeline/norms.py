@@ -6,10 +6,10 @@ Workers send their norms, never gradients. A parameter counts once, however many
 from __future__ import annotations
 
 from rpcbench.autograd import recorder
+from rpcbench.base.errors import PipelineError
 from rpcbench.optim.clip import clip_factor, local_norm, total_norm
 from rpcbench.pipeline.crew import Crew
 from rpcbench.pipeline.stage import StageWorker
-from rpcbench.words.errors import PipelineError
 
 
 def grad_norm(crew: Crew, context: int, norm_type: float) -> float:

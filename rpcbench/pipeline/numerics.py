@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline import batchnorm, microbatch
-from rpcbench.words.errors import PipelineError
 
 _NOTHING = contextlib.nullcontext()
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from rpcbench.agent.bus import Bus
 from rpcbench.agent.core import Agent
+from rpcbench.base.events import Row, Table
 from rpcbench.pipeline.ops import Op, ops_in
-from rpcbench.words.events import Row, Table
 
 KEPT_STEPS = 8
 RUNNING, DONE, FAILED = "running", "done", "failed"

@@ -22,7 +22,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Protocol
 
-from rpcbench.words.errors import PipelineError
+from rpcbench.base.errors import PipelineError
 
 
 class Kind(StrEnum):

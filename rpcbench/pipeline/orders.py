@@ -11,14 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from rpcbench.base.errors import PipelineError, counted
 from rpcbench.pipeline.layout import dealt, reducing
 from rpcbench.pipeline.ops import Kind, Ops, Schedule, read
 from rpcbench.pipeline.planned import maker
 from rpcbench.pipeline.recompute import Recompute, with_recompute
 from rpcbench.pipeline.simulate import simulate
 from rpcbench.pipeline.validate import placement, validate
-from rpcbench.words.errors import PipelineError
-from rpcbench.words.phrases import counted
 
 
 @dataclass(frozen=True)

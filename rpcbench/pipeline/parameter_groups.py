@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.lazy import Lazy
 from rpcbench.pipeline.split import Stage
-from rpcbench.words.errors import PipelineError
 
 Group = dict[str, Any]
 Named = list[tuple[str, nn.Parameter]]

@@ -12,8 +12,8 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from rpcbench.base.errors import StageLostError
 from rpcbench.pipeline.layout import Layout
-from rpcbench.words.errors import StageLostError
 
 ANEW = (
     "make the Pipeline again and load a checkpoint into all its stages: pipe.resume(), or pipe.load(folder) with what "

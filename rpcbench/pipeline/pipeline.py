@@ -25,6 +25,7 @@ import torch
 from rpcbench import autograd
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import PipelineError, counted
 from rpcbench.pipeline import batchnorm, microbatch
 from rpcbench.pipeline.batch import Batch
 from rpcbench.pipeline.chance import StepSeeds
@@ -44,8 +45,6 @@ from rpcbench.pipeline.runs import Runs, StepResult
 from rpcbench.pipeline.schedules import chunks_for
 from rpcbench.pipeline.split import Stage, Stages
 from rpcbench.pipeline.tasks import LossFn, Metric
-from rpcbench.words.errors import PipelineError
-from rpcbench.words.phrases import counted
 
 
 class Pipeline:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rpcbench.base.errors import PipelineError, counted
 from rpcbench.pipeline import ops as _ops
 from rpcbench.pipeline.ops import Ops, Schedule
 from rpcbench.pipeline.schedules import named
 from rpcbench.pipeline.simulate import Cost, Each, Simulation, equal_stages, simulate
 from rpcbench.pipeline.validate import validate
-from rpcbench.words.errors import PipelineError
-from rpcbench.words.phrases import counted
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -73,7 +72,7 @@ def schedule(
     ...             1B0 1F0''')
     Traceback (most recent call last):
     ...
-    rpcbench.words.errors.PipelineError: this schedule never ends: ops[0][1] = 0B0 waits for 1B0 at ops[1][0]; ...
+    rpcbench.base.errors.PipelineError: this schedule never ends: ops[0][1] = 0B0 waits for 1B0 at ops[1][0]; ...
     """
     ops = _ops.read(_made(what, workers, microbatches, chunks))
     every = [op for own in ops for op in own]

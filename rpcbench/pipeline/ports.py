@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.dimensions import Terms, agree
 from rpcbench.pipeline.links import Link
-from rpcbench.words.errors import PipelineError
 
 _SENDABLE = (torch.Tensor, int, float, type(None))
 OUTSIDE = -1

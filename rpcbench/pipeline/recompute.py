@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.ops import Kind, Op, Ops
-from rpcbench.words.errors import PipelineError
 
 Recompute = str | Callable[[int, int], bool]
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rpcbench.base.errors import PipelineError, counted
+from rpcbench.base.events import Row
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.chance import StepSeeds
 from rpcbench.pipeline.credits import window
@@ -21,9 +23,6 @@ from rpcbench.pipeline.orders import OrderBook, Orders
 from rpcbench.pipeline.ports import model_inputs
 from rpcbench.pipeline.tasks import Metric, Report, Task
 from rpcbench.pipeline.timeline import Timeline
-from rpcbench.words.errors import PipelineError
-from rpcbench.words.events import Row
-from rpcbench.words.phrases import counted
 
 _STEPS = itertools.count(1)  # steps of all pipelines share one count: rows of two pipelines never mix
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.interleaved import bfs, interleaved
 from rpcbench.pipeline.ops import Kind, Op, Ops, Schedule, check, check_chunks, run
 from rpcbench.pipeline.zero_bubble import dualpipev, zb1p, zbv
-from rpcbench.words.errors import PipelineError
 
 
 def sequential(workers: int, microbatches: int, chunks: int = 1) -> Ops:

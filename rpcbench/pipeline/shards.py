@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rpcbench.base.errors import PipelineError, counted
 from rpcbench.optim import LocalOptimizer, files
 from rpcbench.rpc import RRef
-from rpcbench.words.errors import PipelineError
-from rpcbench.words.phrases import counted
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rpcbench.base.charts import Chart
 from rpcbench.pipeline.chart import chart
 from rpcbench.pipeline.ops import Kind, Op, Ops
 from rpcbench.pipeline.spans import Span, idle_share
 from rpcbench.pipeline.validate import gives, needs, peak, playable, walk
-from rpcbench.words.chart import Chart
 
 Cost = Callable[[Op], float]
 """Duration of an op, in any unit."""

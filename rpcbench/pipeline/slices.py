@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rpcbench.base.events import Row
 from rpcbench.pipeline.ops import Kind, Op
-from rpcbench.words.events import Row
 
 Event = dict[str, Any]
 TRACK = 3

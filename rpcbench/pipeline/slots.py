@@ -18,9 +18,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from rpcbench.words.changes import Changes
-from rpcbench.words.errors import PipelineError, WorkerLostError
-from rpcbench.words.futures import Waits, blocked
+from rpcbench.base.conditions import Changes
+from rpcbench.base.errors import PipelineError, WorkerLostError
+from rpcbench.base.futures import Waits, blocked
 
 Opened = Callable[[], Any]
 """Gives what is in a slot: some values in a tuple, or one that is none."""

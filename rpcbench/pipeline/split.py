@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rpcbench.base.errors import PipelineError, counted
 from rpcbench.pipeline.balance import balanced
 from rpcbench.pipeline.check import Check, check
 from rpcbench.pipeline.layout import check_count
@@ -30,8 +31,6 @@ from rpcbench.pipeline.ports import Ports, Wiring, connect, model_inputs
 from rpcbench.pipeline.recipe import Recipe
 from rpcbench.pipeline.tracing import Traced, call_of
 from rpcbench.pipeline.weigh import weigh
-from rpcbench.words.errors import PipelineError
-from rpcbench.words.phrases import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import GONE, WorkerInfo
 from rpcbench.agent.serve import caller
 from rpcbench.autograd import recorder
+from rpcbench.base.errors import PipelineError
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline.accord import Accord
 from rpcbench.pipeline.credits import Channel
@@ -37,7 +38,6 @@ from rpcbench.pipeline.shared import Column
 from rpcbench.pipeline.tasks import LossFn
 from rpcbench.pipeline.ties import Copies, Tie
 from rpcbench.rpc import RRef
-from rpcbench.words.errors import PipelineError
 
 
 class _Directory:

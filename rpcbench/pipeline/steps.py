@@ -20,15 +20,15 @@ from functools import partial
 from typing import Any
 
 from rpcbench.agent.interrupts import uninterrupted
+from rpcbench.base.conditions import Changes
+from rpcbench.base.errors import PipelineError, WorkerLostError
+from rpcbench.base.futures import Future, collect_all, wait_all
+from rpcbench.base.rebuild import add_note
 from rpcbench.pipeline import requests
 from rpcbench.pipeline.losses import Losses
 from rpcbench.pipeline.ops import Kind
 from rpcbench.pipeline.phases import ANEW, Standing
 from rpcbench.pipeline.tasks import Apply, Report, Task
-from rpcbench.words.changes import Changes
-from rpcbench.words.errors import PipelineError, WorkerLostError
-from rpcbench.words.futures import Future, collect_all, wait_all
-from rpcbench.words.rebuild import add_note
 
 Ask = Callable[..., Future[Any]]
 """Of a worker's id, a function of `requests` and its arguments but the key."""

@@ -14,16 +14,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from rpcbench.base.charts import Chart, written
+from rpcbench.base.errors import PipelineError
+from rpcbench.base.events import Row
 from rpcbench.pipeline.chart import chart
 from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.simulate import simulate
 from rpcbench.pipeline.slices import trace
 from rpcbench.pipeline.spans import Span, idle_between
 from rpcbench.pipeline.spans import idle_share as _idle_share
-from rpcbench.words.chart import Chart
-from rpcbench.words.errors import PipelineError
-from rpcbench.words.events import Row
-from rpcbench.words.picture import written
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.links import Link
 from rpcbench.pipeline.recipe import Attention, Recipe, Ref, Step, plain
-from rpcbench.words.errors import PipelineError
 
 _BAKED = ("batch_norm", "instance_norm", "dropout", "rrelu")
 """Operations whose trace has the mode they were traced in."""

@@ -15,9 +15,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 
+from rpcbench.base.errors import PipelineError, counted
 from rpcbench.pipeline.ops import Kind, Op, Ops
-from rpcbench.words.errors import PipelineError
-from rpcbench.words.phrases import counted
 
 
 def placement(ops: Ops) -> dict[int, int]:

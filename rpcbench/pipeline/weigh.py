@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.chance import seeded
 from rpcbench.pipeline.lazy import Lazy
 from rpcbench.pipeline.links import Link
 from rpcbench.pipeline.ports import OUTSIDE, Value, given
-from rpcbench.words.errors import PipelineError
 
 ROUNDS = 5
 """So often is each module timed; the median counts."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from rpcbench.base.errors import CallCancelled, RpcTimeoutError, WorkerLostError, never_ran
+from rpcbench.base.events import Note, Row, Table
+from rpcbench.base.ids import Id
 from rpcbench.protocol.effects import Effects, Enqueue, Reject, Resolve
 from rpcbench.wire.messages import Call, Create, Failure, Fetch, Result
-from rpcbench.words.errors import CallCancelled, RpcTimeoutError, WorkerLostError, never_ran
-from rpcbench.words.events import Note, Row, Table
-from rpcbench.words.ids import Id
 
 
 @dataclass(slots=True)

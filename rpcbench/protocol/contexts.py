@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
+from rpcbench.base.events import Note, Row, Table
+from rpcbench.base.ids import origin, origin_of, worker_of
 from rpcbench.protocol.effects import Effects, ForgetContext, WalkEnded
 from rpcbench.protocol.records import Context, Received, Sent
 from rpcbench.protocol.rrefs import Outbox
 from rpcbench.protocol.walks import Name, Outcome, Walks
 from rpcbench.wire.messages import EMPTY, Attending, ReleaseContext, Scope, WalkFailed
-from rpcbench.words.events import Note, Row, Table
-from rpcbench.words.ids import origin, origin_of, worker_of
 
 _new = tuple.__new__  # a step less than the class itself takes
 _TOMBSTONES = 4096

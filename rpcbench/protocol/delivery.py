@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any
 
+from rpcbench.base.events import Told
 from rpcbench.protocol.effects import Effects, Send, Wake
 from rpcbench.protocol.window import Window
 from rpcbench.wire import messages as m
-from rpcbench.words.events import Told
 
 COUNT_BITS, LIFE_BITS = 40, 12
 _COUNT, _LIFE = (1 << COUNT_BITS) - 1, (1 << LIFE_BITS) - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from rpcbench.base.ids import Id
 from rpcbench.wire.messages import (
     Call,
     Create,
@@ -17,7 +18,6 @@ from rpcbench.wire.messages import (
     Result,
     WalkFailed,
 )  # fmt: skip
-from rpcbench.words.ids import Id
 
 
 class Send(NamedTuple):

@@ -10,6 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from rpcbench.base.errors import (
+    CallCancelled,
+    ConnectionLostError,
+    ProtocolError,
+    RpcError,
+    RpcTimeoutError,
+    WorkerLostError,
+    never_ran,
+)
+from rpcbench.base.events import Note, Tables, Told
+from rpcbench.base.ids import Id
 from rpcbench.protocol.calls import Calls, Request
 from rpcbench.protocol.contexts import Contexts
 from rpcbench.protocol.delivery import COUNT_BITS, OWED, Delivery, Pair, lives, newer, once
@@ -19,17 +30,6 @@ from rpcbench.protocol.instead import instead_of
 from rpcbench.protocol.membership import REQUESTS, Membership
 from rpcbench.protocol.rrefs import Held, Outbox, RRefs
 from rpcbench.wire import messages as m
-from rpcbench.words.errors import (
-    CallCancelled,
-    ConnectionLostError,
-    ProtocolError,
-    RpcError,
-    RpcTimeoutError,
-    WorkerLostError,
-    never_ran,
-)
-from rpcbench.words.events import Note, Tables, Told
-from rpcbench.words.ids import Id
 
 Outcome = tuple[Effects, Outbox]
 _FOLLOWED: frozenset[type[Any]] = frozenset((Gone, Joined, Complete))

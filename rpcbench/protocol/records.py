@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rpcbench.base.ids import Id, worker_of
 from rpcbench.wire.messages import Awaited, Settled
-from rpcbench.words.ids import Id, worker_of
 
 ROOT = -1
 """Stands for the send number of the roots, on the worker that began a walk."""

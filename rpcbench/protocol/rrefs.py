@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+from rpcbench.base.errors import WorkerLostError
+from rpcbench.base.events import Note, Row, Table
+from rpcbench.base.ids import Id
 from rpcbench.protocol.effects import Effects, Free, OwnerLost, Unmade
 from rpcbench.wire.messages import ChildAccept, Fork, ForkAccept, ForkRequest, Origin, UserDelete
-from rpcbench.words.errors import WorkerLostError
-from rpcbench.words.events import Note, Row, Table
-from rpcbench.words.ids import Id
 
 Outbox = list[tuple[int, Any]]
 """(receiver, message) pairs; the node numbers them."""

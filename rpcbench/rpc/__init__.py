@@ -8,6 +8,7 @@ from __future__ import annotations
 from rpcbench.agent.current import cancelled
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.autograd import _get_debug_info as _autograd_debug_info
+from rpcbench.base.futures import Future
 from rpcbench.rpc import api, backend_registry, constants, functions, internal, options
 from rpcbench.rpc.accounting import _delete_all_user_and_unforked_owner_rrefs, _rref_context_get_debug_info
 from rpcbench.rpc.agent import RpcAgent
@@ -57,7 +58,6 @@ from rpcbench.rpc.world import (
     join_rpc,
     wait_all_workers,
 )
-from rpcbench.words.futures import Future
 
 __all__ = [
     "_DEFAULT_INIT_METHOD",

@@ -10,9 +10,9 @@ from datetime import timedelta
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.base.conditions import Flag
+from rpcbench.base.errors import RpcError
 from rpcbench.protocol.node import Node
-from rpcbench.words.changes import Flag
-from rpcbench.words.errors import RpcError
 
 _PATIENCE = timedelta(seconds=100)
 

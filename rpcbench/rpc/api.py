@@ -14,6 +14,9 @@ from typing import Any, ParamSpec, TypeVar, cast
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import WorkerInfo
+from rpcbench.base.config import JOIN_SECONDS
+from rpcbench.base.errors import NOT_INITIALIZED, WorkerLostError
+from rpcbench.base.futures import Future, wait_all
 from rpcbench.rpc import overloads
 from rpcbench.rpc.accounting import (
     _delete_all_user_and_unforked_owner_rrefs,
@@ -40,9 +43,6 @@ from rpcbench.rpc.internal import (
 from rpcbench.rpc.naming import Named
 from rpcbench.rpc.profiling import profiled
 from rpcbench.rpc.rref import RRef
-from rpcbench.words.config import JOIN_SECONDS
-from rpcbench.words.errors import NOT_INITIALIZED, WorkerLostError
-from rpcbench.words.futures import Future, wait_all
 
 __all__ = [
     "AllGatherStates",

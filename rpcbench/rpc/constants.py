@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from rpcbench.words.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, UNSET_TIMEOUT
+from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, UNSET_TIMEOUT
 
 DEFAULT_RPC_TIMEOUT_SEC: float = DEFAULT_TIMEOUT
 DEFAULT_INIT_METHOD: str = "env://"

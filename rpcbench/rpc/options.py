@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from rpcbench.base.config import WorldConfig
 from rpcbench.rpc.constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
 from rpcbench.wire.devices import CPU, Name, device_of
-from rpcbench.words.config import WorldConfig
 
 
 class RpcBackendOptions:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from rpcbench.words.errors import NoOverloadError
+from rpcbench.base.errors import NoOverloadError
 
 _C: Any = torch._C
 _HOMES = {

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import AuthenticationError, IncompleteWorldError, NotConnectedError, RefusedError, RpcError
 from rpcbench.transport.ends import Opener
 from rpcbench.transport.handshake import UNBORN, Identity
 from rpcbench.transport.host import host_id
 from rpcbench.transport.meeting import Meeting
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import AuthenticationError, IncompleteWorldError, NotConnectedError, RefusedError, RpcError
 
 _PAUSE = 0.05
 _NEWS = 1.0

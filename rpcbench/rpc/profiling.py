@@ -14,8 +14,8 @@ from torch.jit._builtins import _find_builtin
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.described import label_of
+from rpcbench.base.futures import Future
 from rpcbench.rpc.internal import RPCExecMode, _build_rpc_profiling_key
-from rpcbench.words.futures import Future
 
 _enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _LEGACY = torch._C._profiler.ActiveProfilerType.LEGACY

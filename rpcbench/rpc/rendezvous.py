@@ -19,11 +19,11 @@ import socket
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.ids import check_name
 from rpcbench.transport import facing, secret, tcp
 from rpcbench.transport.host import host_id
 from rpcbench.transport.rundir import shared_directory, shared_secret
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.ids import check_name
 
 
 class Place(NamedTuple):

@@ -14,11 +14,11 @@ from rpcbench.agent.described import class_of, type_of
 from rpcbench.agent.handles import Handle
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.autograd import backward
+from rpcbench.base.config import UNSET_TIMEOUT
+from rpcbench.base.errors import ConnectionLostError, RpcTimeoutError
+from rpcbench.base.futures import Future
+from rpcbench.base.ids import Id
 from rpcbench.rpc.rref_proxy import CheckedProxy, RRefProxy, run, run_there
-from rpcbench.words.config import UNSET_TIMEOUT
-from rpcbench.words.errors import ConnectionLostError, RpcTimeoutError
-from rpcbench.words.futures import Future
-from rpcbench.words.ids import Id
 
 T = TypeVar("T")
 

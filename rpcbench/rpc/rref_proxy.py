@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from rpcbench.agent import current
 from rpcbench.agent.serve import ASYNC_MARK, Later
-from rpcbench.words.config import UNSET_TIMEOUT
-from rpcbench.words.futures import Future
-from rpcbench.words.ids import Id
+from rpcbench.base.config import UNSET_TIMEOUT
+from rpcbench.base.futures import Future
+from rpcbench.base.ids import Id
 
 __all__ = ["RRefProxy"]
 _ITSELF = "__call__"

@@ -12,12 +12,12 @@ from rpcbench.agent.heap import keep_what_is_freed
 from rpcbench.agent.publish import Publisher
 from rpcbench.agent.watchdog import Watchdog
 from rpcbench.autograd.recorder import AutogradRecorder
+from rpcbench.base.config import JOIN_SECONDS, WorldConfig
+from rpcbench.base.errors import TurnedAwayError
 from rpcbench.rpc import petition
 from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.rref import RRef
 from rpcbench.transport.base import Link
-from rpcbench.words.config import JOIN_SECONDS, WorldConfig
-from rpcbench.words.errors import TurnedAwayError
 
 
 def start_agent(

@@ -20,6 +20,9 @@ from torch._C._distributed_c10d import Store
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import WorkerInfo
+from rpcbench.base.config import JOIN_SECONDS
+from rpcbench.base.errors import IncompleteWorldError
+from rpcbench.base.rebuild import story, words
 from rpcbench.rpc import api, backend_registry
 from rpcbench.rpc.backend_registry import BackendType
 from rpcbench.rpc.constants import DEFAULT_NUM_WORKER_THREADS
@@ -27,9 +30,6 @@ from rpcbench.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
 from rpcbench.rpc.rendezvous import may_found, meet
 from rpcbench.rpc.start import join
 from rpcbench.transport.base import Link
-from rpcbench.words.config import JOIN_SECONDS
-from rpcbench.words.errors import IncompleteWorldError
-from rpcbench.words.rebuild import story, words
 
 _Part = Callable[[Agent], object]
 _LONG_SECONDS = 10.0

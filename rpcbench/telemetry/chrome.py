@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rpcbench.base.events import Row, Table
 from rpcbench.pipeline.slices import TRACK, Event, in_microseconds, slice_of
 from rpcbench.telemetry.clocks import SHARED, Clock
 from rpcbench.telemetry.messages import messages_view
 from rpcbench.telemetry.text_file import save_text
 from rpcbench.telemetry.views import View, World
-from rpcbench.words.events import Row, Table
 
 OUT, IN = 1, 2
 TRACKS = {OUT: "messages out", IN: "messages in", TRACK: "pipeline"}

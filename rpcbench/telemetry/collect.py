@@ -16,11 +16,11 @@ from rpcbench.agent import current as agents
 from rpcbench.agent.core import Agent
 from rpcbench.agent.publish import TELEMETRY, WATCH
 from rpcbench.agent.roster import GONE, WorkerInfo
+from rpcbench.base.events import CHANGES, MESSAGES, QUIET, apply
 from rpcbench.telemetry.clocks import SHARED, Clock, better
 from rpcbench.telemetry.collectives import began_since
 from rpcbench.telemetry.messages import gather
 from rpcbench.telemetry.probes import Probes
-from rpcbench.words.events import CHANGES, MESSAGES, QUIET, apply
 
 World = dict[int, dict[str, Any]]
 Wake = Callable[[], None]
@@ -49,7 +49,7 @@ class Collector:
     def subscribe(self, wake: Wake, level: int = CHANGES) -> Callable[[], None]:
         """Begin to look: `wake` is called, on some thread, after each change. Call the result to stop.
 
-        `level`: `words.events.MESSAGES` to be told of every message as well.
+        `level`: `base.events.MESSAGES` to be told of every message as well.
         """
         key = object()
         with self._lock:

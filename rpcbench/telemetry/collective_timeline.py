@@ -10,12 +10,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rpcbench.base.charts import Bar, Chart, Mark, written
+from rpcbench.base.events import Row, Table
 from rpcbench.telemetry import collect
 from rpcbench.telemetry.collectives import Straggler, collectives_view, stragglers
 from rpcbench.telemetry.views import View, World
-from rpcbench.words.chart import Bar, Chart, Mark
-from rpcbench.words.events import Row, Table
-from rpcbench.words.picture import written
 
 WAITS = Mark("·", "amber", "on-amber", "waits for the last one")
 MOVES = Mark("▓", "blue", "on-blue", "all have come")

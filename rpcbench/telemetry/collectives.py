@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rpcbench.agent.roster import GONE
+from rpcbench.base.events import Row, Table
 from rpcbench.telemetry.clocks import SHARED, Clock
 from rpcbench.telemetry.views import View, World, everybody, rows_of
-from rpcbench.words.events import Row, Table
 
 
 class Straggler(NamedTuple):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from rpcbench.base.events import Row, Table
 from rpcbench.telemetry.views import View, World, everybody, is_up, living, rows_of
-from rpcbench.words.events import Row, Table
 
 
 def autograd_view(world: World) -> View:

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rpcbench.agent.traced import Traced
+from rpcbench.base.events import Row, Table
+from rpcbench.base.ids import COUNTER_BITS, Id
 from rpcbench.telemetry.clocks import SHARED, Clock
 from rpcbench.telemetry.collectives import collectives_view
 from rpcbench.telemetry.views import View, World, everybody
-from rpcbench.words.events import Row, Table
-from rpcbench.words.ids import COUNTER_BITS, Id
 
 KEPT = 10_000
 _COUNTER = (1 << COUNTER_BITS) - 1

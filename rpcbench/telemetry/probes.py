@@ -9,10 +9,10 @@ import time
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.publish import WATCH
+from rpcbench.base.conditions import Changes
+from rpcbench.base.ids import Counter
 from rpcbench.protocol.node import Node
 from rpcbench.telemetry.clocks import Clock, estimate
-from rpcbench.words.changes import Changes
-from rpcbench.words.ids import Counter
 
 MEASURE_SECONDS = 5.0
 

@@ -15,9 +15,9 @@ from rpcbench.agent import current as agents
 from rpcbench.agent.core import Agent
 from rpcbench.agent.health import LOOK
 from rpcbench.agent.roster import WorkerInfo
+from rpcbench.base.conditions import Changes
 from rpcbench.telemetry.collect import SETTLE_SECONDS, Collector, Wake, World
 from rpcbench.telemetry.workers import PERIOD
-from rpcbench.words.changes import Changes
 
 
 class Pulse:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rpcbench.base.conditions import Listeners
 from rpcbench.telemetry.shapes import fault, frame_fault
 from rpcbench.telemetry.text_file import save_text
 from rpcbench.telemetry.views import Delta, View, World, patch
-from rpcbench.words.changes import Listeners
 
 FORMAT, VERSION = "rpcbench record", 1
 TABLES = ("owned", "users", "contexts", "graphs", "calls", "ops", "steps", "messages", "collectives")

@@ -12,13 +12,13 @@ from collections import Counter
 from pathlib import Path
 from types import TracebackType
 
+from rpcbench.base.conditions import Flag
+from rpcbench.base.events import MESSAGES
 from rpcbench.telemetry import collect
 from rpcbench.telemetry.collect import Collector
 from rpcbench.telemetry.collectives import began_since
 from rpcbench.telemetry.record import FORMAT, TABLES, VERSION, Cleaner, Frame, Record, flat
 from rpcbench.telemetry.views import Delta, View, diff
-from rpcbench.words.changes import Flag
-from rpcbench.words.events import MESSAGES
 
 PERIOD = 0.1
 MOST_ROWS = 500_000

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from rpcbench.base.events import Row, Table
 from rpcbench.pipeline.timeline import idle_share
 from rpcbench.telemetry.views import View, World, everybody, rows_of
-from rpcbench.words.events import Row, Table
 
 STEPS_DRAWN = 4
 STEPS_LISTED = 8

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rpcbench.base.charts import Columns, Picture, heads, short
+from rpcbench.base.events import Row
 from rpcbench.telemetry.views import View
-from rpcbench.words.events import Row
-from rpcbench.words.picture import Columns, Picture, heads, short
 
 ROW = 22
 MOST = 60

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from rpcbench.base.charts import Columns, Picture, short
+from rpcbench.base.events import Row
 from rpcbench.telemetry.views import View
-from rpcbench.words.events import Row
-from rpcbench.words.picture import Columns, Picture, short
 
 _TOP, _ROW, _LINE = 58, 24, 15
 _NAME, _NOW, _CPU, _MEMORY, _THREADS, _QUEUE, _BYTES = 12, 150, 270, 370, 490, 590, 640

@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rpcbench.base.charts import Columns, Picture, as_html, columns, heads, short
+from rpcbench.base.events import Row
 from rpcbench.pipeline.timeline import Timeline
 from rpcbench.telemetry.still_messages import MOST, ROW, draw_messages, rest
 from rpcbench.telemetry.still_workers import draw_workers
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.text_file import save_text
 from rpcbench.telemetry.views import View
-from rpcbench.words.events import Row
-from rpcbench.words.picture import Columns, Picture, as_html, columns, heads, short
 
 _TITLE, _LINES = 20, 16
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from rpcbench.base.events import Row, Table
 from rpcbench.telemetry.views import View
-from rpcbench.words.events import Row, Table
 
 LINES = 12
 

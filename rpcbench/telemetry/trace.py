@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rpcbench.base.conditions import Flag
+from rpcbench.base.events import MESSAGES, Table
 from rpcbench.telemetry import chrome, collect
 from rpcbench.telemetry.clocks import Clock
 from rpcbench.telemetry.collect import Collector
@@ -22,8 +24,6 @@ from rpcbench.telemetry.messages import messages_view
 from rpcbench.telemetry.stills import Snapshot
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.views import View, World
-from rpcbench.words.changes import Flag
-from rpcbench.words.events import MESSAGES, Table
 
 QUIET_SECONDS = 0.06
 """Without a message for so long all is quiet: words that nobody waits for go out after a third of that."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rpcbench.words.events import Row, Table
+from rpcbench.base.events import Row, Table
 
 World = dict[int, dict[str, Any]]
 View = dict[str, Table]

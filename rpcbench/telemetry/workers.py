@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from rpcbench.base.events import Row, Table
 from rpcbench.telemetry.views import View, World
-from rpcbench.words.events import Row, Table
 
 PERIOD = 0.5
 """Seconds between two questions of `Pulse`."""

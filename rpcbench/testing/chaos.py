@@ -19,11 +19,11 @@ from typing import NamedTuple
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import WorkerInfo
+from rpcbench.base.errors import RpcError
 from rpcbench.testing.faults import Faults
 from rpcbench.testing.program import of_program
 from rpcbench.transport.base import Link
 from rpcbench.wire.messages import Message
-from rpcbench.words.errors import RpcError
 
 
 class Settings(NamedTuple):

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import ConnectionLostError, RpcError
 from rpcbench.protocol.delivery import count_of
 from rpcbench.testing.later import Later
 from rpcbench.testing.story import line
 from rpcbench.transport.base import Link
 from rpcbench.wire.messages import KINDS, Message
-from rpcbench.words.errors import ConnectionLostError, RpcError
 
 Which = str | Callable[[Message], bool]
 """The name of a kind of message, as `rpcbench.wire.messages` has it, or whether a message is meant."""
@@ -64,7 +64,7 @@ class Faults(Link):
     >>> faults.drop("Call")
     >>> rpc.rpc_sync("worker1", abs, (-1,), timeout=0.5)
     Traceback (most recent call last):
-    rpcbench.words.errors.RpcTimeoutError: RPC ran for more than set timeout (500 ms)...
+    rpcbench.base.errors.RpcTimeoutError: RPC ran for more than set timeout (500 ms)...
     >>> any("Call" in line and "lost" in line for line in faults.history)
     True
     >>> faults.heal()

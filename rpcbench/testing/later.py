@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 
-from rpcbench.words.changes import Changes
+from rpcbench.base.conditions import Changes
 
 _Job = tuple[float, int, Callable[[], None]]
 """When, in which order, what."""

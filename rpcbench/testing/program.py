@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rpcbench.base.ids import OWN
 from rpcbench.wire import messages as m
-from rpcbench.words.ids import OWN
 
 PROGRAM: dict[str, type[Any]] = {
     kind.__name__: kind

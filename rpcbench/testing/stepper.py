@@ -22,12 +22,11 @@ from typing import Any, NamedTuple, Self
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import GONE, WorkerInfo
+from rpcbench.base.conditions import Changes, Listeners
+from rpcbench.base.errors import RpcError, counted
+from rpcbench.base.futures import Future
 from rpcbench.testing.program import PROGRAM
 from rpcbench.testing.station import HELD, Order, Report, Station, at
-from rpcbench.words.changes import Changes, Listeners
-from rpcbench.words.errors import RpcError
-from rpcbench.words.futures import Future
-from rpcbench.words.phrases import counted
 
 _LINES = 20
 _STRIDE = 0.5

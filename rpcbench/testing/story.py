@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rpcbench.base.ids import Id
 from rpcbench.wire.body import Body
-from rpcbench.words.ids import Id
 
 
 def line(value: Any) -> str:

@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from rpcbench.base.config import HANDSHAKE_SECONDS
+from rpcbench.base.errors import AuthenticationError, NotConnectedError
 from rpcbench.transport import local, tcp, tls
 from rpcbench.transport.base import Stream
 from rpcbench.transport.handshake import Handshake, Identity, Object, Offer, dial, listen
-from rpcbench.words.config import HANDSHAKE_SECONDS
-from rpcbench.words.errors import AuthenticationError, NotConnectedError
 
 _TRANSPORTS = ("unix", "tcp")
 

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from rpcbench.base.errors import RpcError
 from rpcbench.transport import tcp
-from rpcbench.words.errors import RpcError
 
 VARIABLE = "RPCBENCH_BIND"
 _ALL = ("", "0.0.0.0", "::")

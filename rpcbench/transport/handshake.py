@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 import msgpack
 
+from rpcbench.base.errors import AuthenticationError, ProtocolError, RefusedError, VersionMismatch
 from rpcbench.transport import versions
 from rpcbench.transport.versions import HERE, Versions
-from rpcbench.words.errors import AuthenticationError, ProtocolError, RefusedError, VersionMismatch
 
 MAGIC = b"rpcbench"
 RECORD = 512

@@ -25,10 +25,9 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rpcbench.base.errors import ProtocolError, counted
 from rpcbench.transport.bells import Bell, Ear
 from rpcbench.wire.frames import Memory
-from rpcbench.words.errors import ProtocolError
-from rpcbench.words.phrases import counted
 
 POSSIBLE = hasattr(os, "eventfd") and Path("/proc/self/fd").is_dir() and platform.machine() in ("x86_64", "AMD64")
 AWAY, WORKS, LISTENS = range(3)

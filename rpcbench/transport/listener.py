@@ -11,7 +11,7 @@ import errno
 import logging
 import socket
 
-from rpcbench.words.changes import Flag
+from rpcbench.base.conditions import Flag
 
 _PAUSE = 0.2
 """Seconds until the next try: nothing announces a descriptor that is free again."""

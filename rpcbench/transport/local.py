@@ -8,9 +8,9 @@ import struct
 import time
 from pathlib import Path
 
+from rpcbench.base.errors import AuthenticationError, NotConnectedError
 from rpcbench.transport.listener import SocketListener
 from rpcbench.transport.sockets import SocketStream
-from rpcbench.words.errors import AuthenticationError, NotConnectedError
 
 _BUFFER = 1 << 20
 _CRED = struct.Struct("3i")

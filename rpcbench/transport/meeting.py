@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from rpcbench.base.config import HANDSHAKE_SECONDS
 from rpcbench.transport.ends import Opener
-from rpcbench.words.config import HANDSHAKE_SECONDS
 
 
 class _Note(NamedTuple):

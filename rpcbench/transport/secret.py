@@ -9,8 +9,8 @@ import os
 import secrets
 from pathlib import Path
 
+from rpcbench.base.errors import RpcError
 from rpcbench.transport.rundir import check_private
-from rpcbench.words.errors import RpcError
 
 VARIABLE = "RPCBENCH_SECRET_FILE"
 _BYTES = 32

@@ -16,11 +16,11 @@ import socket
 import time
 from pathlib import Path
 
+from rpcbench.base.errors import ProtocolError
 from rpcbench.transport.arena import SIZE, Arena, Loans
 from rpcbench.transport.bells import Bell, Ear
 from rpcbench.transport.lane import POSSIBLE
 from rpcbench.transport.store import Store
-from rpcbench.words.errors import ProtocolError
 
 _LARGEST = 64 << 30
 _NOTHING, _MEMORY = b"n", b"m"

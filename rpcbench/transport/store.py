@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rpcbench.base.errors import ProtocolError
 from rpcbench.transport import lane
 from rpcbench.transport.arena import Arena, Loans
 from rpcbench.transport.bells import Bell, Ear
 from rpcbench.transport.lane import Giver, Taker
 from rpcbench.transport.reused import Reused
 from rpcbench.wire.frames import Memory
-from rpcbench.words.errors import ProtocolError
 
 SHARED = 16 << 10
 """Messages with less than this many bytes in buffers go through the socket."""

@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from rpcbench.base.errors import NotConnectedError, ProtocolError
+from rpcbench.base.futures import Waits, step_aside
 from rpcbench.transport.base import Stream
 from rpcbench.transport.waiting import Watch
 from rpcbench.wire.body import Body
@@ -42,8 +44,6 @@ from rpcbench.wire.frames import (
     encode_small,
     raw,
 )
-from rpcbench.words.errors import NotConnectedError, ProtocolError
-from rpcbench.words.futures import Waits, step_aside
 
 _HELD_BACK = 64 << 20
 _MOST_PARTS = 512

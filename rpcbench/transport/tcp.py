@@ -11,10 +11,10 @@ import socket
 import time
 from urllib.parse import urlsplit
 
+from rpcbench.base.errors import NotConnectedError
 from rpcbench.transport.base import Stream
 from rpcbench.transport.listener import SocketListener
 from rpcbench.transport.sockets import SocketStream
-from rpcbench.words.errors import NotConnectedError
 
 
 class TcpListener(SocketListener):

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import cloudpickle
 import torch
 
-from rpcbench.words.config import PROTOCOL
-from rpcbench.words.errors import VersionMismatch
+from rpcbench.base.config import PROTOCOL
+from rpcbench.base.errors import VersionMismatch
 
 
 class Versions(NamedTuple):

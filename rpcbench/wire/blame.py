@@ -11,8 +11,8 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 
+from rpcbench.base.errors import SerializationError
 from rpcbench.wire.parts import Part, parts
-from rpcbench.words.errors import SerializationError
 
 _MOST_PROBES = 2000
 _MOST_SECONDS = 1.0

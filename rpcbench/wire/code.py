@@ -23,9 +23,9 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NamedTuple
 
+from rpcbench.base.errors import SerializationError
 from rpcbench.wire import holes
 from rpcbench.wire.identity import fingerprint, importable, in_main
-from rpcbench.words.errors import SerializationError
 
 
 class MissingCodeError(SerializationError, AttributeError):

@@ -18,11 +18,11 @@ from typing import Any
 
 import msgpack
 
+from rpcbench.base.errors import ProtocolError
 from rpcbench.wire import fields
 from rpcbench.wire.body import Body
 from rpcbench.wire.messages import EMPTY, KINDS, Call, Message, Result, Scope
 from rpcbench.wire.packing import TEXT, packed
-from rpcbench.words.errors import ProtocolError
 
 _CALL, _SCOPED_CALL, _RESULT, _SCOPED_RESULT = range(4)
 _BEGIN_CALL, _BEGIN_RESULT = struct.Struct("<BQQd"), struct.Struct("<BQQ")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rpcbench.words.errors import ProtocolError, SerializationError
+from rpcbench.base.errors import ProtocolError, SerializationError
 
 Name = int | str | torch.device
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from rpcbench.words.errors import ProtocolError
+from rpcbench.base.errors import ProtocolError
 
 _Make = Callable[[Any], Any]
 """What a field holds, made of what a peer says."""

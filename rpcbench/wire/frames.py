@@ -24,8 +24,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rpcbench.base.errors import MessageTooLarge, ProtocolError
 from rpcbench.wire.body import Body
-from rpcbench.words.errors import MessageTooLarge, ProtocolError
 
 HEAD = struct.Struct("<BBHIIQI")  # kind, chunked, buffers, stream, control, payload, tensors
 _BEGIN = HEAD.size

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from rpcbench.words.errors import SerializationError
+from rpcbench.base.errors import SerializationError
 
 
 def tensor(index: int) -> NoReturn:

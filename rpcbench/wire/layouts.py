@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rpcbench.words.errors import ProtocolError, SerializationError
+from rpcbench.base.errors import ProtocolError, SerializationError
 
 Notes = dict[str, Any]
 Parts = list[torch.Tensor]

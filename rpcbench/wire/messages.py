@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from rpcbench.base.ids import Id
 from rpcbench.wire import fields
 from rpcbench.wire.body import Body
-from rpcbench.words.ids import Id
 
 
 class Fork(NamedTuple):

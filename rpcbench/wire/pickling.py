@@ -25,6 +25,8 @@ from typing import Any, Protocol
 import cloudpickle
 import torch
 
+from rpcbench.base import rebuild
+from rpcbench.base.errors import ProtocolError, RpcError, SerializationError
 from rpcbench.wire import holes, kinds, ordinary, plain, scripts, tensors
 from rpcbench.wire.blame import blame
 from rpcbench.wire.body import Body
@@ -45,8 +47,6 @@ from rpcbench.wire.messages import EMPTY
 from rpcbench.wire.ordinary import Buffer
 from rpcbench.wire.plain import Encoded
 from rpcbench.wire.storages import SMALL
-from rpcbench.words import rebuild
-from rpcbench.words.errors import ProtocolError, RpcError, SerializationError
 
 _PROTOCOL = 5
 _SPAWNED = "__mp_main__"

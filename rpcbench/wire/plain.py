@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from rpcbench.base.errors import ProtocolError
 from rpcbench.wire import ordinary
 from rpcbench.wire.body import Body
 from rpcbench.wire.identity import has_name
-from rpcbench.words.errors import ProtocolError
 
 _PROTOCOL = 3
 _BEGINS = bytes((0x80, _PROTOCOL))

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
+from rpcbench.base.errors import SerializationError
 from rpcbench.wire.code import MissingCodeError
 from rpcbench.wire.devices import CPU, Route, here
 from rpcbench.wire.identity import importable
-from rpcbench.words.errors import SerializationError
 
 _LOADED = 64  # functions that are kept; each takes a few milliseconds to load
 

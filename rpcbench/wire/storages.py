@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from rpcbench.base.errors import SerializationError
 from rpcbench.wire.devices import Route, fetched
-from rpcbench.words.errors import SerializationError
 
 Entry = list[Any]
 """One tensor in the table: dtype, shape, storage and, if there are any, notes."""

@@ -19,11 +19,11 @@ from typing import Any
 import msgpack
 import torch
 
+from rpcbench.base.errors import ProtocolError, SerializationError
 from rpcbench.wire import devices, kinds, layouts, ordinary
 from rpcbench.wire.devices import CPU, CPU_ONLY, Route
 from rpcbench.wire.ordinary import Buffer
 from rpcbench.wire.storages import Entry, Storages, last_index, note
-from rpcbench.words.errors import ProtocolError, SerializationError
 
 _NOTES = frozenset(
     {

@@ -10,12 +10,12 @@ import torch
 
 import rpcbench.autograd as dist_autograd
 from rpcbench.agent import current
+from rpcbench.base.errors import SerializationError
 from rpcbench.nn import RemoteModule
 from rpcbench.rpc.start import start_agent
 from rpcbench.wire.devices import Route
 from rpcbench.wire.pickling import Codec
 from rpcbench.wire.storages import INLINE
-from rpcbench.words.errors import SerializationError
 from tests import fake_device
 from tests.worlds import config, mapped, nothing_left, until
 

@@ -18,10 +18,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.agent.entrance import Entrance
 from rpcbench.agent.peers import Peers
 from rpcbench.agent.roster import WorkerInfo
-from rpcbench.rpc import RRef, remote, rpc_sync
-from rpcbench.rpc.start import start_agent
-from rpcbench.transport.ends import Opener
-from rpcbench.words.errors import (
+from rpcbench.base.errors import (  # fmt: skip
     CallCancelled,
     RemoteError,
     RpcError,
@@ -29,8 +26,11 @@ from rpcbench.words.errors import (
     SerializationError,
     UnknownWorkerError,
     WorkerLostError,
-)  # fmt: skip
-from rpcbench.words.rebuild import MOST_TEXT
+)
+from rpcbench.base.rebuild import MOST_TEXT
+from rpcbench.rpc import RRef, remote, rpc_sync
+from rpcbench.rpc.start import start_agent
+from rpcbench.transport.ends import Opener
 
 
 @pytest.fixture
@@ -372,7 +372,7 @@ def test_notices_arrive_in_order(agents: list[Agent]) -> None:
 
 
 def test_changes_on_a_snapshot_give_the_tables(agents: list[Agent]) -> None:
-    from rpcbench.words.events import apply
+    from rpcbench.base.events import apply
 
     agents[1].listen(True)
     _, tables = agents[1].snapshot()

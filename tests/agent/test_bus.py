@@ -8,7 +8,7 @@ import pytest
 
 from rpcbench.agent import bus as module
 from rpcbench.agent.bus import Bus
-from rpcbench.words.events import Batch
+from rpcbench.base.events import Batch
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import torch
 from worlds import config, nothing_left, until, world
 
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import CallCancelled, RpcTimeoutError
 from rpcbench.rpc import RRef, cancelled, remote, rpc_sync
 from rpcbench.rpc.start import start_agent
-from rpcbench.words.errors import CallCancelled, RpcTimeoutError
 
 _gates: list[threading.Event] = []
 _ran: list[str] = []

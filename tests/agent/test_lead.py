@@ -12,11 +12,11 @@ import pytest
 from worlds import address_of, config, until
 
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import TurnedAwayError
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.base import Link
 from rpcbench.transport.meeting import Meeting
 from rpcbench.wire.messages import View
-from rpcbench.words.errors import TurnedAwayError
 
 
 class LateNews(Link):

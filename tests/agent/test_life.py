@@ -13,12 +13,12 @@ from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.handles import Handle
 from rpcbench.agent.roster import WorkerInfo
+from rpcbench.base.errors import RpcError, WorkerLostError
 from rpcbench.rpc import rpc_sync, wait_for
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.base import Link
 from rpcbench.transport.meeting import Meeting
 from rpcbench.wire.messages import Message, Notice, View
-from rpcbench.words.errors import RpcError, WorkerLostError
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from worlds import until, world
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
 from rpcbench.agent.parcels import Opened, Place
+from rpcbench.base.errors import ConnectionLostError, SerializationError
 from rpcbench.testing import Faults
-from rpcbench.words.errors import ConnectionLostError, SerializationError
 
 pytestmark = pytest.mark.timeout(60)
 

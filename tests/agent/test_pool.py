@@ -13,7 +13,7 @@ from worlds import PATIENCE, until
 
 from rpcbench.agent import pool as module
 from rpcbench.agent.pool import Pool
-from rpcbench.words.futures import blocked
+from rpcbench.base.futures import blocked
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from worlds import PATIENCE, until, world
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.publish import TELEMETRY, WATCH
+from rpcbench.base.events import Tables, apply
 from rpcbench.rpc import RRef, remote
-from rpcbench.words.events import Tables, apply
 
 
 @pytest.fixture

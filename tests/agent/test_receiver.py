@@ -22,6 +22,7 @@ from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.pool import Pool
 from rpcbench.agent.receiver import Receiver, receive
+from rpcbench.base.errors import ConnectionLostError, RpcError, WorkerLostError
 from rpcbench.rpc import remote, rpc_async, rpc_sync
 from rpcbench.transport.base import Link
 from rpcbench.transport.stream import Ending, StreamConnection
@@ -29,7 +30,6 @@ from rpcbench.transport.waiting import Watch
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import Frame
 from rpcbench.wire.messages import EMPTY
-from rpcbench.words.errors import ConnectionLostError, RpcError, WorkerLostError
 
 _gate = threading.Event()
 _held: list[str] = []

@@ -17,11 +17,11 @@ from worlds import nothing_left, world
 from rpcbench.agent.core import Agent
 from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.agent.requests import PendingCalls
+from rpcbench.base.errors import RemoteError
+from rpcbench.base.futures import Future
 from rpcbench.protocol import short
 from rpcbench.rpc import remote, rpc_sync
 from rpcbench.wire.messages import EMPTY, Result
-from rpcbench.words.errors import RemoteError
-from rpcbench.words.futures import Future
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from worlds import PATIENCE, address_of, far_world, nothing_left, ties, until, w
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import WorkerInfo
+from rpcbench.base.errors import ConnectionLostError, RefusedError, WorkerLostError
 from rpcbench.rpc import remote
 from rpcbench.transport.base import Connection, Link
 from rpcbench.transport.ends import Opener
-from rpcbench.words.errors import ConnectionLostError, RefusedError, WorkerLostError
 
 T = TypeVar("T")
 GO = threading.Event()

@@ -12,8 +12,8 @@ from worlds import PATIENCE, stop
 
 import rpcbench
 from rpcbench import Cluster
+from rpcbench.base.errors import RpcTimeoutError
 from rpcbench.transport import stream
-from rpcbench.words.errors import RpcTimeoutError
 
 pytestmark = pytest.mark.process
 

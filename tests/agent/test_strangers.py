@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from worlds import SECRET, address_of, config, far_world, ties, until, world
 
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import MessageTooLarge, ProtocolError
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport import ends, tcp
 from rpcbench.transport.base import Stream
@@ -28,7 +29,6 @@ from rpcbench.transport.ends import Opener
 from rpcbench.transport.handshake import Identity, dial
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import Decoder, Limits, encode
-from rpcbench.words.errors import MessageTooLarge, ProtocolError
 
 KINDS = ["unix", "tcp", "tls"]
 SMALL = Limits(control=1 << 16, body=1 << 20, buffers=64, streams=8)

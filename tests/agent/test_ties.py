@@ -10,9 +10,9 @@ import pytest
 
 from rpcbench.agent.reunion import Reunion
 from rpcbench.agent.ties import Tie, Ties
+from rpcbench.base.errors import NotConnectedError, RefusedError
 from rpcbench.transport.handshake import Identity
 from rpcbench.transport.stream import Ending
-from rpcbench.words.errors import NotConnectedError, RefusedError
 
 CUT = Ending("cut", True)
 ENDED = Ending("it said so", False)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rpcbench.agent.described import label_of
-from rpcbench.words.errors import SerializationError
+from rpcbench.base.errors import SerializationError
 from tests.worlds import nothing_left, world
 
 LOCK = threading.Lock()

@@ -17,10 +17,10 @@ import rpcbench
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.agent.watchdog import ASK, Watchdog
+from rpcbench.base import futures
+from rpcbench.base.errors import DeadlockError
+from rpcbench.base.futures import Future, wait_all
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
-from rpcbench.words import futures
-from rpcbench.words.errors import DeadlockError
-from rpcbench.words.futures import Future, wait_all
 
 _shared: dict[str, Any] = {}
 

@@ -14,8 +14,8 @@ from worlds import nothing_left, world
 
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import RpcError, WorkerLostError
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
-from rpcbench.words.errors import RpcError, WorkerLostError
 
 
 @pytest.fixture

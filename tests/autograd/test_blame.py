@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rpcbench.autograd.blame import failure_of, raised
+from rpcbench.base.errors import RemoteError, RpcError
+from rpcbench.base.ids import Id
 from rpcbench.wire.pickling import Codec
-from rpcbench.words.errors import RemoteError, RpcError
-from rpcbench.words.ids import Id
 
 
 class KeywordsOnly(Exception):

@@ -19,11 +19,11 @@ from worlds import config, nothing_left, ties, until, world
 from rpcbench import autograd
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import MessageTooLarge, RpcError
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.rpc import RRef, functions, remote, rpc_async, rpc_sync
 from rpcbench.rpc.start import start_agent
 from rpcbench.wire.frames import Limits
-from rpcbench.words.errors import MessageTooLarge, RpcError
 
 
 @pytest.fixture

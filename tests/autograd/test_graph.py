@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rpcbench.autograd.graph import Reach, edges, ends, glance, is_leaf, is_recv, leaf_of, receive
-from rpcbench.words.errors import RpcError
+from rpcbench.base.errors import RpcError
 
 
 class Marked(torch.Tensor):

@@ -14,8 +14,8 @@ from worlds import until
 
 import rpcbench
 from rpcbench import autograd
+from rpcbench.base.errors import RpcError, WorkerLostError
 from rpcbench.rpc import RRef, remote, rpc_sync
-from rpcbench.words.errors import RpcError, WorkerLostError
 
 pytestmark = pytest.mark.process
 

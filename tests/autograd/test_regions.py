@@ -11,7 +11,7 @@ from random_graphs import RandomGraph, same
 from rpcbench.autograd import parts, taps
 from rpcbench.autograd.graph import edges, receive
 from rpcbench.autograd.regions import LocalPass
-from rpcbench.words.errors import ProtocolError
+from rpcbench.base.errors import ProtocolError
 
 ONE = torch.ones(1, dtype=torch.double)
 

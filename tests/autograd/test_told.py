@@ -13,9 +13,9 @@ from worlds import nothing_left, until, world
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
 from rpcbench.autograd import told
+from rpcbench.base.events import Made
 from rpcbench.protocol import records
 from rpcbench.rpc import rpc_sync
-from rpcbench.words.events import Made
 
 RECORDED_HERE = ["ContextCreated", "SendRecorded", "RecvRecorded"]
 RECORDED_THERE = ["ContextCreated", "RecvRecorded", "SendRecorded"]

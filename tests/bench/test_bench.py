@@ -21,6 +21,7 @@ import psutil
 import pytest
 import torch
 
+from rpcbench.base.errors import RpcError
 from rpcbench.bench import command, sides
 from rpcbench.bench.figures import Batch, Samples
 from rpcbench.bench.goals import BOTH, HOSTS, PLAIN
@@ -33,7 +34,6 @@ from rpcbench.bench.plan import Plan
 from rpcbench.bench.report import as_markdown, as_plot, as_table, as_values, lines
 from rpcbench.bench.workloads import SMALL, WORKLOADS
 from rpcbench.cli.main import main
-from rpcbench.words.errors import RpcError
 
 
 class Held:

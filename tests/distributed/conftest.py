@@ -9,7 +9,7 @@ import pytest
 
 import rpcbench
 import rpcbench.distributed as dist
-from rpcbench.words.futures import wait_all
+from rpcbench.base.futures import wait_all
 
 Everyone = Callable[..., list[Any]]
 

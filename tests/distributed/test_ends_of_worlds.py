@@ -18,10 +18,10 @@ from worlds import until
 
 import rpcbench
 import rpcbench.distributed as dist
+from rpcbench.base.errors import CollectiveError, RpcError, RpcTimeoutError, UnknownWorkerError
+from rpcbench.base.futures import wait_all
 from rpcbench.distributed import groups
 from rpcbench.distributed.groups import NamedGroup
-from rpcbench.words.errors import CollectiveError, RpcError, RpcTimeoutError, UnknownWorkerError
-from rpcbench.words.futures import wait_all
 
 pytestmark = pytest.mark.process
 

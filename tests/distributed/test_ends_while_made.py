@@ -16,10 +16,10 @@ from worlds import until
 
 import rpcbench
 import rpcbench.distributed as dist
+from rpcbench.base.errors import CollectiveError, RpcError
+from rpcbench.base.futures import wait_all
 from rpcbench.distributed import groups, making
 from rpcbench.distributed.world import World
-from rpcbench.words.errors import CollectiveError, RpcError
-from rpcbench.words.futures import wait_all
 
 pytestmark = pytest.mark.process
 

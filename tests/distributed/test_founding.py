@@ -17,9 +17,9 @@ from worlds import until
 
 import rpcbench
 import rpcbench.distributed as dist
+from rpcbench.base.errors import CollectiveError
+from rpcbench.base.futures import wait_all
 from rpcbench.distributed import backends, stores
-from rpcbench.words.errors import CollectiveError
-from rpcbench.words.futures import wait_all
 
 
 @pytest.fixture(scope="module")

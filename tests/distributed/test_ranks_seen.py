@@ -17,6 +17,9 @@ import rpcbench
 import rpcbench.distributed as dist
 from rpcbench.agent import current
 from rpcbench.agent.bus import Bus
+from rpcbench.base.errors import CollectiveError
+from rpcbench.base.events import Row
+from rpcbench.base.futures import wait_all
 from rpcbench.distributed import told
 from rpcbench.distributed.groups import Member
 from rpcbench.distributed.meeting import Met, Who
@@ -26,9 +29,6 @@ from rpcbench.telemetry.collect import Collector, Traced
 from rpcbench.telemetry.collective_timeline import CollectiveTimeline
 from rpcbench.telemetry.collectives import began_since, collectives_view
 from rpcbench.telemetry.record import Player, load
-from rpcbench.words.errors import CollectiveError
-from rpcbench.words.events import Row
-from rpcbench.words.futures import wait_all
 
 pytestmark = pytest.mark.process
 View = dict[str, dict[str, Row]]

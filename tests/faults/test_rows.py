@@ -31,8 +31,7 @@ import pytest
 from worlds import stop, until
 
 import rpcbench
-from rpcbench.rpc import RRef
-from rpcbench.words.errors import (
+from rpcbench.base.errors import (
     DeadlockError,
     RemoteError,
     RpcError,
@@ -41,6 +40,7 @@ from rpcbench.words.errors import (
     ShutdownError,
     WorkerLostError,
 )
+from rpcbench.rpc import RRef
 
 pytestmark = pytest.mark.process
 BOUND = 5.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import rpcbench
 import rpcbench.rpc as rpc
-from rpcbench.words.errors import ShutdownError
+from rpcbench.base.errors import ShutdownError
 
 _after: list[float] = []
 

@@ -11,8 +11,8 @@ import sys
 import time
 
 import rpcbench
+from rpcbench.base.errors import WorkerLostError
 from rpcbench.launch import command
-from rpcbench.words.errors import WorkerLostError
 
 
 def say(**facts: object) -> None:

@@ -15,7 +15,7 @@ import torch
 
 import rpcbench
 from rpcbench.agent import current
-from rpcbench.words.events import Tables
+from rpcbench.base.events import Tables
 
 
 def touch_and_wait(path: str) -> None:

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import psutil
 
+from rpcbench.base.config import WorldConfig
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.words.config import WorldConfig
 
 
 def main(mode: str, output: str) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rpcbench.base.config import WorldConfig
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.words.config import WorldConfig
 
 ENTRY = "launch_entries:main"
 SECONDS = 20.0

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy.random  # here, so that forks inherit its state
 
-from rpcbench.words.config import WorldConfig
+from rpcbench.base.config import WorldConfig
 
 
 def main(config: WorldConfig) -> None:

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 from worlds import until
 
+from rpcbench.base.errors import CallCancelled
+from rpcbench.base.rebuild import MOST_TEXT
 from rpcbench.launch import cells
 from rpcbench.launch.cells import Cell, CellRunner
 from rpcbench.launch.outbox import CellKey
 from rpcbench.launch.shell import Outcome
-from rpcbench.words.errors import CallCancelled
-from rpcbench.words.rebuild import MOST_TEXT
 
 
 class Agent:

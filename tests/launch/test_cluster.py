@@ -19,10 +19,10 @@ from launch_bench import gone
 from worlds import stop, until
 
 import rpcbench
+from rpcbench.base.errors import RpcError, SerializationError, ShutdownError, UnknownWorkerError, WorkerLostError
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.transport import stream
-from rpcbench.words.errors import RpcError, SerializationError, ShutdownError, UnknownWorkerError, WorkerLostError
 
 pytestmark = pytest.mark.process
 

@@ -23,13 +23,13 @@ from launch_bench import gone, until
 
 import rpcbench
 from rpcbench.agent.current import current
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import RpcError, ShutdownError, WorkerLostError
 from rpcbench.launch import outpost
 from rpcbench.launch.cells import Cell, CellRunner, run_cell
 from rpcbench.launch.command import CommandLauncher, _Command
 from rpcbench.launch.starter import Starter
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import RpcError, ShutdownError, WorkerLostError
 
 pytestmark = pytest.mark.process
 

@@ -25,10 +25,10 @@ from launch_bench import gone, until
 import rpcbench
 from rpcbench.agent import current
 from rpcbench.autograd import backward, context, get_gradients
+from rpcbench.base.errors import CallCancelled, RpcError, WorkerLostError
 from rpcbench.launch import kernel_process
 from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
 from rpcbench.rpc import RRef
-from rpcbench.words.errors import CallCancelled, RpcError, WorkerLostError
 
 pytestmark = pytest.mark.process
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import rpcbench
+from rpcbench.base.errors import RpcError
 from rpcbench.launch import kinds
 from rpcbench.transport import facing
-from rpcbench.words.errors import RpcError
 
 PLUGIN = """
 from rpcbench.launch.process import ProcessLauncher

@@ -7,8 +7,8 @@ import os
 import pytest
 
 import rpcbench
+from rpcbench.base.futures import wait_all
 from rpcbench.rpc import rpc_async
-from rpcbench.words.futures import wait_all
 
 pytestmark = pytest.mark.process
 

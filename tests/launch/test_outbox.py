@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
+from rpcbench.base.errors import WorkerLostError
 from rpcbench.launch.outbox import BESIDE, WINDOW, CellKey, CellStream, Outbox
-from rpcbench.words.errors import WorkerLostError
 
 KEY = CellKey(0, 7)
 LOST = CellKey(1, 7)

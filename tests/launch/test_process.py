@@ -21,10 +21,10 @@ import pytest
 from launch_bench import SECONDS, SECRET, Bench, both, gone, until
 from worlds import stop
 
+from rpcbench.base.errors import RpcError, ShutdownError
 from rpcbench.launch import starter
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.words.errors import RpcError, ShutdownError
 
 pytestmark = pytest.mark.process
 

@@ -16,8 +16,8 @@ from launch_bench import gone, until
 from ray_here import MARKS, START, begun, free, groups, outposts, prepared, start
 
 import rpcbench
+from rpcbench.base.errors import CallCancelled, RpcError, WorkerLostError
 from rpcbench.launch.cells import Cell, run_cell
-from rpcbench.words.errors import CallCancelled, RpcError, WorkerLostError
 
 pytestmark = MARKS
 

@@ -17,14 +17,14 @@ import pytest
 from worlds import stop, until
 
 import rpcbench
+from rpcbench.base.conditions import Changes
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import ShutdownError
+from rpcbench.base.futures import Future
 from rpcbench.launch import command, starter
 from rpcbench.launch.base import Handle
 from rpcbench.launch.handle import ProcessHandle
 from rpcbench.launch.stopping import stopped
-from rpcbench.words.changes import Changes
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import ShutdownError
-from rpcbench.words.futures import Future
 
 KINDS: dict[str, dict[str, Any]] = {
     "fork": {"start": "fork"},

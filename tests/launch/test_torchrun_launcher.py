@@ -14,7 +14,7 @@ from launch_bench import gone
 from worlds import until
 
 import rpcbench
-from rpcbench.words.errors import RpcError, WorkerLostError
+from rpcbench.base.errors import RpcError, WorkerLostError
 
 pytestmark = pytest.mark.process
 

@@ -19,13 +19,13 @@ from netlab import Host, hosts
 from worlds import until
 
 import rpcbench
+from rpcbench.base.errors import RpcError, UnknownWorkerError, WorkerLostError
 from rpcbench.launch import torchrun_worker
 from rpcbench.launch.joined import Joined
 from rpcbench.launch.targets import Targets
 from rpcbench.notebook.commands import Commands
 from rpcbench.notebook.sentences import NONE_RUNS
 from rpcbench.transport import secret
-from rpcbench.words.errors import RpcError, UnknownWorkerError, WorkerLostError
 
 __all__ = ["hosts"]
 

@@ -9,9 +9,9 @@ from types import FunctionType
 import pytest
 from IPython.core.ultratb import FormattedTB
 
+from rpcbench.base.futures import blocked
 from rpcbench.launch.tracebacks import of_user
 from rpcbench.pipeline.chance import seeded
-from rpcbench.words.futures import blocked
 
 
 def _fails() -> None:

@@ -15,12 +15,12 @@ from worlds import nothing_left, world
 
 from rpcbench import autograd, named
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import RemoteError
 from rpcbench.named import NamedTensor, NamesError
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.wire.code import MissingCodeError
 from rpcbench.wire.pickling import Codec
-from rpcbench.words.errors import RemoteError
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from worlds import nothing_left, world
 
 from rpcbench import autograd
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import SerializationError
 from rpcbench.nn import RemoteModule
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.rpc import RRef, get_worker_info, rpc_sync
-from rpcbench.words.errors import SerializationError
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from worlds import PATIENCE
 
+from rpcbench.base.errors import CallCancelled
 from rpcbench.launch.desk import _Part
 from rpcbench.notebook.handle import CellHandle
-from rpcbench.words.errors import CallCancelled
 
 
 class Sent:

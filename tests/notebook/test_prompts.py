@@ -9,8 +9,8 @@ import time
 import pytest
 from worlds import PATIENCE
 
+from rpcbench.base.conditions import Flag
 from rpcbench.launch import prompts
-from rpcbench.words.changes import Flag
 
 pytestmark = pytest.mark.process
 

@@ -8,9 +8,9 @@ from comm.base_comm import BaseComm
 from test_draw import NASTY, page, show  # noqa: F401  (fixtures)
 
 import rpcbench.panels as panels
+from rpcbench.base.errors import RpcError
 from rpcbench.panels.step import StepPanel, step_view
 from rpcbench.testing.stepper import Held
-from rpcbench.words.errors import RpcError
 
 
 def message(n, sender="worker1", to="worker2", kind="Call", label="divmod", **ids):

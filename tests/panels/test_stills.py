@@ -11,10 +11,10 @@ import pytest
 from nbclient import NotebookClient
 from pictures import ask, gpipe, launch, own, record, run_backward, send, tell, use, world
 
+from rpcbench.base import charts
 from rpcbench.panels import PANELS, base
 from rpcbench.telemetry import stills
 from rpcbench.telemetry.stills import Snapshot
-from rpcbench.words import picture
 
 NASTY = "<img src=x onerror='alert(1)'>&amp;\x00\ud800"
 
@@ -142,7 +142,7 @@ def test_a_snapshot_is_saved_as_a_page_or_a_picture(tmp_path):
 def test_colours_are_those_of_the_live_panels():
     css = (base._HERE / "common.css").read_text()
     light, dark = css.partition("@media")[0].split("[data-jp-theme-light")
-    for colours, rules in ((picture.LIGHT, light), (picture.DARK, light + dark)):
+    for colours, rules in ((charts.LIGHT, light), (charts.DARK, light + dark)):
         live = dict(re.findall(r"--rb-([a-z-]+): (?:var\([^,]+, )?(#[0-9a-f]{6})", rules))
         assert {name: live[name] for name in colours} == colours
 

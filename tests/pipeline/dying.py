@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from rpcbench.base.errors import StageLostError
 from rpcbench.pipeline import Pipeline
-from rpcbench.words.errors import StageLostError
 
 SECONDS = 5.0
 """The goal is one second."""

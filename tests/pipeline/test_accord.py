@@ -24,6 +24,7 @@ from worlds import far_world, stop, until
 from rpcbench import Cluster
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import WorkerLostError
 from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, split
 from rpcbench.pipeline import stage as stage_
 from rpcbench.pipeline.accord import Accord
@@ -31,7 +32,6 @@ from rpcbench.pipeline.mail import Mail
 from rpcbench.pipeline.slots import ALL, MINE, Slot, Slots
 from rpcbench.pipeline.steps import Steps
 from rpcbench.telemetry.trace import trace
-from rpcbench.words.errors import WorkerLostError
 
 IDS = [4, 7, 9]
 

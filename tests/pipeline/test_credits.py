@@ -16,6 +16,7 @@ from torch import nn
 from worlds import until
 
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline import Pipeline, credits, stage
 from rpcbench.pipeline.credits import Channel, Credits, window
 from rpcbench.pipeline.mail import ENDS, Mail
@@ -24,7 +25,6 @@ from rpcbench.pipeline.schedules import named
 from rpcbench.pipeline.slots import BACKWARD, FORWARD, Slots
 from rpcbench.pipeline.validate import gives, needs, placement
 from rpcbench.testing import Faults
-from rpcbench.words.errors import PipelineError
 
 NAMES = [*STAGES, "async"]
 Ways = list[tuple[int, int]]

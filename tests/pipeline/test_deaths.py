@@ -19,10 +19,10 @@ from worlds import far_world, until
 
 from rpcbench import Cluster
 from rpcbench.agent import current
+from rpcbench.base.errors import StageLostError
 from rpcbench.pipeline import Pipeline, PipelineError, split
 from rpcbench.pipeline.execution import Execution
 from rpcbench.pipeline.mail import Mail
-from rpcbench.words.errors import StageLostError
 
 pytestmark = pytest.mark.process
 STEPS, MICROBATCHES = 2, 4

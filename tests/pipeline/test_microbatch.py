@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.microbatch import bounds, cut, join, part, samples, share, sizes, weights
-from rpcbench.words.errors import PipelineError
 
 Pair = namedtuple("Pair", ["left", "right"])
 

@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from rpcbench import Cluster
 from rpcbench.agent import current
+from rpcbench.base.errors import ConnectionLostError, StageLostError
 from rpcbench.pipeline import Pipeline, gloo, split
 from rpcbench.pipeline.shared import Column
-from rpcbench.words.errors import ConnectionLostError, StageLostError
 
 pytestmark = pytest.mark.process
 CLUSTER = 4

@@ -16,10 +16,10 @@ from worlds import until, world
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.base.events import Row
 from rpcbench.pipeline import Pipeline, buckets, split
 from rpcbench.telemetry import collect
 from rpcbench.telemetry.collectives import collectives_view
-from rpcbench.words.events import Row
 
 FOUR = ["worker1", "worker2", "worker3", "worker4"]
 GATE = threading.Event()

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small import STAGES
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.ops import Kind, Op, Ops, Schedule, parse, text
 from rpcbench.pipeline.schedules import chunks_for, gpipe, named, one_f_one_b
 from rpcbench.pipeline.simulate import simulate
 from rpcbench.pipeline.validate import placement
-from rpcbench.words.errors import PipelineError
 
 NAMES = list(STAGES)
 SCHEDULES = st.sampled_from([named(name) for name in NAMES])

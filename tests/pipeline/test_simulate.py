@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small import STAGES
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.ops import Kind, Op, parse
 from rpcbench.pipeline.schedules import gpipe, named, one_f_one_b
 from rpcbench.pipeline.simulate import Costs, equal_stages, simulate
 from rpcbench.pipeline.spans import Span, idle_share
 from rpcbench.pipeline.validate import placement, validate
-from rpcbench.words.errors import PipelineError
 
 SCHEDULES = st.sampled_from([gpipe, one_f_one_b])
 NAMES = list(STAGES)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.split import Stage, Stages, split
-from rpcbench.words.errors import PipelineError
 
 TWO = ["worker1", "worker2"]
 

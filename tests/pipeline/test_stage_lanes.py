@@ -20,6 +20,7 @@ from worlds import nothing_left, ties, until, world
 from rpcbench.agent.core import Agent
 from rpcbench.agent.requests import RequestSender
 from rpcbench.autograd import recorder
+from rpcbench.base.errors import PipelineError, ProtocolError, WorkerLostError
 from rpcbench.pipeline import Pipeline, split, stage
 from rpcbench.pipeline import lanes as lanes_
 from rpcbench.pipeline.credits import Channel
@@ -31,7 +32,6 @@ from rpcbench.testing import Faults
 from rpcbench.transport import lane
 from rpcbench.transport.lane import AWAY, PLACES, ROOM, WORKS
 from rpcbench.wire import devices
-from rpcbench.words.errors import PipelineError, ProtocolError, WorkerLostError
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(not lane.POSSIBLE, reason="no lanes here")]
 HOMES = Homes({0: 1, 1: 2}, (1,), 0)

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpcbench.base.events import Row
 from rpcbench.pipeline.ops import Ops, parse
 from rpcbench.pipeline.schedules import gpipe, one_f_one_b
 from rpcbench.pipeline.simulate import simulate
 from rpcbench.pipeline.timeline import Timeline, idle_share
-from rpcbench.words.events import Row
 
 START = 5000.0
 MS = 1e-3

@@ -16,13 +16,13 @@ from torch.nn import functional
 from worlds import until
 
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import SerializationError, StageLostError, UnknownWorkerError, WorkerLostError
 from rpcbench.pipeline import Pipeline, PipelineError, split
 from rpcbench.pipeline.microbatch import cut
 from rpcbench.telemetry.collect import Collector
 from rpcbench.telemetry.contexts import autograd_view
 from rpcbench.telemetry.steps import pipeline_view
 from rpcbench.telemetry.views import rref_view
-from rpcbench.words.errors import SerializationError, StageLostError, UnknownWorkerError, WorkerLostError
 
 WORKERS = ["worker1", "worker2"]
 

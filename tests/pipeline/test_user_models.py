@@ -18,9 +18,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline import Pipeline, lazy, schedule, split, traced
 from rpcbench.pipeline.modes import Modes, changes_in_place
-from rpcbench.words.errors import PipelineError
 
 ROW = ["worker1", "worker2"]
 SGD = (torch.optim.SGD, {"lr": 0.5})

@@ -21,10 +21,10 @@ from worlds import ties, until, world
 
 from rpcbench.agent.core import Agent
 from rpcbench.agent.requests import RequestSender
+from rpcbench.base.errors import PipelineError, StageLostError, WorkerLostError
 from rpcbench.pipeline import Pipeline, stage
 from rpcbench.pipeline.slots import FORWARD, Slot, Slots
 from rpcbench.testing import Faults
-from rpcbench.words.errors import PipelineError, StageLostError, WorkerLostError
 
 
 class Held(nn.Module):

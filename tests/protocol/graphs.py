@@ -16,11 +16,11 @@ from torch import Tensor
 
 from rpcbench.autograd import graph
 from rpcbench.autograd.regions import LocalPass
+from rpcbench.base.ids import Id, global_id
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.records import ROOT, Sent
 from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
-from rpcbench.words.ids import Id, global_id
 
 OPS: list[Callable[[Tensor, Tensor], Sequence[Tensor]]] = [
     lambda a, b: [torch.sin(a) * b],

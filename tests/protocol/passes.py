@@ -14,11 +14,11 @@ from typing import Any
 
 from simulation import Member, World
 
+from rpcbench.base.ids import Id, global_id, worker_of
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.records import ROOT, Sent
 from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
-from rpcbench.words.ids import Id, global_id, worker_of
 
 WITH_TENSORS = Body(b"tensors", b"", [])
 

@@ -14,11 +14,11 @@ from functools import partial
 
 from simulation import LEADER, Event, Member, World
 
+from rpcbench.base.errors import WorkerLostError
+from rpcbench.base.ids import Id
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol import short
 from rpcbench.wire import messages as m
-from rpcbench.words.errors import WorkerLostError
-from rpcbench.words.ids import Id
 
 Forks = tuple[m.Fork, ...]
 Request = m.Call | m.Create | m.Fetch

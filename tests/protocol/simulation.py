@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from rpcbench.base.errors import NotConnectedError, ProtocolError, RpcError
+from rpcbench.base.events import Tables, apply
+from rpcbench.base.ids import Id
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.delivery import COUNT_BITS, lives
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
-from rpcbench.words.errors import NotConnectedError, ProtocolError, RpcError
-from rpcbench.words.events import Tables, apply
-from rpcbench.words.ids import Id
 
 LEADER = 0
 STEPS = 20_000

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from rpcbench.base.errors import CallCancelled, RpcTimeoutError, WorkerLostError
+from rpcbench.base.ids import Id
 from rpcbench.protocol.calls import Calls
 from rpcbench.protocol.effects import Effects, Enqueue, Reject, Resolve
 from rpcbench.wire import messages as m
-from rpcbench.words.errors import CallCancelled, RpcTimeoutError, WorkerLostError
-from rpcbench.words.ids import Id
 
 ANSWER = m.Result(7, (), None, m.EMPTY)
 CALL = m.Call(7, "f", None, (), None, m.EMPTY)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from rpcbench.base.ids import Id, first_serial, global_id
 from rpcbench.protocol.contexts import Contexts
 from rpcbench.protocol.effects import Accumulate, Explore, ForgetContext, ForgetWalk, Propagate, WalkEnded
 from rpcbench.protocol.records import MOST_BEHIND, ROOT, Sent, union
@@ -22,7 +23,6 @@ from rpcbench.wire.messages import (
     Settled,
     WalkFailed,
 )
-from rpcbench.words.ids import Id, first_serial, global_id
 
 A, B, C = 0, 1, 2
 X = global_id(A, 0)

@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
+from rpcbench.base.errors import ConnectionLostError
+from rpcbench.base.ids import Id
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
 from rpcbench.wire.body import Body
-from rpcbench.words.errors import ConnectionLostError
-from rpcbench.words.ids import Id
 
 MEMBERS = tuple(m.Member(id_, f"worker{id_}", 0, "") for id_ in range(3))
 NOTICE = m.Notice("test", b"")

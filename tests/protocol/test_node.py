@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from rpcbench.base.errors import NotConnectedError, ProtocolError
+from rpcbench.base.ids import Id, global_id
 from rpcbench.protocol.delivery import COUNT_BITS, LIFE_BITS
 from rpcbench.protocol.effects import Complete, Enqueue, Heard, OwnerLost, Reject, Resolve, Run, Send, Unmade, WalkEnded
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
-from rpcbench.words.errors import NotConnectedError, ProtocolError
-from rpcbench.words.ids import Id, global_id
 
 MEMBERS = tuple(m.Member(id_, f"worker{id_}", 0, "") for id_ in range(4))
 NOTICE = m.Notice("test", b"")

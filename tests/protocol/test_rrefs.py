@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from rpcbench.base.errors import WorkerLostError
+from rpcbench.base.ids import Id
 from rpcbench.protocol.effects import Free, OwnerLost, Unmade
 from rpcbench.protocol.rrefs import RRefs
 from rpcbench.wire.messages import ChildAccept, Fork, ForkAccept, ForkRequest, UserDelete
-from rpcbench.words.errors import WorkerLostError
-from rpcbench.words.ids import Id
 
 OWNER, USER, THIRD = 0, 1, 2
 RREF, FIRST = Id(USER, 0), Id(USER, 1)

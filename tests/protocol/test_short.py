@@ -7,12 +7,12 @@ from typing import Any
 
 from simulation import Member, World
 
+from rpcbench.base.ids import Id
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol import short
 from rpcbench.protocol.delivery import OWED
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
-from rpcbench.words.ids import Id
 
 
 def two() -> tuple[Node, Node]:

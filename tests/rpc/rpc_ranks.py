@@ -17,11 +17,11 @@ import pytest
 import torch
 
 import rpcbench.rpc as rpc
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import RpcTimeoutError, UnknownWorkerError, WorkerLostError
 from rpcbench.rpc import api, world
 from rpcbench.transport.base import Link
 from rpcbench.wire.messages import View
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import RpcTimeoutError, UnknownWorkerError, WorkerLostError
 
 OVER = "RPC has not been initialized"
 

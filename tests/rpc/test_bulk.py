@@ -20,9 +20,9 @@ from worlds import PATIENCE, until, world
 
 import rpcbench
 from rpcbench.agent import keeper
+from rpcbench.base.futures import wait_all
 from rpcbench.rpc import rpc_async, rpc_sync
 from rpcbench.transport import shared
-from rpcbench.words.futures import wait_all
 
 MB = 1 << 20
 kept: list[torch.Tensor] = []

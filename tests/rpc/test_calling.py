@@ -19,9 +19,9 @@ from worlds import nothing_left, until, world
 
 import rpcbench.rpc as rpc
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import NoOverloadError, RpcError, RpcTimeoutError, WorkerLostError
 from rpcbench.rpc import RRef, api, remote, rpc_async, rpc_sync
 from rpcbench.rpc.internal import _internal_rpc_pickler, deserialize, serialize
-from rpcbench.words.errors import NoOverloadError, RpcError, RpcTimeoutError, WorkerLostError
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from worlds import until
 
 import rpcbench
 import rpcbench.rpc as rpc
-from rpcbench.words.errors import RemoteError, RpcError, RpcTimeoutError, WorkerLostError
+from rpcbench.base.errors import RemoteError, RpcError, RpcTimeoutError, WorkerLostError
 
 pytestmark = pytest.mark.process
 OVER = "RPC has not been initialized"

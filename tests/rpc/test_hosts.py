@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from netlab import SECONDS, Host, hosts
 
+from rpcbench.base.errors import RpcError
 from rpcbench.cli.main import main
 from rpcbench.rpc.rendezvous import meet
 from rpcbench.transport import secret
-from rpcbench.words.errors import RpcError
 
 __all__ = ["hosts"]
 
@@ -200,7 +200,7 @@ def test_ranks_listen_where_the_master_is_reached(tmp_path: Path, monkeypatch: p
 WATCHING = """
 import sys, threading
 import rpcbench.rpc as rpc
-from rpcbench.words.errors import WorkerLostError
+from rpcbench.base.errors import WorkerLostError
 
 def forever():
     threading.Event().wait()

@@ -12,10 +12,10 @@ import pytest
 from worlds import until, world
 
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import ProtocolError, RpcError, WorkerLostError
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.rpc.rref_proxy import run_there
 from rpcbench.wire.pickling import _REDUCERS
-from rpcbench.words.errors import ProtocolError, RpcError, WorkerLostError
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import IncompleteWorldError, RefusedError, TurnedAwayError
 from rpcbench.rpc import petition
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.ends import Opener
 from rpcbench.transport.handshake import Identity
 from rpcbench.transport.host import host_id
 from rpcbench.transport.meeting import Meeting
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import IncompleteWorldError, RefusedError, TurnedAwayError
 
 HELD = RefusedError("worker1 does not let this process in: rank 0 is not unique: notebook has it already")
 LEADER = Identity("c", 1, "worker1", 0, host_id(), offer=3)

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import rpcbench.rpc as rpc
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import IncompleteWorldError, RpcError
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.rpc import world
 from rpcbench.rpc.rendezvous import meet
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.errors import IncompleteWorldError, RpcError
 
 pytestmark = pytest.mark.process
 SECONDS = 30.0

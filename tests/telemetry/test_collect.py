@@ -15,11 +15,11 @@ from worlds import config, until, world
 from rpcbench.agent import bus
 from rpcbench.agent.core import Agent
 from rpcbench.agent.publish import Publisher
+from rpcbench.base.config import LAST_WORDS_SECONDS
 from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.rpc.start import start_agent
 from rpcbench.telemetry import collect
 from rpcbench.telemetry.collect import Collector
-from rpcbench.words.config import LAST_WORDS_SECONDS
 
 
 @pytest.fixture

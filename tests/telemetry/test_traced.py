@@ -13,6 +13,7 @@ from worlds import config, until, world
 
 from rpcbench.agent import bus
 from rpcbench.agent.core import Agent
+from rpcbench.base.events import MESSAGES
 from rpcbench.rpc import remote, rpc_sync
 from rpcbench.rpc.start import start_agent
 from rpcbench.telemetry import collect, messages
@@ -21,7 +22,6 @@ from rpcbench.telemetry.collect import Collector
 from rpcbench.telemetry.messages import gather, messages_view
 from rpcbench.telemetry.trace import _since, trace
 from rpcbench.testing import Faults, install
-from rpcbench.words.events import MESSAGES
 
 Rows = list[dict[str, Any]]
 

@@ -12,10 +12,10 @@ from worlds import config, nothing_left, until
 
 from rpcbench.agent import current
 from rpcbench.agent.core import Agent
+from rpcbench.base.errors import ConnectionLostError, RpcTimeoutError
 from rpcbench.rpc import RRef, remote
 from rpcbench.rpc.start import start_agent
 from rpcbench.testing import Faults, install
-from rpcbench.words.errors import ConnectionLostError, RpcTimeoutError
 
 RETRY = 0.1
 _kept: list[RRef[Any]] = []

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import rpcbench.rpc as rpc
+from rpcbench.base.errors import ConnectionLostError, RpcTimeoutError
+from rpcbench.base.ids import Id
 from rpcbench.testing import FAULTY, KINDS, Faults, FaultyTensorPipeRpcBackendOptions, backend, faulty_options
 from rpcbench.wire import messages as m
-from rpcbench.words.errors import ConnectionLostError, RpcTimeoutError
-from rpcbench.words.ids import Id
 
 IDS = (Id(0, 0), Id(0, 1))
 MESSAGES = [

@@ -15,10 +15,10 @@ from worlds import nothing_left, until, world
 from rpcbench import autograd as dist_autograd
 from rpcbench.agent.core import Agent
 from rpcbench.agent.watchdog import Watchdog
+from rpcbench.base.errors import ConnectionLostError, RpcError, RpcTimeoutError
+from rpcbench.base.futures import Future
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.testing import Stepper
-from rpcbench.words.errors import ConnectionLostError, RpcError, RpcTimeoutError
-from rpcbench.words.futures import Future
 
 
 @pytest.fixture

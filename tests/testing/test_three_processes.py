@@ -14,9 +14,9 @@ from worlds import until
 
 import rpcbench
 from rpcbench.agent import current
+from rpcbench.base.errors import WorkerLostError
+from rpcbench.base.futures import Future
 from rpcbench.rpc import remote, rpc_async, rpc_sync
-from rpcbench.words.errors import WorkerLostError
-from rpcbench.words.futures import Future
 
 pytestmark = pytest.mark.process
 

@@ -14,11 +14,11 @@ import pytest
 from streams import SECRET, spawn
 from worlds import PATIENCE, until
 
+from rpcbench.base.errors import AuthenticationError, NotConnectedError
 from rpcbench.transport import ends, local, tcp
 from rpcbench.transport.handshake import Identity
 from rpcbench.transport.listener import SocketListener
 from rpcbench.transport.local import LocalListener
-from rpcbench.words.errors import AuthenticationError, NotConnectedError
 
 OPENER = ends.Opener(SECRET)
 HERE, THERE = Identity("c", 1, "worker1", 0), Identity("c", 0, "notebook", 0, epoch=5)

@@ -16,11 +16,11 @@ import msgpack
 import pytest
 from streams import AnySocket
 
+from rpcbench.base.errors import AuthenticationError, ProtocolError, RefusedError, VersionMismatch
 from rpcbench.transport import ends, handshake, versions
 from rpcbench.transport.ends import Opener
 from rpcbench.transport.handshake import RECORD, VERDICT, Handshake, Identity, Objection, dial, listen
 from rpcbench.transport.versions import HERE
-from rpcbench.words.errors import AuthenticationError, ProtocolError, RefusedError, VersionMismatch
 
 SECRET = b"s" * 32
 ALICE = Identity("digits", 1, "worker1", 3, "here")

@@ -20,11 +20,11 @@ import pytest
 from streams import spawn
 from worlds import PATIENCE
 
+from rpcbench.base.errors import ProtocolError
 from rpcbench.transport import shared
 from rpcbench.transport.arena import SIZE
 from rpcbench.transport.lane import LISTENS, NUMBERS, POSSIBLE, WORKS, Giver, Taker
 from rpcbench.transport.store import SHARED, Store
-from rpcbench.words.errors import ProtocolError
 
 NAME = 1 << 60
 DATA = memoryview(os.urandom(3 * SHARED))

@@ -14,6 +14,7 @@ import pytest
 from streams import ALL, KINDS, pair, spawn
 from worlds import PATIENCE, until
 
+from rpcbench.base.errors import NotConnectedError
 from rpcbench.transport import stream
 from rpcbench.transport.base import Stream
 from rpcbench.transport.sockets import SocketStream
@@ -21,7 +22,6 @@ from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.wire import frames
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import END, Frame, Limits, Parts
-from rpcbench.words.errors import NotConnectedError
 
 LARGE = bytes(range(256)) * (1 << 16)  # 16 MB: many times what a stream holds
 

@@ -12,11 +12,11 @@ import pytest
 from streams import SECRET, pair, spawn
 from worlds import PATIENCE
 
+from rpcbench.base.errors import AuthenticationError
 from rpcbench.transport import tls
 from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import Limits
-from rpcbench.words.errors import AuthenticationError
 
 
 def accepted(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[BaseException | None, BaseException | None]:

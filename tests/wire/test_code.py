@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 import torch
 
+from rpcbench.base import errors
+from rpcbench.base.errors import SerializationError
 from rpcbench.wire.body import Body
 from rpcbench.wire.identity import fingerprint
 from rpcbench.wire.pickling import Codec
-from rpcbench.words import errors
-from rpcbench.words.errors import SerializationError
 
 
 class Process:

@@ -17,13 +17,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rpcbench.base.errors import ProtocolError, SerializationError
 from rpcbench.wire import messages as m
 from rpcbench.wire import tensors
 from rpcbench.wire.body import Body
 from rpcbench.wire.control import pack, unpack
 from rpcbench.wire.pickling import Codec
 from rpcbench.wire.storages import INLINE
-from rpcbench.words.errors import ProtocolError, SerializationError
 
 LARGE = 1 << 33
 """More bytes than `little_memory` leaves."""

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rpcbench.base.errors import ProtocolError
 from rpcbench.wire.body import Body
 from rpcbench.wire.frames import (
     CHUNK,
@@ -20,7 +21,6 @@ from rpcbench.wire.frames import (
     encode_returned,
     encode_small,
 )
-from rpcbench.words.errors import ProtocolError
 
 LIMITS = Limits()
 SMALL = Limits(control=100, body=4000, buffers=4, streams=2)

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rpcbench.base.errors import ProtocolError
 from rpcbench.wire import ordinary, tensors
 from rpcbench.wire.devices import CPU_ONLY
 from rpcbench.wire.storages import INLINE, SMALL, Storages
-from rpcbench.words.errors import ProtocolError
 
 DTYPES = ("float32", "float64", "int64", "uint8", "bool", "complex64", "bfloat16")
 LARGE = [[INLINE // 4, 3], [SMALL // 4], [SMALL // 4 - 1], [INLINE // 9]]

@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 import torch
 
+from rpcbench.base import rebuild
+from rpcbench.base.errors import ProtocolError, RpcError, SerializationError, ShutdownError
 from rpcbench.wire import blame, holes, pickling
 from rpcbench.wire.body import Body
 from rpcbench.wire.code import MissingCodeError
 from rpcbench.wire.pickling import Codec, Encoded
 from rpcbench.wire.storages import INLINE
-from rpcbench.words import rebuild
-from rpcbench.words.errors import ProtocolError, RpcError, SerializationError, ShutdownError
 
 
 class Colour(enum.Enum):

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+from rpcbench.base.errors import ProtocolError
 from rpcbench.wire import pickling, plain
 from rpcbench.wire.body import Body
 from rpcbench.wire.code import MissingCodeError
 from rpcbench.wire.devices import CPU_ONLY
 from rpcbench.wire.pickling import Codec
-from rpcbench.words.errors import ProtocolError
 
 
 class Colour(enum.IntEnum):

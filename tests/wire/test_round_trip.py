@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from rpcbench.base.errors import SerializationError
 from rpcbench.wire.body import Body
 from rpcbench.wire.pickling import Codec
 from rpcbench.wire.storages import INLINE
-from rpcbench.words.errors import SerializationError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|BSR|BSC) tensor support is in beta"),

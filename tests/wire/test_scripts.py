@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from rpcbench.base.errors import SerializationError
 from rpcbench.wire import scripts
 from rpcbench.wire.code import MissingCodeError
 from rpcbench.wire.pickling import Codec
-from rpcbench.words.errors import SerializationError
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.[a-z_]*` is deprecated")
 

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rpcbench.base.errors import ProtocolError, SerializationError
 from rpcbench.wire import kinds, layouts, ordinary, tensors
 from rpcbench.wire.storages import INLINE, WORTH_PACKING
-from rpcbench.words.errors import ProtocolError, SerializationError
 
 DTYPES = sorted(ordinary.DTYPES)
 COMPRESSED = {torch.sparse_csr: (), torch.sparse_csc: (), torch.sparse_bsr: (2, 1), torch.sparse_bsc: (2, 1)}

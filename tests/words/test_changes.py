@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from worlds import PATIENCE
 
-from rpcbench.words import changes
-from rpcbench.words.changes import Changes, Flag
-from rpcbench.words.futures import Future
+from rpcbench.base import conditions
+from rpcbench.base.conditions import Changes, Flag
+from rpcbench.base.futures import Future
 
-TRACED = {changes.__file__, threading.__file__, contextlib.__file__}
+TRACED = {conditions.__file__, threading.__file__, contextlib.__file__}
 
 
 def spawn(job: Callable[[], object]) -> threading.Thread:
@@ -62,7 +62,7 @@ def test_a_signal_that_does_not_wake_the_main_thread_ends_its_wait(wait: Callabl
     assert main is not None
 
     def interrupt() -> None:
-        while sys._current_frames()[main].f_code is not changes.acquired.__code__:
+        while sys._current_frames()[main].f_code is not conditions.acquired.__code__:
             pass
         _thread.interrupt_main()
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from rpcbench.words.errors import CallCancelled
-from rpcbench.words.futures import Future, collect_all, wait_all
+from rpcbench.base.errors import CallCancelled
+from rpcbench.base.futures import Future, collect_all, wait_all
 
 
 def here(job: Callable[[], None]) -> None:

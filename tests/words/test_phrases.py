@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rpcbench.words.phrases import counted, nearest
+from rpcbench.base.errors import counted, nearest
 
 
 @pytest.mark.parametrize(

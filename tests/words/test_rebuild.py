@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rpcbench.words import rebuild
-from rpcbench.words.errors import ConnectionLostError, StageLostError
+from rpcbench.base import rebuild
+from rpcbench.base.errors import ConnectionLostError, StageLostError
 
 
 class KeywordsOnly(Exception):

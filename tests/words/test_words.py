@@ -4,10 +4,10 @@ import pickle
 
 import pytest
 
-from rpcbench.words import errors
-from rpcbench.words.config import WorldConfig
-from rpcbench.words.events import apply
-from rpcbench.words.ids import Counter, Id, check_name, global_id, worker_of
+from rpcbench.base import errors
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.events import apply
+from rpcbench.base.ids import Counter, Id, check_name, global_id, worker_of
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "x" * 128, "a/b", "é"])

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import torch
 
-from rpcbench.words.changes import acquired
-from rpcbench.words.rebuild import set_field, twin
+from rpcbench.base.conditions import acquired
+from rpcbench.base.rebuild import set_field, twin
 
 T = TypeVar("T")
 S = TypeVar("S")

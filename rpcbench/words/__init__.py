@@ -1,1 +1,0 @@
-"""Floor 0: the words every other floor speaks: errors, ids, events, futures, configuration. No I/O."""
