@@ -32,7 +32,7 @@ _HOMES = {
     "UnknownWorkerError": "rpcbench.base.errors",
     "WorkerLostError": "rpcbench.base.errors",
     "RRef": "rpcbench.rpc",
-    "register_reducer": "rpcbench.wire.pickling",
+    "register_reducer": "rpcbench.serialization.pickler",
     "panel": "rpcbench.panels",
     "trace": "rpcbench.telemetry.trace",
     "collectives": "rpcbench.telemetry.collective_timeline",

@@ -23,8 +23,8 @@ from rpcbench.base.errors import NOT_INITIALIZED, SerializationError, UnknownWor
 from rpcbench.base.futures import Future
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.rpc.api import arguments_of
-from rpcbench.wire.devices import Route
-from rpcbench.wire.pickling import register_reducer
+from rpcbench.serialization.pickler import register_reducer
+from rpcbench.serialization.tensor_types import Route
 
 __all__ = ["RemoteModule"]
 

@@ -26,7 +26,7 @@ FLOORS = {
     "base": 0,
     "wire": 1,
     "protocol": 2,
-    "transport": 3,
+    **dict.fromkeys(["serialization", "transport"], 3),
     "agent": 4,
     **dict.fromkeys(["rpc", "autograd", "optim", "nn", "pipeline", "distributed", "named"], 5),
     **dict.fromkeys(["launch", "worker"], 6),
@@ -39,15 +39,14 @@ _OUTSIDE = {"torch", "numpy", "socket", "selectors", "asyncio", "multiprocessing
 _CLOCKS = {"threading", "time"}
 PURE = {  # prefix of module name -> what it must not import
     "rpcbench.base": _OUTSIDE,
-    "rpcbench.wire.messages": _OUTSIDE | _CLOCKS,
-    "rpcbench.wire.frames": _OUTSIDE | _CLOCKS,
+    "rpcbench.wire": _OUTSIDE | _CLOCKS,
     "rpcbench.protocol": _OUTSIDE | _CLOCKS,
 }
 NOT_PURE = {"rpcbench.base.futures"}  # is torch's Future
 LOADED_BY_OTHERS = _CLOCKS | {"selectors", "subprocess"}  # what the standard library loads says nothing of us
 
 UNPICKLERS = {  # all but the first: files of the user's own
-    "rpcbench.wire.pickling", "rpcbench.optim.files",
+    "rpcbench.serialization.pickler", "rpcbench.optim.files",
 }  # fmt: skip
 UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "torch", "joblib"}
 
@@ -192,7 +191,7 @@ def headless(root: Path) -> list[str]:
 
 
 def unpickling(root: Path) -> list[str]:
-    """Loads of pickles outside the wire floor: everything read elsewhere may come from a stranger."""
+    """Loads of pickles outside the pickler: everything read elsewhere may come from a stranger."""
     return [
         f"{name}:{line} unpickles"
         for name, module in modules(root).items()
@@ -320,7 +319,7 @@ CASES: list[tuple[Rule, dict[str, str], str]] = [
     (circles, {"rpc/a.py": "from rpcbench.nn import x", "nn.py": "def f():\n    import rpcbench.rpc.a"}, "nn, "),
     (impure, {"protocol/a.py": "import torch.nn"}, "protocol.a:1 imports torch.nn"),
     (impure, {"protocol/a.py": "def f():\n    from time import monotonic"}, "protocol.a:2 imports time"),
-    (impure, {"wire/frames.py": "import threading"}, "wire.frames:1 imports threading"),
+    (impure, {"wire/framing.py": "import threading"}, "wire.framing:1 imports threading"),
     (impure, {"base/ids.py": "import socket"}, "base.ids:1 imports socket"),
     (impure_when_loaded, {"protocol/a.py": "import rpcbench.agent", "agent.py": "import asyncio"}, "loads asyncio"),
     (too_long, {"rpc/a.py": "x = 1\n" * 601}, "rpc.a: 601 lines"),
@@ -361,9 +360,9 @@ def test_a_clean_tree_breaks_no_rule(tmp_path: Path) -> None:
     _plant(
         tmp_path,
         {
-            "wire/pickling.py": pickling,
+            "serialization/pickler.py": pickling,
             "protocol/calls.py": '"""Pure."""\nimport enum\n',
-            "agent.py": '"""Uses the wire."""\nfrom rpcbench.wire import pickling\n__all__ = ["pickling"]\n',
+            "agent.py": '"""Loads a pickle."""\nfrom rpcbench.serialization import pickler\n',
         },
     )
     assert {rule.__name__: rule(tmp_path) for rule in RULES} == {rule.__name__: [] for rule in RULES}

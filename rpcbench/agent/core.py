@@ -52,7 +52,7 @@ from rpcbench.transport.base import Link, Transmit
 from rpcbench.transport.host import host_id
 from rpcbench.transport.memory import MemoryConnection
 from rpcbench.wire import messages as m
-from rpcbench.wire.control import pack
+from rpcbench.wire.encoding import pack
 
 P = TypeVar("P")
 _new = tuple.__new__  # a step less than the class itself takes

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rpcbench.base.ids import Id
-from rpcbench.wire.devices import Route
+from rpcbench.serialization.tensor_types import Route
 from rpcbench.wire.messages import Gradients, Scope, WalkFailed
 
 if TYPE_CHECKING:

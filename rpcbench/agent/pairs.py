@@ -10,8 +10,8 @@ from rpcbench.agent.roster import Roster
 from rpcbench.protocol.life import Verdict
 from rpcbench.protocol.membership import Membership
 from rpcbench.transport.handshake import Identity, Objection
-from rpcbench.wire.control import unpack
-from rpcbench.wire.frames import Frame
+from rpcbench.wire.encoding import unpack
+from rpcbench.wire.framing import Frame
 
 
 class Pairs:

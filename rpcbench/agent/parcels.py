@@ -19,8 +19,7 @@ import torch
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.values import Values
 from rpcbench.protocol.effects import Came, Undelivered
-from rpcbench.wire.body import Body
-from rpcbench.wire.messages import Parcel, Scope
+from rpcbench.wire.messages import Body, Parcel, Scope
 
 _new = tuple.__new__  # a step less than the class itself takes
 Place = tuple[int, ...]

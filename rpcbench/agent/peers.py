@@ -33,8 +33,8 @@ from rpcbench.transport.handshake import NEWCOMER, Identity, Objection
 from rpcbench.transport.host import host_id
 from rpcbench.transport.meeting import Meeting
 from rpcbench.transport.stream import Ending, StreamConnection
-from rpcbench.wire.body import Body
-from rpcbench.wire.frames import Frame, Limits
+from rpcbench.wire.framing import Frame, Limits
+from rpcbench.wire.messages import Body
 
 
 class Listens(Told, Protocol):

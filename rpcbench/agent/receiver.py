@@ -40,7 +40,7 @@ from rpcbench.base.errors import ProtocolError
 from rpcbench.base.futures import Waits
 from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.transport.waiting import AdaptiveSpin, Watch
-from rpcbench.wire.frames import Frame
+from rpcbench.wire.framing import Frame
 
 _UNHANDLED = Ending("what it sent could not be handled", False)
 _LONGEST_SECONDS = 0.1

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from rpcbench.agent import placement
 from rpcbench.protocol.node import Node
-from rpcbench.wire.devices import CPU_ONLY, Route
+from rpcbench.serialization.tensor_types import CPU_ONLY, Route
 from rpcbench.wire.messages import Member
 
 Ask = Callable[[Callable[[Node], dict[int, Member]]], dict[int, Member]]

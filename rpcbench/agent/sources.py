@@ -18,7 +18,7 @@ from typing import Any
 from rpcbench.agent.channels import Channels
 from rpcbench.agent.roster import GONE, Roster
 from rpcbench.base.errors import RpcError
-from rpcbench.wire.identity import fingerprint, importable, load_packages_of
+from rpcbench.serialization.importable import fingerprint, importable, load_packages_of
 
 _ASK, _DIFFERS = "source", "source differs"
 _MOST_WRAPPERS = 100

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rpcbench.wire.body import Body
-from rpcbench.wire.messages import Message, Notice
+from rpcbench.wire.messages import Body, Message, Notice
 
 
 class Traced(NamedTuple):

@@ -28,9 +28,8 @@ from rpcbench.base.errors import ProtocolError, RpcError, WorkerLostError
 from rpcbench.base.futures import Future
 from rpcbench.base.ids import Id
 from rpcbench.protocol.node import Node
-from rpcbench.wire.body import Body
-from rpcbench.wire.messages import Fork, Origin, Scope
-from rpcbench.wire.pickling import Codec
+from rpcbench.serialization.pickler import Codec
+from rpcbench.wire.messages import Body, Fork, Origin, Scope
 
 if TYPE_CHECKING:
     import torch

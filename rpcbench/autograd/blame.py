@@ -7,8 +7,8 @@ from typing import Any
 from rpcbench.base.errors import RemoteError, RpcError, WorkerLostError
 from rpcbench.base.ids import Id
 from rpcbench.base.rebuild import fill, remade, set_field, story, words
+from rpcbench.serialization.pickler import Codec
 from rpcbench.wire.messages import EMPTY, WalkFailed
-from rpcbench.wire.pickling import Codec
 
 
 def failure_of(error: BaseException, context: int, walk: Id, worker: int, codec: Codec) -> WalkFailed:

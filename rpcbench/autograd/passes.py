@@ -23,9 +23,8 @@ from rpcbench.autograd.told import Told
 from rpcbench.base.futures import blocked
 from rpcbench.base.ids import Counter, Id, worker_of
 from rpcbench.protocol.records import ROOT
-from rpcbench.wire.body import Body
-from rpcbench.wire.devices import Route
-from rpcbench.wire.messages import Gradients, WalkFailed
+from rpcbench.serialization.tensor_types import Route
+from rpcbench.wire.messages import Body, Gradients, WalkFailed
 
 Job = Callable[[], object]
 

@@ -12,7 +12,7 @@ from rpcbench.autograd.gradients import LeafGradients
 from rpcbench.autograd.graph import Ends
 from rpcbench.autograd.regions import LocalPass
 from rpcbench.base.ids import Id
-from rpcbench.wire.devices import Route
+from rpcbench.serialization.tensor_types import Route
 
 Grads = list["Tensor | None"]
 

@@ -33,7 +33,7 @@ from rpcbench.autograd.told import Told
 from rpcbench.base.ids import Counter, Id, first_serial, global_id
 from rpcbench.protocol.node import Node
 from rpcbench.protocol.records import Sent
-from rpcbench.wire.devices import Route
+from rpcbench.serialization.tensor_types import Route
 from rpcbench.wire.messages import Scope
 
 _new = tuple.__new__  # a step less than the class itself takes

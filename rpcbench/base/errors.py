@@ -10,7 +10,7 @@
         ├── UnknownWorkerError        (also ValueError) no such worker: a typing error of the caller
         ├── NoOverloadError           (also TypeError) an operator of torch that does not take these arguments
         ├── SerializationError        (also TypeError) an argument or result that cannot travel
-        │   ├── MissingCodeError      (also AttributeError) the other side lacks a function or class; wire.code has it
+        │   ├── MissingCodeError      (also AttributeError) the other side lacks a function or class of the sender's
         │   └── MessageTooLarge       (also ProtocolError) more bytes or tensors than one message may carry
         ├── RemoteError               what stands behind a user's error: worker and remote traceback; its `cause`
         ├── DeadlockError             calls that wait for each other in a circle

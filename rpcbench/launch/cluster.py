@@ -41,10 +41,10 @@ from rpcbench.launch.workforce import START_SECONDS, Workforce, cluster
 from rpcbench.protocol.life import SILENT
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.rpc.start import start_agent
+from rpcbench.serialization.tensor_types import Name
 from rpcbench.transport.facing import bind, outward
 from rpcbench.transport.host import host_id
 from rpcbench.transport.rundir import RunDirectory
-from rpcbench.wire.devices import Name
 
 if TYPE_CHECKING:
     from rpcbench.launch.joined import Joined

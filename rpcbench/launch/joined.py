@@ -32,8 +32,8 @@ from rpcbench.rpc import rendezvous
 from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.rpc.start import join
+from rpcbench.serialization.tensor_types import Name
 from rpcbench.transport.host import host_id
-from rpcbench.wire.devices import Name
 
 JOIN_SECONDS = 10.0
 _KILL_SECONDS = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rpcbench.base.ids import Id
-from rpcbench.wire.messages import (
+from rpcbench.wire.messages import (  # fmt: skip
     Call,
     Create,
     Failure,
@@ -17,7 +17,7 @@ from rpcbench.wire.messages import (
     Parcel,
     Result,
     WalkFailed,
-)  # fmt: skip
+)
 
 
 class Send(NamedTuple):

@@ -22,8 +22,7 @@ from rpcbench.base.ids import Id, worker_of
 from rpcbench.protocol.effects import Accumulate, Effects, Explore, ForgetWalk, Propagate, WalkEnded
 from rpcbench.protocol.records import ROOT, Context, Question, Tally, Walk
 from rpcbench.protocol.rrefs import Outbox
-from rpcbench.wire.body import Body
-from rpcbench.wire.messages import EMPTY, Awaited, Discover, Discovered, Gradients, Settled, WalkFailed
+from rpcbench.wire.messages import EMPTY, Awaited, Body, Discover, Discovered, Gradients, Settled, WalkFailed
 
 _FOREIGN = (
     "the roots depend on a tensor that was received in another autograd context: make all calls of a pass in one "

@@ -12,8 +12,8 @@ import torch
 from rpcbench.agent.handles import Handle
 from rpcbench.base.errors import RpcError
 from rpcbench.rpc.agent import _get_current_rpc_agent
-from rpcbench.wire.body import Body
-from rpcbench.wire.pickling import Codec
+from rpcbench.serialization.pickler import Codec
+from rpcbench.wire.messages import Body
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "_get_current_rpc_agent", "deserialize", "serialize"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rpcbench.agent import current
 from rpcbench.agent.serve import ASYNC_MARK, Later
-from rpcbench.wire.code import MissingCodeError
+from rpcbench.serialization.closures import MissingCodeError
 
 _MAIN = "__main__"
 

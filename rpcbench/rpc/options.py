@@ -14,7 +14,7 @@ import torch
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.rpc.constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
-from rpcbench.wire.devices import CPU, Name, device_of
+from rpcbench.serialization.tensor_types import CPU, Name, device_of
 
 
 class RpcBackendOptions:

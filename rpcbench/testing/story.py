@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rpcbench.base.ids import Id
-from rpcbench.wire.body import Body
+from rpcbench.wire.messages import Body
 
 
 def line(value: Any) -> str:

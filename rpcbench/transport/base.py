@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rpcbench.transport.store import Store
-from rpcbench.wire.body import Body
-from rpcbench.wire.frames import Parts
-from rpcbench.wire.messages import Message
+from rpcbench.wire.framing import Parts
+from rpcbench.wire.messages import Body, Message
 
 
 class Stream(Protocol):

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from rpcbench.base.errors import ProtocolError, counted
 from rpcbench.transport.bells import Bell, Ear
-from rpcbench.wire.frames import Memory
+from rpcbench.wire.framing import Memory
 
 POSSIBLE = hasattr(os, "eventfd") and Path("/proc/self/fd").is_dir() and platform.machine() in ("x86_64", "AMD64")
 AWAY, WORKS, LISTENS = range(3)

@@ -6,8 +6,8 @@ import collections
 import threading
 from collections.abc import Callable
 
-from rpcbench.wire.body import Body
-from rpcbench.wire.frames import Frame
+from rpcbench.wire.framing import Frame
+from rpcbench.wire.messages import Body
 
 
 class MemoryConnection:

@@ -13,7 +13,7 @@ import sys
 
 from rpcbench.transport.store import Store
 from rpcbench.transport.waiting import Watch
-from rpcbench.wire.frames import Parts
+from rpcbench.wire.framing import Parts
 
 _MOST_PARTS = 512
 _ACKNOWLEDGED = 56 if sys.platform == "linux" else 0

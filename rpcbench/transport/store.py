@@ -23,7 +23,7 @@ from rpcbench.transport.arena import Arena, Loans
 from rpcbench.transport.bells import Bell, Ear
 from rpcbench.transport.lane import Giver, Taker
 from rpcbench.transport.reused import Reused
-from rpcbench.wire.frames import Memory
+from rpcbench.wire.framing import Memory
 
 SHARED = 16 << 10
 """Messages with less than this many bytes in buffers go through the socket."""

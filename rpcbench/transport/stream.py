@@ -29,8 +29,7 @@ from rpcbench.base.errors import NotConnectedError, ProtocolError
 from rpcbench.base.futures import Waits, step_aside
 from rpcbench.transport.base import Stream
 from rpcbench.transport.waiting import Watch
-from rpcbench.wire.body import Body
-from rpcbench.wire.frames import (
+from rpcbench.wire.framing import (
     BEAT,
     END,
     Decoder,
@@ -44,6 +43,7 @@ from rpcbench.wire.frames import (
     encode_small,
     raw,
 )
+from rpcbench.wire.messages import Body
 
 _HELD_BACK = 64 << 20
 _MOST_PARTS = 512

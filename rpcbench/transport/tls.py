@@ -23,7 +23,7 @@ from rpcbench.base.errors import AuthenticationError
 from rpcbench.transport import tcp
 from rpcbench.transport.base import Stream
 from rpcbench.transport.sockets import SocketStream
-from rpcbench.wire.frames import Parts
+from rpcbench.wire.framing import Parts
 
 _PIECE = 1 << 18
 _BEGIN, _END = (datetime.datetime(year, 1, 1, tzinfo=datetime.UTC) for year in (2000, 9999))

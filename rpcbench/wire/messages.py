@@ -1,16 +1,108 @@
-"""Every message that crosses the wire; `control` has its form as bytes.
+"""Every message that crosses the wire, and the check of the fields that a peer sends; `encoding` has its form as bytes.
 
-Fields are plain numbers, strings and tuples. Only user data (`body`) holds a pickle, which nobody opens before the peer
-has proved that it knows the secret; protocol machines never look into it.
+Guarantees
+- Fields are numbers, strings, bytes, named tuples, or tuples of any of these. `rebuild` checks what a peer sends
+  against the annotations of the tuple before it makes one.
+- Only user data (`Body`) holds a pickle: with numbered by-reference slots, the table of its tensors, and their raw
+  bytes. Nobody opens it before the peer has proved that it knows the secret; the protocol never looks into it.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Callable, Sequence
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from rpcbench.base.errors import ProtocolError
 from rpcbench.base.ids import Id
-from rpcbench.wire import fields
-from rpcbench.wire.body import Body
+
+_Make = Callable[[Any], Any]
+"""What a field holds, made of what a peer says."""
+
+
+class _Fields(NamedTuple):
+    """How a kind is made: the types that its fields may have, and (place, make) of those that are made of others."""
+
+    types: frozenset[tuple[type, ...]]
+    made: tuple[tuple[int, _Make], ...]
+
+
+_FIELDS: dict[type[Any], _Fields] = {}
+_new_tuple = tuple.__new__
+
+
+def know(*kinds: type[Any]) -> None:
+    """Named tuples that may come; first those that others are made of."""
+    for kind in kinds:
+        hints = get_type_hints(kind)
+        found = [_field(hints[name]) for name in kind._fields if name != "body"]
+        types = frozenset(itertools.product(*[types for types, _ in found]))
+        _FIELDS[kind] = _Fields(types, tuple([(place, make) for place, (_, make) in enumerate(found) if make]))
+
+
+def rebuild(kind: type[Any], values: Any) -> Sequence[Any]:
+    """The fields of a kind that is known. ProtocolError where they are not."""
+    types, made = _FIELDS[kind]
+    if type(values) is not tuple or tuple(map(type, values)) not in types:
+        raise ProtocolError(f"no {kind.__name__} is made of {_shape(values)}")
+    if not made:
+        return values
+    found = [*values]
+    for place, make in made:
+        if (value := found[place]) is not None:
+            found[place] = make(value)
+    return found
+
+
+def _field(hint: Any) -> tuple[set[type], _Make | None]:
+    """The types that a field may come with, and how it is made if it is not as it comes."""
+    types: set[type] = set()
+    make = None
+    for option in get_args(hint) if isinstance(hint, UnionType) else (hint,):
+        if get_origin(option) is tuple:
+            make = _many(get_args(option)[0])
+        elif hasattr(option, "_fields"):
+            make = _one(option)
+        else:
+            types |= {float, int} if option is float else {option}
+    return (types | {tuple} if make else types), make
+
+
+def _one(kind: type[Any]) -> _Make:
+    assert kind in _FIELDS, f"{kind.__name__} is to be known before what it is part of"
+    return lambda value: _new_tuple(kind, rebuild(kind, value))
+
+
+def _many(kind: type[Any]) -> _Make:
+    if hasattr(kind, "_fields"):
+        one = _one(kind)
+        return lambda value: tuple([one(item) for item in value])
+
+    def same(value: Any) -> Any:
+        if not {kind}.issuperset(map(type, value)):
+            raise ProtocolError(f"a {_shape(value)} is no tuple of {kind.__name__}")
+        return value
+
+    return same
+
+
+def _shape(value: Any) -> str:
+    if type(value) is not tuple:
+        return type(value).__name__
+    return f"({', '.join([type(item).__name__ for item in value])})"
+
+
+class Body(NamedTuple):
+    """Opaque to everything but the codec.
+
+    `buffers` are views of tensor memory on the sending side (nothing is copied) and writable buffers, owned by nobody
+    else, on the receiving side.
+    """
+
+    payload: bytes
+    tensors: bytes
+    buffers: Sequence[memoryview | bytearray | bytes]
 
 
 class Fork(NamedTuple):
@@ -369,7 +461,7 @@ KINDS: tuple[type[Any], ...] = (
 UNHURRIED: frozenset[type[Any]] = frozenset((ChildAccept, UserDelete, ReleaseContext, ForkAccept))
 """Kinds of messages that nobody may be waiting for, see `unhurried`."""
 EMPTY = Body(b"", b"", [])
-fields.know(Id, Fork, Scope, Origin, Awaited, Settled, Device, Mapped, Devices, Member, Loss, Past, *KINDS)
+know(Id, Fork, Scope, Origin, Awaited, Settled, Device, Mapped, Devices, Member, Loss, Past, *KINDS)
 
 
 def unhurried(message: Message) -> bool:

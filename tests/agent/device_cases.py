@@ -13,9 +13,9 @@ from rpcbench.agent import current
 from rpcbench.base.errors import SerializationError
 from rpcbench.nn import RemoteModule
 from rpcbench.rpc.start import start_agent
-from rpcbench.wire.devices import Route
-from rpcbench.wire.pickling import Codec
-from rpcbench.wire.storages import INLINE
+from rpcbench.serialization.pickler import Codec
+from rpcbench.serialization.tensor_types import Route
+from rpcbench.serialization.tensors import INLINE
 from tests import fake_device
 from tests.worlds import config, mapped, nothing_left, until
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import rpcbench.autograd as dist_autograd
-from rpcbench.wire.devices import Route
-from rpcbench.wire.pickling import Codec
+from rpcbench.serialization.pickler import Codec
+from rpcbench.serialization.tensor_types import Route
 from tests.worlds import mapped
 
 pytestmark = [

@@ -27,9 +27,8 @@ from rpcbench.rpc import remote, rpc_async, rpc_sync
 from rpcbench.transport.base import Link
 from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.transport.waiting import Watch
-from rpcbench.wire.body import Body
-from rpcbench.wire.frames import Frame
-from rpcbench.wire.messages import EMPTY
+from rpcbench.wire.framing import Frame
+from rpcbench.wire.messages import EMPTY, Body
 
 _gate = threading.Event()
 _held: list[str] = []

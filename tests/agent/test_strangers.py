@@ -27,8 +27,8 @@ from rpcbench.transport import ends, tcp
 from rpcbench.transport.base import Stream
 from rpcbench.transport.ends import Opener
 from rpcbench.transport.handshake import Identity, dial
-from rpcbench.wire.body import Body
-from rpcbench.wire.frames import Decoder, Limits, encode
+from rpcbench.wire.framing import Decoder, Limits, encode
+from rpcbench.wire.messages import Body
 
 KINDS = ["unix", "tcp", "tls"]
 SMALL = Limits(control=1 << 16, body=1 << 20, buffers=64, streams=8)

@@ -10,7 +10,7 @@ import pytest
 from rpcbench.autograd.blame import failure_of, raised
 from rpcbench.base.errors import RemoteError, RpcError
 from rpcbench.base.ids import Id
-from rpcbench.wire.pickling import Codec
+from rpcbench.serialization.pickler import Codec
 
 
 class KeywordsOnly(Exception):

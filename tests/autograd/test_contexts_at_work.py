@@ -23,7 +23,7 @@ from rpcbench.base.errors import MessageTooLarge, RpcError
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.rpc import RRef, functions, remote, rpc_async, rpc_sync
 from rpcbench.rpc.start import start_agent
-from rpcbench.wire.frames import Limits
+from rpcbench.wire.framing import Limits
 
 
 @pytest.fixture

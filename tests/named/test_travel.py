@@ -19,8 +19,8 @@ from rpcbench.base.errors import RemoteError
 from rpcbench.named import NamedTensor, NamesError
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.rpc import RRef, remote, rpc_sync
-from rpcbench.wire.code import MissingCodeError
-from rpcbench.wire.pickling import Codec
+from rpcbench.serialization.closures import MissingCodeError
+from rpcbench.serialization.pickler import Codec
 
 
 @pytest.fixture

@@ -28,10 +28,10 @@ from rpcbench.pipeline.lanes import Lanes
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.mail import CREDITS, ENDS, Mail
 from rpcbench.pipeline.slots import ALL, FORWARD, MINE, Slot, Slots
+from rpcbench.serialization import tensor_types
 from rpcbench.testing import Faults
 from rpcbench.transport import lane
 from rpcbench.transport.lane import AWAY, PLACES, ROOM, WORKS
-from rpcbench.wire import devices
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(not lane.POSSIBLE, reason="no lanes here")]
 HOMES = Homes({0: 1, 1: 2}, (1,), 0)
@@ -582,7 +582,7 @@ def test_what_is_of_a_later_step_waits_for_it(pair: Pair, went: Counter[bool]) -
 
 def test_what_a_map_sends_to_a_device_goes_as_a_message(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     lanes = Lanes(pair.agents[0], "pipe")
-    route = devices.Route({devices.CPU: torch.device("cuda:0")}, "")
+    route = tensor_types.Route({tensor_types.CPU: torch.device("cuda:0")}, "")
     monkeypatch.setattr(pair.agents[0].values.routes, "to", lambda to, answer: route)
     before = len(ties(*pair.agents)[0].store._lanes)
     assert not lanes.give(2, Slot(1, FORWARD, 1, 0, 0), (torch.ones(1),))

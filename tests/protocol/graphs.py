@@ -20,7 +20,7 @@ from rpcbench.base.ids import Id, global_id
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.records import ROOT, Sent
 from rpcbench.wire import messages as m
-from rpcbench.wire.body import Body
+from rpcbench.wire.messages import Body
 
 OPS: list[Callable[[Tensor, Tensor], Sequence[Tensor]]] = [
     lambda a, b: [torch.sin(a) * b],

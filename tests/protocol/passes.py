@@ -18,7 +18,7 @@ from rpcbench.base.ids import Id, global_id, worker_of
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.records import ROOT, Sent
 from rpcbench.wire import messages as m
-from rpcbench.wire.body import Body
+from rpcbench.wire.messages import Body
 
 WITH_TENSORS = Body(b"tensors", b"", [])
 

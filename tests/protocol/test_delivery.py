@@ -11,7 +11,7 @@ from rpcbench.base.ids import Id
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
-from rpcbench.wire.body import Body
+from rpcbench.wire.messages import Body
 
 MEMBERS = tuple(m.Member(id_, f"worker{id_}", 0, "") for id_ in range(3))
 NOTICE = m.Notice("test", b"")

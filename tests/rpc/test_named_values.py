@@ -15,7 +15,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.base.errors import ProtocolError, RpcError, WorkerLostError
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.rpc.rref_proxy import run_there
-from rpcbench.wire.pickling import _REDUCERS
+from rpcbench.serialization.pickler import _REDUCERS
 
 
 @pytest.fixture

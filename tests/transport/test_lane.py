@@ -19,7 +19,7 @@ from rpcbench.base.errors import ProtocolError
 from rpcbench.transport import lane
 from rpcbench.transport.bells import Bell, Ear
 from rpcbench.transport.lane import AWAY, LISTENS, NUMBERS, PLACES, ROOM, SIZE, WORKS, Giver, Taker, is_there
-from rpcbench.wire.frames import Memory
+from rpcbench.wire.framing import Memory
 
 pytestmark = pytest.mark.skipif(not lane.POSSIBLE, reason="no lanes here")
 NAME = 1 << 60

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 
 from rpcbench.transport.memory import MemoryConnection
-from rpcbench.wire.body import Body
-from rpcbench.wire.frames import Frame
+from rpcbench.wire.framing import Frame
+from rpcbench.wire.messages import Body
 
 PATIENCE = 20.0
 

@@ -19,9 +19,9 @@ from rpcbench.transport import stream
 from rpcbench.transport.base import Stream
 from rpcbench.transport.sockets import SocketStream
 from rpcbench.transport.stream import Ending, StreamConnection
-from rpcbench.wire import frames
-from rpcbench.wire.body import Body
-from rpcbench.wire.frames import END, Frame, Limits, Parts
+from rpcbench.wire import framing
+from rpcbench.wire.framing import END, Frame, Limits, Parts
+from rpcbench.wire.messages import Body
 
 LARGE = bytes(range(256)) * (1 << 16)  # 16 MB: many times what a stream holds
 
@@ -97,9 +97,9 @@ def test_both_ends_send_more_than_the_sockets_hold(ends: tuple[End, End], may_wa
     for sender in senders:
         sender.join(PATIENCE)
     for end in ends:
-        frames = [end.next() for _ in range(16)]
-        assert sorted(frame.control for frame in frames) == [b"call"] * 8 + [b"echo"] * 8
-        assert all(frame.body.buffers == [LARGE] for frame in frames)
+        framing = [end.next() for _ in range(16)]
+        assert sorted(frame.control for frame in framing) == [b"call"] * 8 + [b"echo"] * 8
+        assert all(frame.body.buffers == [LARGE] for frame in framing)
 
 
 class AlwaysFull(SocketStream):
@@ -114,7 +114,7 @@ class AlwaysFull(SocketStream):
 @pytest.mark.parametrize("may_wait", [True, False])
 def test_a_line_may_be_full_as_often_as_it_likes(monkeypatch: pytest.MonkeyPatch, may_wait: bool) -> None:
     """Before each of more pieces of a message than Python has room for calls inside each other."""
-    monkeypatch.setattr(frames, "CHUNK", 1 << 12)
+    monkeypatch.setattr(framing, "CHUNK", 1 << 12)
     left, right = socket.socketpair()
     one, other = End(AlwaysFull(left)), End(SocketStream(right))
     other.read()

@@ -15,8 +15,8 @@ from worlds import PATIENCE
 from rpcbench.base.errors import AuthenticationError
 from rpcbench.transport import tls
 from rpcbench.transport.stream import Ending, StreamConnection
-from rpcbench.wire.body import Body
-from rpcbench.wire.frames import Limits
+from rpcbench.wire.framing import Limits
+from rpcbench.wire.messages import Body
 
 
 def accepted(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[BaseException | None, BaseException | None]:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from rpcbench.wire.captured import WORTH_A_WARNING, weight
-from rpcbench.wire.pickling import Codec
+from rpcbench.serialization.diagnostics import WORTH_A_WARNING, weight
+from rpcbench.serialization.pickler import Codec
 
 MB = 1 << 20
 LARGE = torch.zeros(5 * MB, dtype=torch.uint8)

@@ -22,9 +22,9 @@ import torch
 
 from rpcbench.base import errors
 from rpcbench.base.errors import SerializationError
-from rpcbench.wire.body import Body
-from rpcbench.wire.identity import fingerprint
-from rpcbench.wire.pickling import Codec
+from rpcbench.serialization.importable import fingerprint
+from rpcbench.serialization.pickler import Codec
+from rpcbench.wire.messages import Body
 
 
 class Process:
@@ -550,7 +550,7 @@ def run(script: Path, *arguments: str, **environment: str) -> str:
 
 def test_fingerprints_are_the_same_in_every_process(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
-    show = "from rpcbench.wire.identity import fingerprint\nprint(fingerprint(f), fingerprint(A))"
+    show = "from rpcbench.serialization.importable import fingerprint\nprint(fingerprint(f), fingerprint(A))"
     script.write_text("\n".join([BASE, CLASS, show]))
     outputs = {run(script, PYTHONHASHSEED=seed) for seed in ("1", "2")}
     assert len(outputs) == 1
@@ -559,7 +559,7 @@ def test_fingerprints_are_the_same_in_every_process(tmp_path: Path) -> None:
 
 SENDER = """
 import pathlib, sys
-from rpcbench.wire.pickling import Codec
+from rpcbench.serialization.pickler import Codec
 class Job:
     def __init__(self, n): self.n = n
     def run(self): return {factor} * self.n
@@ -570,8 +570,8 @@ if __name__ == "__main__":
 """
 RECEIVER = """
 import pathlib, sys
-from rpcbench.wire.body import Body
-from rpcbench.wire.pickling import Codec
+from rpcbench.wire.messages import Body
+from rpcbench.serialization.pickler import Codec
 function, args = Codec().decode(Body(pathlib.Path(sys.argv[1]).read_bytes(), b"", []))
 print(*function(*args), type(args[0]) is globals().get("Job"))
 """

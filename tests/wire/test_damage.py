@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpcbench.base.errors import ProtocolError, SerializationError
+from rpcbench.serialization import tensors
+from rpcbench.serialization.pickler import Codec
+from rpcbench.serialization.tensors import INLINE
 from rpcbench.wire import messages as m
-from rpcbench.wire import tensors
-from rpcbench.wire.body import Body
-from rpcbench.wire.control import pack, unpack
-from rpcbench.wire.pickling import Codec
-from rpcbench.wire.storages import INLINE
+from rpcbench.wire.encoding import pack, unpack
+from rpcbench.wire.messages import Body
 
 LARGE = 1 << 33
 """More bytes than `little_memory` leaves."""

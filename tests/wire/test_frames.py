@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpcbench.base.errors import ProtocolError
-from rpcbench.wire.body import Body
-from rpcbench.wire.frames import (
+from rpcbench.wire.framing import (
     CHUNK,
     HEAD,
     Decoder,
@@ -21,6 +20,7 @@ from rpcbench.wire.frames import (
     encode_returned,
     encode_small,
 )
+from rpcbench.wire.messages import Body
 
 LIMITS = Limits()
 SMALL = Limits(control=100, body=4000, buffers=4, streams=2)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rpcbench.base.errors import ProtocolError
 from rpcbench.base.ids import Id
 from rpcbench.wire import messages as m
-from rpcbench.wire.body import Body
-from rpcbench.wire.control import pack, unpack
+from rpcbench.wire.encoding import pack, unpack
+from rpcbench.wire.messages import Body
 
 BODY = Body(b"payload", b"tensors", [b"buffer"])
 NUMBERS = st.integers(-(1 << 63), (1 << 64) - 1)

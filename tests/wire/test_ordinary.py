@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpcbench.base.errors import ProtocolError
-from rpcbench.wire import ordinary, tensors
-from rpcbench.wire.devices import CPU_ONLY
-from rpcbench.wire.storages import INLINE, SMALL, Storages
+from rpcbench.serialization import tensors
+from rpcbench.serialization.tensor_types import CPU_ONLY
+from rpcbench.serialization.tensors import INLINE, SMALL, Storages
 
 DTYPES = ("float32", "float64", "int64", "uint8", "bool", "complex64", "bfloat16")
 LARGE = [[INLINE // 4, 3], [SMALL // 4], [SMALL // 4 - 1], [INLINE // 9]]
@@ -40,17 +40,17 @@ with warnings.catch_warnings():
 @st.composite
 def plain(draw: st.DrawFn) -> torch.Tensor:
     shape = draw(st.one_of(st.lists(st.integers(1, 5), max_size=3), st.sampled_from(LARGE)))
-    made = torch.ones(shape).to(ordinary.DTYPES[draw(st.sampled_from(DTYPES[:-1]))])
+    made = torch.ones(shape).to(tensors.DTYPES[draw(st.sampled_from(DTYPES[:-1]))])
     return made.requires_grad_((made.is_floating_point() or made.is_complex()) and draw(st.booleans()))
 
 
 @given(st.lists(plain(), max_size=4))
 def test_both_ways_write_the_same_bytes(sent: list[torch.Tensor]) -> None:
-    quickly = ordinary.encode(sent)
+    quickly = tensors.encode_dense(sent)
     assert quickly == tensors._encode(sent, Storages(CPU_ONLY)) and quickly is not None
     table, buffers = quickly
     assert all(buffer.readonly for buffer in buffers), "the sender's own memory"
-    found = ordinary.decode(*msgpack.unpackb(table), [bytearray(buffer) for buffer in buffers])
+    found = tensors.decode_dense(*msgpack.unpackb(table), [bytearray(buffer) for buffer in buffers])
     assert found is not None and found[1] == len(buffers)
     received, _ = found
     for before, after in zip(sent, received, strict=True):
@@ -62,7 +62,7 @@ def test_both_ways_write_the_same_bytes(sent: list[torch.Tensor]) -> None:
 def test_what_is_larger_goes_into_the_table_until_that_is_large() -> None:
     most, small = INLINE // 2 - 1, SMALL - 1
     sent = [torch.ones(size, dtype=torch.uint8) for size in (most, small, most, most, SMALL, small, INLINE)]
-    for encode in (ordinary.encode, lambda sent: tensors._encode(sent, Storages(CPU_ONLY))):
+    for encode in (tensors.encode_dense, lambda sent: tensors._encode(sent, Storages(CPU_ONLY))):
         table, buffers = encode(sent)  # type: ignore[misc]
         storages = [item if isinstance(item, int) else len(item) for item in msgpack.unpackb(table)[0]]
         beside = [isinstance(item, int) for item in msgpack.unpackb(table)[0]]
@@ -72,9 +72,9 @@ def test_what_is_larger_goes_into_the_table_until_that_is_large() -> None:
 
 @pytest.mark.parametrize("name", SPECIAL)
 def test_what_is_special_goes_the_general_way(name: str) -> None:
-    assert ordinary.encode([BASE]) is not None
-    assert ordinary.encode(SPECIAL[name]) is None
-    assert ordinary.encode([torch.ones(2), *SPECIAL[name]]) is None
+    assert tensors.encode_dense([BASE]) is not None
+    assert tensors.encode_dense(SPECIAL[name]) is None
+    assert tensors.encode_dense([torch.ones(2), *SPECIAL[name]]) is None
 
 
 LENGTHS = st.one_of(st.integers(1, 3), st.sampled_from([0, -1, True, 1.0, None, 2**63]))
@@ -88,7 +88,7 @@ def nearly_right(draw: st.DrawFn) -> tuple[list[Any], list[Any]]:
     for number in range(draw(st.integers(1, 3))):
         name, shape = draw(st.sampled_from(DTYPES)), draw(st.lists(LENGTHS, max_size=3))
         count = math.prod(length for length in shape if isinstance(length, int) and 0 < length < 9)
-        size = count * ordinary.DTYPES[name].itemsize
+        size = count * tensors.DTYPES[name].itemsize
         storages.append(bytes(size + draw(st.sampled_from([0, 0, 0, 1, -1, 8]))))
         notes = draw(st.sampled_from([[], [], [{"requires_grad": True}], [{"requires_grad": 1}], [{}], [{}, {}], [3]]))
         entries.append([name, shape, number + draw(st.sampled_from([0, 0, 0, 1, -1])), *notes])
@@ -100,15 +100,15 @@ def nearly_right(draw: st.DrawFn) -> tuple[list[Any], list[Any]]:
 def test_both_ways_read_the_same(table: tuple[list[Any], list[Any]]) -> None:
     packed = msgpack.packb(table)
     quick = _read(packed)
-    with patch.object(ordinary, "decode", lambda storages, entries, buffers: None):
+    with patch.object(tensors, "decode_dense", lambda storages, entries, buffers: None):
         assert quick == _read(packed)
 
 
 @pytest.mark.parametrize("buffers", [[], [bytes(INLINE)], [bytearray(INLINE - 4)], [bytearray(INLINE + 4)]])
 def test_a_buffer_that_is_not_as_announced_is_left_to_the_general_way(buffers: list[Any]) -> None:
     table, _ = tensors.encode([torch.zeros(INLINE // 4)])
-    assert ordinary.decode(*msgpack.unpackb(table), [bytearray(INLINE)]) is not None
-    assert ordinary.decode(*msgpack.unpackb(table), buffers) is None
+    assert tensors.decode_dense(*msgpack.unpackb(table), [bytearray(INLINE)]) is not None
+    assert tensors.decode_dense(*msgpack.unpackb(table), buffers) is None
 
 
 def _read(table: bytes) -> Any:
@@ -123,9 +123,9 @@ def _read(table: bytes) -> Any:
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3), (1, 1, 4)])
 def test_a_table_of_every_dtype_and_shape_is_read_quickly(dtype: str, shape: tuple[int, ...]) -> None:
     """bfloat16 too, which numpy does not know: only the sender needs that."""
-    sent = torch.ones(shape).to(ordinary.DTYPES[dtype])
+    sent = torch.ones(shape).to(tensors.DTYPES[dtype])
     storages, entries = msgpack.unpackb(tensors.encode([sent])[0])
-    found = ordinary.decode(storages, entries, [])
+    found = tensors.decode_dense(storages, entries, [])
     assert found is not None
     (received,) = found[0]
     assert torch.equal(received, sent) and received.shape == shape

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import msgpack
 import pytest
 
-from rpcbench.wire import packing
-from rpcbench.wire.packing import packed
+from rpcbench.wire import encoding
+from rpcbench.wire.encoding import packed
 
 DATA = {"numbers": [*range(50)], "text": ["a" * n for n in range(50)], "bytes": b"b" * 1000}
 
@@ -56,12 +56,12 @@ def test_what_is_packed_in_the_midst_of_packing_is_apart(collecting: list[bytes]
         thread.join(60)
     assert not wrong and not any(thread.is_alive() for thread in threads)
     assert collecting and set(collecting) == {msgpack.packb([1, 2, 3])}
-    assert packing._idle, "they are used again"
+    assert encoding._idle, "they are used again"
 
 
 def test_a_packer_that_has_failed_is_not_used_again() -> None:
     packed(1)
-    before = [*packing._idle]
+    before = [*encoding._idle]
     with pytest.raises(TypeError):
         packed(["something", object()])
-    assert before[-1] not in packing._idle and msgpack.unpackb(packed(DATA)) == DATA
+    assert before[-1] not in encoding._idle and msgpack.unpackb(packed(DATA)) == DATA

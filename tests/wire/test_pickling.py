@@ -22,11 +22,11 @@ import torch
 
 from rpcbench.base import rebuild
 from rpcbench.base.errors import ProtocolError, RpcError, SerializationError, ShutdownError
-from rpcbench.wire import blame, holes, pickling
-from rpcbench.wire.body import Body
-from rpcbench.wire.code import MissingCodeError
-from rpcbench.wire.pickling import Codec, Encoded
-from rpcbench.wire.storages import INLINE
+from rpcbench.serialization import closures, diagnostics, pickler
+from rpcbench.serialization.closures import MissingCodeError
+from rpcbench.serialization.pickler import Codec, Encoded
+from rpcbench.serialization.tensors import INLINE
+from rpcbench.wire.messages import Body
 
 
 class Colour(enum.Enum):
@@ -205,15 +205,15 @@ class Weighed(torch.Tensor):
 
 @pytest.fixture
 def reducers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickling, "_REDUCERS", {**pickling._REDUCERS})
+    monkeypatch.setattr(pickler, "_REDUCERS", {**pickler._REDUCERS})
 
 
 @pytest.mark.usefixtures("reducers")
 def test_a_registered_reducer_says_how_instances_travel() -> None:
-    pickling.register_reducer(Meter, lambda meter: (Meter, (meter.reads,)))
+    pickler.register_reducer(Meter, lambda meter: (Meter, (meter.reads,)))
     arrived = send({"all": [Meter(2.5), Meter(3.5)]})["all"]
     assert [(type(meter), meter.reads) for meter in arrived] == [(Meter, 2.5), (Meter, 3.5)]
-    pickling.register_reducer(Weighed, lambda tensor: (float, (tensor.sum().item(),)))
+    pickler.register_reducer(Weighed, lambda tensor: (float, (tensor.sum().item(),)))
     assert send(torch.ones(3).as_subclass(Weighed)) == 3.0  # before the table of tensors
     with pytest.raises(SerializationError, match="lock"):
         send(type("SubMeter", (Meter,), {})(1))  # of exactly this class
@@ -221,18 +221,18 @@ def test_a_registered_reducer_says_how_instances_travel() -> None:
 
 @pytest.mark.usefixtures("reducers")
 def test_the_latest_reducer_counts_and_torchs_name_keeps_the_first() -> None:
-    pickling._register_reducer(Meter, lambda meter: (str, ("one",)))
-    pickling._register_reducer(Meter, lambda meter: (str, ("two",)))
+    pickler._register_reducer(Meter, lambda meter: (str, ("one",)))
+    pickler._register_reducer(Meter, lambda meter: (str, ("two",)))
     assert send(Meter(1)) == "one"
-    pickling.register_reducer(Meter, lambda meter: (str, ("three",)))
+    pickler.register_reducer(Meter, lambda meter: (str, ("three",)))
     assert send(Meter(1)) == "three"
     with pytest.raises(TypeError, match="takes a class and a function"):
-        pickling.register_reducer("Meter", len)  # type: ignore[arg-type]
+        pickler.register_reducer("Meter", len)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("reducers")
 def test_what_a_reducer_gives_is_blamed_too() -> None:
-    pickling.register_reducer(Meter, lambda meter: 1 // 0)
+    pickler.register_reducer(Meter, lambda meter: 1 // 0)
     with pytest.raises(SerializationError, match=r"^value\[0\]: ZeroDivisionError"):
         send([Meter(1)])
 
@@ -295,7 +295,7 @@ def test_outside_a_message_holes_have_no_answer() -> None:
     with pytest.raises(SerializationError, match="part of an rpcbench message"):
         pickle.loads(body.payload)
     with pytest.raises(ProtocolError, match="'_outside'"):
-        Codec().decode(Body(pickle.dumps(holes._outside), b"", []))
+        Codec().decode(Body(pickle.dumps(closures._outside), b"", []))
 
 
 LOCK = threading.Lock()
@@ -409,10 +409,10 @@ def test_the_search_for_the_one_to_blame_is_bounded(monkeypatch: pytest.MonkeyPa
         return None
 
     wide = [[] for _ in range(10**5)]
-    assert blame.blame(wide, "value", TypeError("x"), problem)[0] == "value" and asked == blame._MOST_PROBES
-    monkeypatch.setattr(blame, "_MOST_SECONDS", 0)
+    assert diagnostics.blame(wide, "value", TypeError("x"), problem)[0] == "value" and asked == diagnostics._MOST_PROBES
+    monkeypatch.setattr(diagnostics, "_MOST_SECONDS", 0)
     asked = 0
-    assert blame.blame(wide, "value", TypeError("x"), problem)[0] == "value" and asked == 0
+    assert diagnostics.blame(wide, "value", TypeError("x"), problem)[0] == "value" and asked == 0
 
 
 def test_blame_ends_in_cycles_and_deep_values() -> None:
@@ -499,7 +499,7 @@ def test_an_error_whose_class_cannot_travel_is_an_empty_body() -> None:
 
 
 def test_a_long_error_is_cut_and_keeps_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickling, "_MOST_ERROR", 2000)
+    monkeypatch.setattr(pickler, "_MOST_ERROR", 2000)
     monkeypatch.setattr(rebuild, "MOST_TEXT", 100)
     error = KeywordsOnly(code=7, holds=[0] * 10_000)
     error.add_note("note " * 1000)
@@ -599,15 +599,15 @@ def test_a_tensor_alone_makes_the_same_body_as_anywhere(name: str, monkeypatch: 
     value = ALONE[name]
     quick, sent = Codec().encode(value)
     arrived = Codec().decode(quick)
-    monkeypatch.setattr(pickling, "_alone", lambda value: None)
+    monkeypatch.setattr(pickler, "_alone", lambda value: None)
     assert Codec().encode(value)[0] == quick, "whoever reads it need not know"
-    monkeypatch.setattr(pickling, "_ALONE", b"")
-    monkeypatch.setattr(pickling, "_LISTED", b"")
+    monkeypatch.setattr(pickler, "_ALONE", b"")
+    monkeypatch.setattr(pickler, "_LISTED", b"")
     again = Codec().decode(quick)
     assert type(arrived) is type(again) and repr(arrived) == repr(again) == repr(value)
     assert not isinstance(value, torch.Tensor) or (sent == [value] and vars(arrived) == vars(value))
 
 
 def test_whoever_has_a_reducer_for_tensors_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(pickling._REDUCERS, torch.Tensor, lambda tensor: (tuple, (("reduced",),)))
+    monkeypatch.setitem(pickler._REDUCERS, torch.Tensor, lambda tensor: (tuple, (("reduced",),)))
     assert Codec().decode(Codec().encode(torch.ones(2))[0]) == ("reduced",)

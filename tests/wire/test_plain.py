@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from rpcbench.base.errors import ProtocolError
-from rpcbench.wire import pickling, plain
-from rpcbench.wire.body import Body
-from rpcbench.wire.code import MissingCodeError
-from rpcbench.wire.devices import CPU_ONLY
-from rpcbench.wire.pickling import Codec
+from rpcbench.serialization import fast_path, pickler
+from rpcbench.serialization.closures import MissingCodeError
+from rpcbench.serialization.pickler import Codec
+from rpcbench.serialization.tensor_types import CPU_ONLY
+from rpcbench.wire.messages import Body
 
 
 class Colour(enum.IntEnum):
@@ -78,7 +78,7 @@ def through(value: Any) -> tuple[bool, Any]:
     """Whether it goes the quick way, and what arrives."""
     body = sent(value)
     received = Body(body.payload, body.tensors, [bytearray(buffer) for buffer in body.buffers])
-    return plain.begins(body.payload), Codec().decode(received)
+    return fast_path.begins(body.payload), Codec().decode(received)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -118,7 +118,7 @@ def test_tensors_that_share_memory_go_the_general_way() -> None:
 def test_whoever_has_a_reducer_is_asked(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert through(call)[0]
     kind = torch.Tensor if call[1][0] is T else type(call[0])
-    monkeypatch.setitem(pickling._REDUCERS, kind, lambda value: (str, ("reduced",)))
+    monkeypatch.setitem(pickler._REDUCERS, kind, lambda value: (str, ("reduced",)))
     quick, (function, args, _) = through(call)
     assert not quick and "reduced" in (function, args[0])
 
@@ -131,7 +131,7 @@ def test_a_module_that_is_not_loaded_yet_is(tmp_path: Path, monkeypatch: pytest.
     body = sent((plain_here.f, (1,), {}))
     monkeypatch.delitem(sys.modules, "plain_here")
     function, args, kwargs = Codec().decode(body)
-    assert plain.begins(body.payload) and function(*args, **kwargs) == 1
+    assert fast_path.begins(body.payload) and function(*args, **kwargs) == 1
 
 
 @pytest.mark.parametrize(("module", "name"), [("textwrap", "gone"), ("gone_altogether", "f")])

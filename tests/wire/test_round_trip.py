@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rpcbench.base.errors import SerializationError
-from rpcbench.wire.body import Body
-from rpcbench.wire.pickling import Codec
-from rpcbench.wire.storages import INLINE
+from rpcbench.serialization.pickler import Codec
+from rpcbench.serialization.tensors import INLINE
+from rpcbench.wire.messages import Body
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|BSR|BSC) tensor support is in beta"),

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from rpcbench.base.errors import SerializationError
-from rpcbench.wire import scripts
-from rpcbench.wire.code import MissingCodeError
-from rpcbench.wire.pickling import Codec
+from rpcbench.serialization import closures
+from rpcbench.serialization.closures import MissingCodeError
+from rpcbench.serialization.pickler import Codec
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.[a-z_]*` is deprecated")
 
@@ -78,12 +78,12 @@ def test_a_traced_function_travels_too() -> None:
 
 
 def test_what_arrived_can_be_sent_on_and_is_loaded_once(function: Any) -> None:
-    scripts._function.cache_clear()
+    closures._function.cache_clear()
     first = send(function)
     onward = send([first, function])
     assert [f(torch.ones(1), by=3).item() for f in onward] == [3.5, 3.5]
     assert first.__name__ == "scaled"
-    assert scripts._function.cache_info().misses == 1
+    assert closures._function.cache_info().misses == 1
 
 
 def test_a_function_of_a_module_goes_by_name(module: types.ModuleType) -> None:

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpcbench.base.errors import ProtocolError, SerializationError
-from rpcbench.wire import kinds, layouts, ordinary, tensors
-from rpcbench.wire.storages import INLINE, WORTH_PACKING
+from rpcbench.serialization import tensor_types, tensors
+from rpcbench.serialization.tensors import INLINE, WORTH_PACKING
 
-DTYPES = sorted(ordinary.DTYPES)
+DTYPES = sorted(tensors.DTYPES)
 COMPRESSED = {torch.sparse_csr: (), torch.sparse_csc: (), torch.sparse_bsr: (2, 1), torch.sparse_bsc: (2, 1)}
 
 pytestmark = [
@@ -53,7 +53,7 @@ def describe(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def memory(dtype: str, data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=ordinary.DTYPES[dtype])
+    return torch.frombuffer(bytearray(data), dtype=tensors.DTYPES[dtype])
 
 
 @st.composite
@@ -63,7 +63,7 @@ def views(draw: st.DrawFn) -> list[torch.Tensor]:
     base = memory("uint8", data)
     found = []
     for _ in range(draw(st.integers(1, 4))):
-        dtype = ordinary.DTYPES[draw(st.sampled_from(DTYPES))]
+        dtype = tensors.DTYPES[draw(st.sampled_from(DTYPES))]
         room = len(data) // dtype.itemsize
         offset = draw(st.integers(0, room - 1))
         shape, strides, left = [], [], room - 1 - offset
@@ -90,11 +90,11 @@ def test_views_arrive_as_they_were_and_share_what_they_shared(sent: list[torch.T
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [0, 1, 24, INLINE + 8])
 def test_every_dtype_arrives_bit_for_bit(dtype: str, count: int) -> None:
-    size = ordinary.DTYPES[dtype].itemsize
+    size = tensors.DTYPES[dtype].itemsize
     if count:
         base = memory(dtype, bytes(i % 251 for i in range(count * size)))
     else:
-        base = torch.empty(0, dtype=ordinary.DTYPES[dtype])
+        base = torch.empty(0, dtype=tensors.DTYPES[dtype])
     sent = [base, base.as_strided((2, count // 2), (1, 2)), base[count // 3 :]]
     assert [describe(t) for t in travel(*sent)] == [describe(t) for t in sent]
 
@@ -238,7 +238,7 @@ def test_tensors_without_memory_here_are_refused() -> None:
     ids=["plain", "subclass", "uninitialized", "nested"],
 )
 def test_a_table_says_what_it_cannot_describe(tensor: torch.Tensor, fits: bool) -> None:
-    assert kinds.fits(tensor) is fits
+    assert tensor_types.fits(tensor) is fits
 
 
 FOUR = b"\0" * 16  # one storage: four float32
@@ -412,7 +412,9 @@ SPARSE = st.tuples(
     st.sampled_from(DTYPES),
     st.lists(NUMBERS, max_size=3),
     st.none(),
-    st.fixed_dictionaries({"layout": st.sampled_from(sorted(layouts.SPARSE)), "parts": st.lists(ENTRIES, max_size=3)}),
+    st.fixed_dictionaries(
+        {"layout": st.sampled_from(sorted(tensor_types.SPARSE)), "parts": st.lists(ENTRIES, max_size=3)}
+    ),
 ).map(list)
 
 

@@ -1,31 +1,76 @@
-"""Functions and classes by value: what `__main__`, lambdas and closures need to reach another process.
+"""Functions and classes by value: what `__main__`, lambdas, closures and TorchScript need to reach another process.
 
-cloudpickle takes them apart and builds them; this module decides which object they become on arrival.
+cloudpickle takes functions and classes apart and builds them; this module decides which object they become on arrival.
 
 Guarantees
-- A function or class of the receiver's own `__main__` that says the same (see `identity`) is used instead of a copy.
+- A function or class of the receiver's own `__main__` that says the same (see `importable`) is used instead of a copy.
 - A class keeps its identity: the same version is one class in all messages, and instances that come back to the
   process which defined it are instances of its own class. Running a changed cell makes a new version.
 - A copy follows the members of the class it was sent from; the receiver's own code is never written to.
 - A lock that a function finds in `__main__` stays there: on arrival it is the receiver's own global of that name.
+- A TorchScript function of a module goes by name, as any other; one of a notebook or a closure arrives as a
+  `SentFunction`, once. A ScriptModule arrives as a new one each time; its tensors travel in its own file, all on the
+  CPU or all on one device that has a route.
+
+By-reference slots (`tensor_slot`, `external_slot`, …) are the names that a payload uses for what its message carries
+beside it. Each stands in for a method of the unpickler that has the message's tables.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
+import importlib
+import io
+import operator
 import os
+import pickle
 import sys
 import threading
 import typing
 import weakref
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
+
+import torch
 
 from rpcbench.base.errors import SerializationError
-from rpcbench.wire import holes
-from rpcbench.wire.identity import fingerprint, importable, in_main
+from rpcbench.serialization.importable import fingerprint, importable, in_main
+from rpcbench.serialization.tensor_types import CPU, Route, here
+
+
+def tensor_slot(index: int) -> NoReturn:
+    """Tensor number `index` of the message's table."""
+    _outside()
+
+
+def subclass_slot(index: int, kind: type, state: Any) -> NoReturn:
+    """Tensor number `index` as an instance of `kind`, with its state."""
+    _outside()
+
+
+def external_slot(*name: int | str) -> NoReturn:
+    """The external of that name: something that another floor keeps, such as an RRef."""
+    _outside()
+
+
+def make_slot(name: str, version: bytes, build: Any, args: tuple[Any, ...]) -> NoReturn:
+    """A function or class that travels by value, or the one that is known here for it."""
+    _outside()
+
+
+def fill_slot(made: Any, state: tuple[Any, Any]) -> NoReturn:
+    """Completes what `make_slot` has made."""
+    _outside()
+
+
+def _outside() -> NoReturn:
+    raise SerializationError("this pickle is part of an rpcbench message: only its codec can read it")
+
+
+SLOTS = frozenset(slot.__name__ for slot in (tensor_slot, subclass_slot, external_slot, make_slot, fill_slot))
+"""The only names of this module that a payload resolves to the tables of its message."""
 
 
 class MissingCodeError(SerializationError, AttributeError):
@@ -66,7 +111,7 @@ class CodeCache:
         build, args, state, items, pairs, fill = reduced
         if isinstance(value, type):
             args = _skeleton(value, args)
-        return holes.make, (version.name, version.mark, build, args), (fill, state), items, pairs, holes.fill
+        return make_slot, (version.name, version.mark, build, args), (fill, state), items, pairs, fill_slot
 
     def make(self, name: str, mark: bytes, build: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """What this code is here: our own, a copy made before, or a new and empty copy."""
@@ -219,3 +264,68 @@ def _register(dispatcher: Any, functions: list[tuple[type, Callable[..., Any]]])
 
 def _cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
     return functools.lru_cache(maxsize, typed)(function)
+
+
+_LOADED = 64  # functions that are kept; each takes a few milliseconds to load
+
+
+class SentFunction:
+    """A TorchScript function that came from another process: call it as the original.
+
+    torch keeps neither its default arguments nor its class in a file, so this has them beside the file.
+    """
+
+    def __init__(self, name: str, saved: bytes, names: tuple[str, ...], defaults: dict[str, Any]) -> None:
+        self.__name__ = self.__qualname__ = name
+        self._saved = saved
+        self._names = names
+        self._defaults = defaults
+        self._run = _function(saved)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = {*self._names[: len(args)], *kwargs}
+        missing = {name: value for name, value in self._defaults.items() if name not in given}
+        return self._run(*args, **missing, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SentFunction, (self.__name__, self._saved, self._names, self._defaults)
+
+
+def reduce_function(function: Any) -> tuple[Any, ...]:
+    """How pickle takes a `torch.jit.ScriptFunction` apart."""
+    python = getattr(function, "_torchdynamo_inline", None)  # what it was made from
+    if python is not None and importable(python, function):
+        return _named, (python.__module__, python.__qualname__)
+    arguments = function.schema.arguments
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    names = tuple(argument.name for argument in arguments)
+    return SentFunction, (function.name, function.save_to_buffer(), names, defaults)
+
+
+def reduce_module(module: torch.jit.ScriptModule, route: Route) -> tuple[Any, ...]:
+    """How pickle takes a module apart. SerializationError where its tensors have no way on this route."""
+    used = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+    if len(used) > 1:
+        raise SerializationError(
+            f"a script module with tensors on {', '.join(sorted(map(str, used)))} cannot be sent: move it to one device"
+        )
+    target = route.target(used.pop()) if used else None
+    saved = module.save_to_buffer()  # what torch.jit.save does, but that one warns of itself
+    return _module, (pickle.PickleBuffer(saved), target)
+
+
+def _named(module: str, name: str) -> Any:
+    try:
+        return operator.attrgetter(name)(importlib.import_module(module))
+    except (AttributeError, ModuleNotFoundError) as error:
+        raise MissingCodeError.about(error) from error
+
+
+@functools.lru_cache(_LOADED)
+def _function(saved: bytes) -> Any:
+    return torch.jit.load(io.BytesIO(saved), map_location=CPU)  # type: ignore[no-untyped-call]
+
+
+def _module(saved: Any, target: str | None) -> Any:
+    device = CPU if target is None else here(target)
+    return torch.jit.load(io.BytesIO(saved), map_location=device)  # type: ignore[no-untyped-call]

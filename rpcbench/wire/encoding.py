@@ -8,6 +8,9 @@ byte no msgpack of ours begins with; it takes a third of the time, as numbers th
     scope     context, message, how many numbers are behind it (`_UNTOLD`: not told), and these
 
 All other messages are msgpack: code of the kind, number, fields.
+
+A msgpack packer has a buffer of a quarter of a megabyte, so packers are kept and used again, each by one thread at a
+time: packing may set off a garbage collection, and with it any code, which packs something else on this thread.
 """
 
 from __future__ import annotations
@@ -19,10 +22,23 @@ from typing import Any
 import msgpack
 
 from rpcbench.base.errors import ProtocolError
-from rpcbench.wire import fields
-from rpcbench.wire.body import Body
-from rpcbench.wire.messages import EMPTY, KINDS, Call, Message, Result, Scope
-from rpcbench.wire.packing import TEXT, packed
+from rpcbench.wire import messages
+from rpcbench.wire.messages import EMPTY, KINDS, Body, Call, Message, Result, Scope
+
+TEXT = "surrogatepass"  # an exception may hold text that is no Unicode, such as a file name
+_idle: list[Any] = []
+
+
+def packed(data: Any) -> bytes:
+    """Numbers, strings, bytes, lists, tuples and dicts of these."""
+    try:
+        packer = _idle.pop()
+    except IndexError:
+        packer = msgpack.Packer(unicode_errors=TEXT)
+    result: bytes = packer.pack(data)
+    _idle.append(packer)  # not where it failed: then something may be left in it
+    return result
+
 
 _CALL, _SCOPED_CALL, _RESULT, _SCOPED_RESULT = range(4)
 _BEGIN_CALL, _BEGIN_RESULT = struct.Struct("<BQQd"), struct.Struct("<BQQ")
@@ -81,7 +97,7 @@ def unpack(control: bytes, body: Body) -> tuple[int, Any]:
         if code < 0 or type(seq) is not int or seq < 0:
             raise ProtocolError(f"message number {seq!r} is not a count")
         kind, has_body = _LOOKS[code]
-        values = fields.rebuild(kind, found[2:])
+        values = messages.rebuild(kind, found[2:])
     except ProtocolError:
         raise
     except Exception as error:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from rpcbench.base.errors import ProtocolError
-from rpcbench.wire import ordinary
-from rpcbench.wire.body import Body
-from rpcbench.wire.identity import has_name
+from rpcbench.serialization.importable import has_name
+from rpcbench.serialization.tensors import encode_dense
+from rpcbench.wire.messages import Body
 
 _PROTOCOL = 3
 _BEGINS = bytes((0x80, _PROTOCOL))
@@ -63,7 +63,7 @@ def encode_call(
             return None  # of two with one name, both may be one object
         else:
             parts.append(found)
-    table = ordinary.encode(tensors)  # None as well where two are one
+    table = encode_dense(tensors)  # None as well where two are one
     if table is None:
         return None
     return _new(Body, (pickle.dumps((function.__module__, name, tuple(parts)), _PROTOCOL), *table)), tensors
@@ -82,7 +82,7 @@ def _name(function: Any, reducers: Container[type]) -> str | None:
 
 
 def is_ordinary(value: Any, reducers: Container[type]) -> bool:
-    """Whether this is a tensor that `ordinary` may do for."""
+    """Whether `encode_dense` may do for this tensor."""
     return type(value) is torch.Tensor and not vars(value) and torch.Tensor not in reducers
 
 

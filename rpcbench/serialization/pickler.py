@@ -27,11 +27,8 @@ import torch
 
 from rpcbench.base import rebuild
 from rpcbench.base.errors import ProtocolError, RpcError, SerializationError
-from rpcbench.wire import holes, kinds, ordinary, plain, scripts, tensors
-from rpcbench.wire.blame import blame
-from rpcbench.wire.body import Body
-from rpcbench.wire.captured import CapturedData
-from rpcbench.wire.code import (
+from rpcbench.serialization import closures, fast_path, tensor_types, tensors
+from rpcbench.serialization.closures import (
     CodeCache,
     MissingCodeError,
     is_dispatcher,
@@ -41,12 +38,12 @@ from rpcbench.wire.code import (
     reduce_dispatcher,
     reduce_new_type,
 )
-from rpcbench.wire.devices import CPU_ONLY, Route
-from rpcbench.wire.identity import has_name, importable, load_packages_of, loaded
-from rpcbench.wire.messages import EMPTY
-from rpcbench.wire.ordinary import Buffer
-from rpcbench.wire.plain import Encoded
-from rpcbench.wire.storages import SMALL
+from rpcbench.serialization.diagnostics import CapturedData, blame
+from rpcbench.serialization.fast_path import Encoded
+from rpcbench.serialization.importable import has_name, importable, load_packages_of, loaded
+from rpcbench.serialization.tensor_types import CPU_ONLY, Route
+from rpcbench.serialization.tensors import SMALL, Buffer
+from rpcbench.wire.messages import EMPTY, Body
 
 _PROTOCOL = 5
 _SPAWNED = "__mp_main__"
@@ -60,7 +57,7 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     functools._lru_cache_wrapper: reduce_cached,
     functools.cached_property: reduce_cached_property,
     typing.NewType: reduce_new_type,
-    torch.jit.ScriptFunction: scripts.reduce_function,
+    torch.jit.ScriptFunction: closures.reduce_function,
 }
 del _REDUCERS[MethodType]  # the default takes a class method by name, cloudpickle would take its code
 
@@ -119,13 +116,13 @@ class Codec:
 
     # -- the quick way of `encode`, where tensors stay on their devices; None where the value needs the other
     def plainly(self, value: object) -> Encoded | None:
-        return plain.encode(value) or _alone(value)
+        return fast_path.encode(value) or _alone(value)
 
-    def plain_call(self, function: Any, args: tuple[Any, ...], name_of: plain.Name | None) -> Encoded | None:
+    def plain_call(self, function: Any, args: tuple[Any, ...], name_of: fast_path.Name | None) -> Encoded | None:
         """Of what stands for a call with these arguments and no others.
 
         `name_of`: as `Externals.give`, for those that the message does not have to bring."""
-        return plain.encode_call(function, args, _REDUCERS, name_of)
+        return fast_path.encode_call(function, args, _REDUCERS, name_of)
 
     def fully(self, value: object, externals: Externals | None, label: str | tuple[str, ...], route: Route) -> Encoded:
         """The general way of `encode`."""
@@ -200,9 +197,9 @@ class Codec:
         if received and payload in (_ALONE, _LISTED):
             return received[0] if payload == _ALONE else received[:1]
         try:
-            if plain.begins(payload):
+            if fast_path.begins(payload):
                 external = None if externals is None else externals.take
-                return plain.opened(pickle.loads(payload), received, _find, external)
+                return fast_path.opened(pickle.loads(payload), received, _find, external)
             buffers = buffers[used:]
             unpickler = _Unpickler(io.BytesIO(payload), buffers=_owned(buffers) if buffers else None)
             unpickler.tables = None
@@ -216,7 +213,7 @@ class _First:
     """Pickled as the first tensor of a table is."""
 
     def __reduce__(self) -> Any:
-        return holes.tensor, (0,)
+        return closures.tensor_slot, (0,)
 
 
 _ALONE, _LISTED = (pickle.dumps(value, _PROTOCOL) for value in (_First(), [_First()]))
@@ -227,9 +224,9 @@ def _alone(value: object) -> Encoded | None:
     """The quick way for one ordinary tensor, perhaps in a list: the same bytes."""
     listed = type(value) is list and len(value) == 1
     tensor: Any = value[0] if listed else value  # type: ignore[index]
-    if not plain.is_ordinary(tensor, _REDUCERS):
+    if not fast_path.is_ordinary(tensor, _REDUCERS):
         return None
-    table = ordinary.encode([tensor])
+    table = tensors.encode_dense([tensor])
     return None if table is None else (Body(_LISTED if listed else _ALONE, *table), [tensor])
 
 
@@ -283,9 +280,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if value.is_quantized or value.is_nested or vars(value):
                 return self._tensor(value, kind)
             self.tensors.append(value)
-            return holes.tensor, (len(self.tensors) - 1,)
+            return closures.tensor_slot, (len(self.tensors) - 1,)
         if kind is FunctionType or issubclass(kind, type):
-            return NotImplemented if value is holes.tensor or importable(value) else self._by_value(value)
+            return NotImplemented if value is closures.tensor_slot or importable(value) else self._by_value(value)
         if kind is BuiltinFunctionType and has_name(value):
             return value.__name__
         if issubclass(kind, torch.Tensor):
@@ -293,24 +290,24 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self._externals is not None:
             name = self._externals.give(value)
             if name is not None:
-                return holes.external, name
+                return closures.external_slot, name
         if issubclass(kind, torch.jit.ScriptModule):
-            return scripts.reduce_module(value, self._route)
+            return closures.reduce_module(value, self._route)
         if issubclass(kind, BaseException):
             return rebuild.reduced(value) or NotImplemented
         return NotImplemented
 
     def _tensor(self, value: torch.Tensor, kind: type) -> Any:
-        if not kinds.fits(value):
-            if reason := kinds.unsendable(value):
+        if not tensor_types.fits(value):
+            if reason := tensor_types.unsendable(value):
                 raise SerializationError(reason)
             return NotImplemented
         index = len(self.tensors)
         self.tensors.append(value)
-        state = kinds.state_of(value, kind)
-        if state or kind not in kinds.ORDINARY:
-            return holes.dressed, (index, kind, state)
-        return holes.tensor, (index,)
+        state = tensor_types.state_of(value, kind)
+        if state or kind not in tensor_types.ORDINARY:
+            return closures.subclass_slot, (index, kind, state)
+        return closures.tensor_slot, (index,)
 
     def _by_value(self, value: Any) -> Any:
         if value.__module__ == _SPAWNED and loaded(value):
@@ -328,15 +325,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Unpickler(pickle.Unpickler):
-    """Answers the names in `holes` by the tables of one message."""
+    """Answers by-reference slots by the tables of one message."""
 
     parts: tuple[CodeCache, list[torch.Tensor], Externals | None]
     tables: _Tables | None
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == holes.__name__:
+        if module == closures.__name__ and name in closures.SLOTS:
             self.tables = self.tables or _Tables(*self.parts)
-            return self.tables.hole(name)
+            return self.tables.slot(name)
         try:
             if module not in sys.modules:
                 load_packages_of(module)
@@ -359,19 +356,19 @@ class _Tables:
         self._tensors = received
         self._externals = externals
 
-    def hole(self, name: str) -> Any:
+    def slot(self, name: str) -> Any:
+        """The method for a name in `closures.SLOTS`."""
         match name:
-            case "tensor":
+            case "tensor_slot":
                 return self.tensor
-            case "dressed":
+            case "subclass_slot":
                 return self.dressed
-            case "external":
+            case "external_slot":
                 return self.external
-            case "make":
+            case "make_slot":
                 return self._code.make
-            case "fill":
+            case _:
                 return self._code.fill
-        raise ProtocolError(f"the peer sent a payload with a hole for {name!r}, which this version cannot fill")
 
     def tensor(self, index: int) -> torch.Tensor:
         if not 0 <= index < len(self._tensors):
@@ -379,7 +376,7 @@ class _Tables:
         return self._tensors[index]
 
     def dressed(self, index: int, kind: type[torch.Tensor], state: Any) -> torch.Tensor:
-        return kinds.dress(kind, self.tensor(index), state)
+        return tensor_types.dress(kind, self.tensor(index), state)
 
     def external(self, *name: Any) -> object:
         if self._externals is None:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rpcbench.base.errors import MessageTooLarge, ProtocolError
-from rpcbench.wire.body import Body
+from rpcbench.wire.messages import Body
 
 HEAD = struct.Struct("<BBHIIQI")  # kind, chunked, buffers, stream, control, payload, tensors
 _BEGIN = HEAD.size

@@ -1,0 +1,211 @@
+"""What is said about a value that cannot travel, or that takes more along than its sender may think.
+
+Guarantees
+- `blame` names the part of a value that cannot be pickled. It walks from the value to the deepest part that fails
+  on its own with the same error: through containers, attributes, closures and the globals that a function mentions.
+  It runs only after pickling has failed, for about a second at most: the path may end early, but never wrongly.
+- `CapturedData` warns of large data that a function by value takes along unasked: a global of the notebook, a closure,
+  a default. There is one warning per version of a function. No code of the user runs, and the number of steps is
+  bounded: the size of a very large structure may be understated, never overstated.
+
+Both walk over `parts`, a list of candidates and not of facts: a class that says itself how it is pickled may leave some
+of them behind.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import itertools
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from rpcbench.base.errors import SerializationError
+from rpcbench.serialization.importable import importable
+from rpcbench.serialization.tensor_types import unsendable
+
+Part = tuple[str, object]
+
+
+def parts(value: object, path: str) -> Iterator[Part]:
+    """The path to each part of a value, and the part."""
+    match value:
+        case list() | tuple() | collections.deque():
+            yield from ((f"{path}[{i}]", part) for i, part in enumerate(value))
+        case set() | frozenset():
+            yield from ((f"{path} (an element)", part) for part in value)
+        case Mapping():
+            yield from ((f"{path} (a key)", key) for key in value)
+            yield from ((f"{path}[{key!r}]", part) for key, part in value.items())
+        case FunctionType():
+            yield from ((f"{path} (its {where} {name!r})", part) for where, name, part in captured(value))
+        case MethodType():
+            yield f"{path}.__self__", value.__self__
+        case BaseException():
+            yield f"{path}.args", value.args
+        case functools.partial():
+            yield from ((f"{path}.{name}", getattr(value, name)) for name in ("func", "args", "keywords"))
+        case type():
+            if not importable(value):
+                yield from ((f"{path} (its {name!r})", member) for name, member in vars(value).items())
+            return
+        case torch.jit.ScriptModule():
+            return
+        case torch.Tensor() if unsendable(value):
+            return
+    yield from ((f"{path}.{name}", part) for name, part in _attributes(value).items())
+    yield f"{path} (its class)", type(value)
+
+
+def captured(function: FunctionType) -> Iterator[tuple[str, str, object]]:
+    """What a function takes along when it goes by value: where it has that from, the name there, and the object."""
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # nothing is bound yet
+            yield "closure's", name, cell.cell_contents
+    for name in dict.fromkeys(_names(code)):
+        if name in function.__globals__:
+            yield "global", name, function.__globals__[name]
+    defaults = function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    yield from (("default", name, part) for name, part in zip(names, defaults, strict=True))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Names that a function mentions, also in the functions within it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+def _attributes(value: object) -> dict[str, Any]:
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, name):
+                found.setdefault(name, getattr(value, name))
+    return found
+
+
+WORTH_A_WARNING = 4 << 20
+"""Bytes that one captured object may have without a word."""
+_MOST_STEPS = 20_000
+
+
+class CapturedData:
+    """What one codec has looked at already."""
+
+    def __init__(self) -> None:
+        self._seen: weakref.WeakSet[CodeType] = weakref.WeakSet()
+
+    def look(self, function: FunctionType) -> None:
+        """Warn if a part of what this function takes along is large; the first time it is asked."""
+        if function.__code__ in self._seen:
+            return
+        self._seen.add(function.__code__)
+        for where, name, part in captured(function):
+            size = weight(part)
+            if size >= WORTH_A_WARNING:
+                warnings.warn(_warning(function, where, name, size), stacklevel=_users_frame())
+
+
+def weight(value: object) -> int:
+    """About how many bytes of data a value has."""
+    return sum(itertools.islice(_weights(value), _MOST_STEPS))
+
+
+def _weights(value: object) -> Iterator[int]:
+    seen = {id(value)}
+    ahead = [value]
+    while ahead:
+        part = ahead.pop()
+        yield _own(part)
+        for _, inner in () if _by_name(part) else parts(part, ""):
+            if id(inner) not in seen:
+                seen.add(id(inner))
+                ahead.append(inner)
+
+
+def _own(value: object) -> int:
+    if isinstance(value, torch.Tensor):
+        return 0 if value.is_sparse or value.is_meta else value.nbytes
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return len(value) if isinstance(value, bytes | bytearray | str) else 0
+
+
+def _by_name(value: object) -> bool:
+    return isinstance(value, ModuleType) or (isinstance(value, FunctionType | type) and importable(value))
+
+
+def _warning(function: FunctionType, where: str, name: str, size: int) -> str:
+    return (
+        f"function {function.__qualname__!r} takes its {where} {name!r} along, {size / 2**20:.1f} MB with every call. "
+        "Make that once on the worker (in a %%remote cell, or with rpc.remote, and pass the RRef), or pass it as an "
+        "argument where it is needed."
+    )
+
+
+def _users_frame() -> int:
+    """How far up the stack the code is that is not ours."""
+    level = 1
+    while (frame := sys._getframe(level)).f_back and frame.f_globals.get("__name__", "").startswith("rpcbench."):
+        level += 1
+    return level
+
+
+_MOST_PROBES = 2000
+_MOST_SECONDS = 1.0
+
+Problem = Callable[[object], Exception | None]
+
+
+def blame(value: object, label: str | tuple[str, ...], error: Exception, problem: Problem) -> tuple[str, Exception]:
+    """The path to the part of `value` that is to blame, and its error.
+
+    `error` is what the whole value failed with; `problem(part)` says why a part fails alone, or None.
+    """
+    path, inner = _start(value, label)
+    if isinstance(error, RecursionError):  # every part on the way down would fail alone, too
+        return path, SerializationError("nested too deeply")
+    above = {id(value): value}
+    end = time.monotonic() + _MOST_SECONDS
+    budget = itertools.takewhile(lambda _: time.monotonic() < end, range(_MOST_PROBES))
+    while (found := _first_failing(inner, above, error, problem, budget)) is not None:
+        path, part = found
+        above[id(part)] = part
+        inner = parts(part, path)
+    return path, error
+
+
+def _first_failing(
+    inner: Iterator[Part], above: dict[int, object], error: Exception, problem: Problem, budget: Iterator[int]
+) -> Part | None:
+    for _, (name, part) in zip(budget, inner, strict=False):
+        if id(part) not in above and _same(problem(part), error):
+            return name, part
+    return None
+
+
+def _same(failure: Exception | None, error: Exception) -> bool:
+    """Whether a part fails as the whole did: if not, the whole does not fail because of it."""
+    return type(failure) is type(error) and str(failure) == str(error)
+
+
+def _start(value: object, label: str | tuple[str, ...]) -> tuple[str, Iterator[Part]]:
+    if isinstance(label, str):
+        return label, parts(value, label)
+    if not isinstance(value, tuple):
+        return "value", parts(value, "value")
+    return "value", iter(zip(label, value, strict=True))

@@ -1,0 +1,485 @@
+"""Tensors as a table of descriptions and the raw bytes of their storages.
+
+The table is msgpack: `[storages, entries]`. A storage is its bytes or, if large, the length of the next out-of-band
+buffer; `[storage, device]` where it belongs on another device than the CPU. An entry is `[dtype, shape, storage]` and,
+where something is out of the ordinary, a dict of notes (`_NOTES`).
+
+Guarantees
+- A note that this version does not know is refused, never dropped.
+- Received tensors own their memory, and can write it; those that shared a storage share one (see `storages`).
+- Everything a peer sends is checked before a tensor is made: nonsense is a ProtocolError and takes no memory.
+
+Which bytes of a storage travel
+- Only the part that the message's tensors look at. Small parts are copied into the message's table; large ones go as
+  views, and nothing of them is copied.
+- Tensors whose bytes overlap, or lie less than 8 KB apart, share a storage on arrival too.
+- Where such a part is mostly gaps (a column of a matrix), each tensor is packed on its own: aliasing is given up for
+  half the bytes.
+
+`encode_dense` and `decode_dense` are a quick way for plain dense tensors: the same bytes in fewer steps. Both answer
+None where anything needs the general way, which also says what is wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+import torch
+
+from rpcbench.base.errors import ProtocolError, SerializationError
+from rpcbench.serialization import tensor_types
+from rpcbench.serialization.tensor_types import CPU, CPU_ONLY, Route, fetched
+from rpcbench.wire.encoding import packed
+
+Entry = list[Any]
+"""One tensor in the table: dtype, shape, storage and, if there are any, notes."""
+
+Item = bytes | int | list[Any]
+"""One storage in the table: its bytes, or the length of the next buffer; with the name of its device, if it has one."""
+SMALL = 16 << 10
+"""Storages below this many bytes travel in the table itself, where they are copied a few times;"""
+INLINE = 96 << 10
+"""and larger ones as long as those of one message take less than this. Beyond, memory beside the message costs less."""
+WORTH_PACKING = 8 << 10
+"""Gaps below this many bytes are sent along."""
+_ALIGNMENT = 16
+
+
+@dataclass(slots=True)
+class _Piece:
+    """What one entry needs of a storage: bytes [start, stop), of which `dense` bytes are its own elements."""
+
+    entry: Entry
+    tensor: torch.Tensor
+    start: int
+    stop: int
+    dense: int
+
+
+class Storages:
+    """Collects tensors by storage; `finish` decides what travels and completes their entries."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._mapped = bool(route.targets)
+        self._whole: dict[int, tuple[int, int]] = {}  # address of a storage -> its number and size
+        self._pieces: dict[int, list[_Piece]] = {}
+        self._items: list[Item] = []
+        self._buffers: list[memoryview] = []
+        self._room = INLINE
+
+    def target(self, tensor: torch.Tensor) -> str | None:
+        """Where the tensor goes; None for the CPU. SerializationError where it cannot go anywhere."""
+        return self._route.target(tensor.device) if self._mapped or not tensor.is_cpu else None
+
+    def place(self, entry: Entry, tensor: torch.Tensor) -> None:
+        """Remember a strided tensor that is not empty, together with the entry that describes it."""
+        storage = tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        start = int(tensor.storage_offset()) * tensor.element_size()
+        dense = tensor.nbytes
+        stop = start + dense
+        if not tensor.is_contiguous():
+            stop, dense = _strided(entry, tensor, start)
+        if stop > size:
+            raise SerializationError("a tensor whose storage was freed or cut short cannot be sent")
+        if dense == size and address not in self._whole and address not in self._pieces:
+            entry[2] = len(self._items)
+            self._whole[address] = entry[2], size
+            self._store(tensor, storage, 0, size)
+            return
+        number, within = self._whole.get(address, (0, 0))
+        if stop <= within:
+            _refer(entry, number, start, tensor)
+        else:
+            self._pieces.setdefault(address, []).append(_Piece(entry, tensor, start, stop, dense))
+
+    def finish(self) -> tuple[list[Item], list[memoryview]]:
+        """The storages and the out-of-band buffers."""
+        for pieces in self._pieces.values():
+            for group in _groups(pieces) if len(pieces) > 1 else (pieces,):
+                self._write(group)
+        return self._items, self._buffers
+
+    def _write(self, pieces: list[_Piece]) -> None:
+        start = pieces[0].start // _ALIGNMENT * _ALIGNMENT
+        stop = dense = 0
+        for piece in pieces:
+            stop = max(stop, piece.stop)
+            dense += piece.dense
+        gaps = stop - start - dense
+        if gaps >= WORTH_PACKING and gaps * 2 >= stop - start:
+            for piece in pieces:
+                self._pack(piece)
+            return
+        for piece in pieces:
+            _refer(piece.entry, len(self._items), piece.start - start, piece.tensor)
+        self._store(pieces[0].tensor, pieces[0].tensor.untyped_storage(), start, stop)
+
+    def _pack(self, piece: _Piece) -> None:
+        """A storage of its own for this piece, without the gaps; repeated dimensions stay repeated."""
+        tensor, strides = piece.tensor, piece.tensor.stride()
+        kept = [size if stride else 1 for size, stride in zip(tensor.shape, strides, strict=True)]
+        window = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        window.set_(tensor.untyped_storage(), tensor.storage_offset(), kept, strides)
+        packed = window.clone(memory_format=torch.contiguous_format)
+        piece.entry[2] = len(self._items)
+        steps = zip(packed.stride(), strides, strict=True)
+        note(piece.entry, "strides", [step if stride else 0 for step, stride in steps])
+        self._store(tensor, packed.untyped_storage(), 0, piece.dense)
+
+    def _store(self, tensor: torch.Tensor, storage: torch.UntypedStorage, start: int, stop: int) -> None:
+        """Send these bytes of a storage that is on the tensor's device."""
+        size, target = stop - start, self.target(tensor)
+        if not tensor.is_cpu:
+            storage, start = fetched(storage, start, size), 0
+        item = self._bytes(storage, start, size)
+        self._items.append(item if target is None else [item, target])
+
+    def _bytes(self, storage: torch.UntypedStorage, start: int, size: int) -> bytes | int:
+        if size < SMALL or size < self._room:
+            self._room -= size if size >= SMALL else 0
+            return ctypes.string_at(storage.data_ptr() + start, size)
+        window = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (size,), (1,))
+        self._buffers.append(window.numpy().data.toreadonly())
+        return size
+
+
+def _strided(entry: Entry, tensor: torch.Tensor, start: int) -> tuple[int, int]:
+    """Where a tensor with strides ends, and how many bytes its elements take."""
+    shape, strides, item = tensor.shape, tensor.stride(), tensor.element_size()
+    note(entry, "strides", list(strides))
+    dense = math.prod(size for size, stride in zip(shape, strides, strict=True) if stride)
+    return start + (last_index(shape, strides) + 1) * item, dense * item
+
+
+def _refer(entry: Entry, number: int, start: int, tensor: torch.Tensor) -> None:
+    entry[2] = number
+    if start:
+        note(entry, "offset", start // tensor.element_size())
+
+
+def _groups(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
+    """Pieces of one storage that overlap or lie near each other, in order of their start."""
+    pieces.sort(key=lambda piece: piece.start)
+    group, end = [pieces[0]], pieces[0].stop
+    for piece in pieces[1:]:
+        if piece.start - end >= WORTH_PACKING:
+            yield group
+            group = []
+        group.append(piece)
+        end = max(end, piece.stop)
+    yield group
+
+
+def note(entry: Entry, key: str, value: Any) -> None:
+    """Add a note to an entry."""
+    if len(entry) == 3:
+        entry.append({})
+    entry[3][key] = value
+
+
+def last_index(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Index of the last element that a tensor without offset touches; the tensor is not empty."""
+    return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.qint", "torch.quint"))
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+Buffer = memoryview | bytearray | bytes
+_MOST = 64
+"""Beyond so many tensors (or dimensions) the general way is no slower."""
+_WANTED = {"requires_grad": True}
+_INTS = frozenset({int})
+
+
+def encode_dense(tensors: Sequence[torch.Tensor]) -> tuple[bytes, list[memoryview]] | None:
+    """The table and buffers of tensors that each fill a storage of their own, on the CPU."""
+    items: list[bytes | int] = []
+    buffers: list[memoryview] = []
+    entries: list[tuple[Any, ...]] = []
+    addresses: set[int] = set()
+    room = INLINE
+    try:
+        for tensor in tensors:
+            size, storage = tensor.nbytes, tensor.untyped_storage()
+            if not size or storage.nbytes() != size or not tensor.is_contiguous() or type(tensor) is not torch.Tensor:
+                return None
+            addresses.add(storage.data_ptr())
+            entry: tuple[Any, ...] = (NAMES[tensor.dtype], tensor.shape, len(items))
+            if tensor.requires_grad:
+                tensor, entry = tensor.detach(), (*entry, _WANTED)
+            entries.append(entry)
+            array = tensor.numpy()  # numpy knows neither devices, layouts nor lazy bits, and says so
+            if size < SMALL:
+                items.append(array.tobytes())
+            elif size < room:
+                items.append(array.tobytes())
+                room -= size
+            else:
+                items.append(size)
+                buffers.append(array.reshape(-1).view(np.uint8).data.toreadonly())
+    except (KeyError, TypeError, RuntimeError):
+        return None
+    return (packed((items, entries)), buffers) if len(addresses) == len(items) <= _MOST else None
+
+
+def decode_dense(storages: Any, entries: Any, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor], int] | None:
+    """The tensors of such a table, and how many of the buffers it used; nothing has been checked yet."""
+    if type(storages) is not list or type(entries) is not list or len(storages) != len(entries):
+        return None
+    found: list[torch.Tensor] = []
+    left = iter(buffers)
+    used = 0
+    for data, entry in zip(storages, entries, strict=True):
+        if type(entry) is not list:
+            return None
+        if len(entry) == 3:
+            name, shape, number = entry
+        elif len(entry) == 4 and entry[3] == _WANTED:
+            name, shape, number, _ = entry
+        else:
+            return None
+        dtype, inline = DTYPES.get(name), type(data) is bytes
+        memory: Buffer | None = bytearray(data) if inline else _next(left, data)
+        if not memory or dtype is None or number != len(found) or not _fills(shape, dtype.itemsize, len(memory)):
+            return None
+        if not inline:
+            used += 1
+        tensor = torch.frombuffer(memory, dtype=dtype)
+        if len(shape) != 1:
+            tensor.resize_(shape)
+        found.append(tensor if len(entry) == 3 else tensor.requires_grad_())
+    return found, used
+
+
+def _next(buffers: Iterator[Buffer], length: Any) -> memoryview | bytearray | None:
+    """The next buffer, if it has that length and may become a tensor as it is."""
+    buffer = next(buffers, None)
+    if type(length) is not int or type(buffer) not in (memoryview, bytearray):
+        return None
+    view = memoryview(buffer)  # type: ignore[arg-type]
+    return None if view.readonly or view.itemsize != 1 or view.nbytes != length else view
+
+
+def _fills(shape: Any, itemsize: int, size: int) -> bool:
+    """Whether this is a shape, and takes so many bytes."""
+    if type(shape) is not list or len(shape) > _MOST or not _INTS.issuperset(map(type, shape)):
+        return False
+    return math.prod(shape) * itemsize == size and (not shape or min(shape) > 0)
+
+
+_NOTES = frozenset(
+    {
+        *("strides", "offset", "device", "requires_grad", "parameter", "conj", "neg"),
+        *("layout", "coalesced", "quantizer", "parts"),
+    }
+)
+_MAX_DIMENSIONS = 64
+_MAX_SIZE = (1 << 63) - 1
+
+
+def encode(tensors: Sequence[torch.Tensor], route: Route = CPU_ONLY) -> tuple[bytes, list[memoryview]]:
+    """The table and the out-of-band buffers: read-only views of memory, which must not change until sent.
+
+    Raises SerializationError for a tensor that has no memory, or whose device has no way on this route.
+    """
+    if not route.targets and (quickly := encode_dense(tensors)) is not None:
+        return quickly
+    return _encode(tensors, Storages(route))
+
+
+def _encode(tensors: Sequence[torch.Tensor], storages: Storages) -> tuple[bytes, list[memoryview]]:
+    try:
+        entries = [_entry(tensor, storages) for tensor in tensors]
+    except (NotImplementedError, RuntimeError) as error:
+        reason = next(filter(None, map(tensor_types.unsendable, tensors)), None)
+        if isinstance(error, SerializationError) or reason is None:
+            raise
+        raise SerializationError(reason) from error
+    items, buffers = storages.finish()
+    return msgpack.packb([items, entries]), buffers
+
+
+def _entry(tensor: torch.Tensor, storages: Storages) -> Entry:
+    kind = type(tensor)
+    plain = tensor if kind in tensor_types.ORDINARY else tensor_types.undressed(tensor)
+    entry: Entry = [NAMES.get(plain.dtype), list(plain.shape), None]
+    if tensor.requires_grad:
+        note(entry, "requires_grad", True)
+    if kind is torch.nn.Parameter:
+        note(entry, "parameter", True)
+    if plain.layout is not torch.strided:
+        _compose(entry, *tensor_types.sparse_notes(plain.detach()), storages)
+        return entry
+    if plain.is_quantized:
+        _compose(entry, *tensor_types.quantizer_notes(plain), storages)
+        plain = tensor_types.integers(plain)
+        entry[0] = NAMES[plain.dtype]
+    if plain.is_conj():
+        note(entry, "conj", True)
+    if plain.is_neg():
+        note(entry, "neg", True)
+    if plain.is_meta:
+        note(entry, "device", "meta")
+        note(entry, "strides", list(plain.stride()))
+    elif plain.numel():
+        storages.place(entry, plain)
+    elif target := storages.target(plain):
+        note(entry, "device", target)
+    return entry
+
+
+def _compose(entry: Entry, notes: tensor_types.Notes, parts: tensor_types.Parts, storages: Storages) -> None:
+    for key, value in notes.items():
+        note(entry, key, value)
+    if parts:
+        note(entry, "parts", [_entry(part, storages) for part in parts])
+
+
+def decode(table: bytes, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor], int]:
+    """The tensors of a table, and how many of the buffers it used.
+
+    Writable buffers (16-byte aligned) become the tensors' memory; read-only ones are copied. ProtocolError for what no
+    sender of this version would have written, SerializationError for a device that is not here.
+    """
+    try:
+        storages, entries = msgpack.unpackb(table)
+        if (quickly := decode_dense(storages, entries, buffers)) is not None:
+            return quickly
+        reader = _Reader(storages, buffers)
+        return [reader.tensor(entry) for entry in entries], reader.used
+    except (ProtocolError, SerializationError):
+        raise
+    except (TypeError, ValueError, RuntimeError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"the peer sent a broken tensor table: {error}") from error
+
+
+class _Reader:
+    """Makes the tensors of one table, all of whose numbers are suspect."""
+
+    def __init__(self, storages: list[Any], buffers: Sequence[Buffer]) -> None:
+        self.used = 0
+        self._buffers = buffers
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._memory = [self._taken(number, item) for number, item in enumerate(storages)]
+
+    def _taken(self, number: int, item: Any) -> memoryview | bytearray:
+        if type(item) is not list:
+            return bytearray(item) if type(item) is bytes else self._next(item)
+        inner, name = item
+        memory = bytearray(inner) if type(inner) is bytes else self._next(inner)
+        self._storages[number] = tensor_types.placed(memory, tensor_types.here(name))
+        return memory
+
+    def _next(self, length: Any) -> memoryview | bytearray:
+        if self.used == len(self._buffers):
+            raise _broken("a storage has no buffer")
+        buffer = memoryview(self._buffers[self.used]).cast("B")
+        if buffer.nbytes != length:
+            raise _broken(f"a buffer of {buffer.nbytes} bytes was announced as {length!r}")
+        self.used += 1
+        return bytearray(buffer) if buffer.readonly else buffer
+
+    def tensor(self, entry: Any) -> torch.Tensor:
+        name, sizes, index, *rest = entry
+        notes = rest[0] if rest else {}
+        if len(rest) > 1 or type(notes) is not dict:
+            raise _broken("an entry is too long")
+        if name not in DTYPES:
+            raise _broken(f"there is no dtype {name!r}")
+        if unknown := notes.keys() - _NOTES:
+            raise ProtocolError(f"a tensor has {sorted(map(str, unknown))}, which this version of rpcbench cannot keep")
+        tensor = self._bare(DTYPES[name], _naturals(sizes), index, notes)
+        return _finished(tensor, notes) if notes else tensor
+
+    def _bare(self, dtype: torch.dtype, shape: list[int], index: Any, notes: dict[str, Any]) -> torch.Tensor:
+        if "layout" in notes:
+            return tensor_types.sparse(dtype, shape, notes, self._parts(notes))
+        if index is None:
+            plain = _without_memory(dtype, shape, notes)
+        else:
+            plain = self._strided(dtype, shape, _natural(index), notes)
+        return tensor_types.quantized(plain, notes["quantizer"], self._parts(notes)) if "quantizer" in notes else plain
+
+    def _parts(self, notes: dict[str, Any]) -> tensor_types.Parts:
+        entries = notes.get("parts", ())
+        if any(len(part) > 3 and ("layout" in part[3] or "quantizer" in part[3]) for part in entries):
+            raise _broken("a part of a tensor has parts")
+        return [self.tensor(part) for part in entries]
+
+    def _strided(self, dtype: torch.dtype, shape: list[int], index: int, notes: dict[str, Any]) -> torch.Tensor:
+        if index >= len(self._memory):
+            raise _broken(f"there is no storage {index}")
+        size, count = len(self._memory[index]), math.prod(shape)
+        if not 0 < count <= _MAX_SIZE:
+            raise _broken(f"a stored tensor cannot have the shape {shape}")
+        if not notes and count * dtype.itemsize == size and index not in self._storages:
+            return self._first(index, dtype, shape)
+        offset = _natural(notes.get("offset", 0))
+        strides = _naturals(notes["strides"]) if "strides" in notes else ()
+        last = last_index(shape, strides) if "strides" in notes else count - 1
+        if (offset + last + 1) * dtype.itemsize > size:
+            raise _broken("a tensor reaches beyond its storage")
+        storage = self._storage(index)
+        return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, strides)
+
+    def _first(self, index: int, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+        """The quick way for a tensor that fills its storage, and is the first to use it."""
+        tensor = torch.frombuffer(self._memory[index], dtype=dtype)
+        self._storages[index] = tensor.untyped_storage()
+        return tensor if len(shape) == 1 else tensor.resize_(shape)
+
+    def _storage(self, index: int) -> torch.UntypedStorage:
+        if index not in self._storages:
+            self._storages[index] = torch.frombuffer(self._memory[index], dtype=torch.uint8).untyped_storage()
+        return self._storages[index]
+
+
+def _without_memory(dtype: torch.dtype, shape: list[int], notes: dict[str, Any]) -> torch.Tensor:
+    device = tensor_types.here(notes["device"]) if "device" in notes else CPU
+    if device.type == "meta":
+        strides = _naturals(notes.get("strides"))
+        if max(math.prod(shape), last_index(shape, strides)) * dtype.itemsize > _MAX_SIZE:
+            raise _broken(f"a tensor cannot have the shape {shape}")
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    if 0 not in shape or math.prod(size or 1 for size in shape) > _MAX_SIZE:
+        raise _broken(f"a tensor without storage cannot have the shape {shape}")
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _finished(tensor: torch.Tensor, notes: dict[str, Any]) -> torch.Tensor:
+    if notes.get("conj"):
+        tensor = tensor.conj()
+    if notes.get("neg"):
+        tensor = torch._neg_view(tensor)
+    wanted = bool(notes.get("requires_grad"))
+    return torch.nn.Parameter(tensor, wanted) if notes.get("parameter") else tensor.requires_grad_(wanted)
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MAX_SIZE:
+        raise _broken(f"{value!r} is no size")
+    return value
+
+
+def _naturals(values: Any) -> list[int]:
+    if type(values) is not list or len(values) > _MAX_DIMENSIONS:
+        raise _broken("a shape is too long")
+    for value in values:
+        _natural(value)
+    return values
+
+
+def _broken(what: str) -> ProtocolError:
+    return ProtocolError(f"the peer sent a broken tensor table: {what}")
