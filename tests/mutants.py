@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from rpcbench.protocol import delivery, records, short
+from rpcbench.protocol import backward, delivery
 from rpcbench.protocol import effects as fx
+from rpcbench.protocol.backward import Contexts, Tally, Walks, union
 from rpcbench.protocol.calls import Calls
-from rpcbench.protocol.contexts import Contexts
 from rpcbench.protocol.delivery import Delivery, Pair
 from rpcbench.protocol.node import Node
-from rpcbench.protocol.records import Tally, union
 from rpcbench.protocol.rrefs import RRefs
-from rpcbench.protocol.walks import Walks
 from rpcbench.wire import messages as m
 
 
@@ -93,11 +91,11 @@ def discovery_does_not_wait_for_answers(patch: pytest.MonkeyPatch) -> None:
 
 
 def messages_say_only_what_is_right_behind_them(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(records, "union", lambda parts, *more: tuple({*more, *(part[0] for part in parts if part)}))
+    patch.setattr(backward, "union", lambda parts, *more: tuple({*more, *(part[0] for part in parts if part)}))
 
 
 def what_is_unknown_is_taken_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(records, "union", lambda parts, *more: union((part or () for part in parts), *more))
+    patch.setattr(backward, "union", lambda parts, *more: union((part or () for part in parts), *more))
 
 
 def reports_count_once_for_all_gradients(patch: pytest.MonkeyPatch) -> None:
@@ -181,7 +179,7 @@ def what_was_shared_with_a_predecessor_is_sent(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Node, "_still_meant", lambda self, message: True)
 
 
-# -- the short way
+# -- the fast path
 def _is_next(pair: Pair, seq: int) -> bool:
     """Whether it is the next one to come, whoever has sent it."""
     return delivery.count_of(seq) == pair.window.floor and not pair.window.ahead
@@ -225,7 +223,7 @@ def answers_are_sent_briefly_to_who_waits_no_more(patch: pytest.MonkeyPatch) -> 
         pair = node.delivery.pairs.get(to)
         return node.delivery.number(pair, result) if pair is not None and node.delivery.ticking else None
 
-    patch.setattr(short, "answer", answer)
+    patch.setattr(Node, "fast_answer", answer)
 
 
 def answers_taken_briefly_leave_the_call(patch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Each message that arrives goes to the machine, and each reply to the call that waits for it.
 
-Calls, fetches and results that bring no RRefs take the short way, where there is one (see `protocol.short`). A call
+Calls, fetches and results that bring no RRefs take the short way, where there is one (see `protocol.node`). A call
 that finds room then begins at once, on the thread that runs the receive loop.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from rpcbench.protocol.waits import Call, Fact, Inquiry, Need
+from rpcbench.protocol.calls import CallKey, Fact, Inquiry, Need
 
 Name = Callable[[int], str]
 
@@ -35,12 +35,14 @@ def round_trip(circle: Sequence[Fact], name: Name) -> str:
     return f"calls wait for each other in a circle: {' → '.join([*steps, steps[0]])}"
 
 
-def story(needs: Iterable[Need], facts: Mapping[Call, Fact], name: Name) -> list[str]:
+def story(needs: Iterable[Need], facts: Mapping[CallKey, Fact], name: Name) -> list[str]:
     """What somebody waits for, and what that waits for, one line each."""
     return _story(needs, facts, name, set(), "  ")
 
 
-def _story(needs: Iterable[Need], facts: Mapping[Call, Fact], name: Name, told: set[Call], indent: str) -> list[str]:
+def _story(
+    needs: Iterable[Need], facts: Mapping[CallKey, Fact], name: Name, told: set[CallKey], indent: str
+) -> list[str]:
     lines = []
     for call, at in needs:
         fact = facts.get(call)
@@ -80,7 +82,7 @@ def report(members: Sequence[tuple[int, str]], found: Mapping[int, Answer]) -> s
     return "\n".join(lines)
 
 
-def _member(name: str, answer: Answer | None, facts: Mapping[Call, Fact], names: Name) -> list[str]:
+def _member(name: str, answer: Answer | None, facts: Mapping[CallKey, Fact], names: Name) -> list[str]:
     if answer is None:
         return [f"{name} gives no answer: it is stopped, or busy in code that lets no other thread run"]
     said, others = answer

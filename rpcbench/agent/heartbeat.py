@@ -12,7 +12,7 @@ from collections.abc import Callable
 from rpcbench.agent.peers import Peers
 from rpcbench.base.conditions import Flag
 from rpcbench.base.config import WorldConfig
-from rpcbench.protocol.life import Life, Sound, Verdict
+from rpcbench.protocol.membership import FailureDetector, Sound, Verdict
 
 
 class Heartbeat:
@@ -21,7 +21,7 @@ class Heartbeat:
     def __init__(
         self, config: WorldConfig, peers: Peers, clock: Callable[[], float], judged: Callable[[Verdict], None]
     ) -> None:
-        self._life = Life(config.suspect_seconds, config.lost_seconds, config.stuck_seconds)
+        self._life = FailureDetector(config.suspect_seconds, config.lost_seconds, config.stuck_seconds)
         self._peers = peers
         self._clock = clock
         self._judged = judged

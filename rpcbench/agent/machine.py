@@ -8,7 +8,6 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from rpcbench.agent.interrupts import interruptible, uninterrupted
 from rpcbench.base.conditions import Flag
-from rpcbench.protocol import short
 from rpcbench.protocol.effects import Effect, Effects, Send
 from rpcbench.protocol.node import Node
 from rpcbench.wire.messages import Call, Create, Fetch, Result
@@ -45,22 +44,22 @@ class Machine:
         with self._lock:
             return question(self._node, *args, **kwargs)
 
-    # -- the short way, see `protocol.short`
+    # -- the fast path, see `protocol.node`
     def call(self, to: int, message: Call | Create | Fetch, now: float, timeout: float | None) -> Send | None:
         with self._lock:
-            return short.call(self._node, to, message, now, timeout)
+            return self._node.fast_call(to, message, now, timeout)
 
     def take(self, source: int, seq: int, message: Call | Fetch, now: float) -> bool:
         with self._lock:
-            return short.take(self._node, source, seq, message, now)
+            return self._node.fast_take(source, seq, message, now)
 
     def answer(self, to: int, result: Result) -> Send | None:
         with self._lock:
-            return short.answer(self._node, to, result)
+            return self._node.fast_answer(to, result)
 
     def resolve(self, source: int, seq: int, result: Result) -> bool:
         with self._lock:
-            return short.resolve(self._node, source, seq, result)
+            return self._node.fast_resolve(source, seq, result)
 
     def flush(self, seconds: float) -> None:
         """Wait until the others have what was sent, so many seconds at most: nobody sends it again once we stop."""

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from rpcbench.agent.links import Links
 from rpcbench.agent.machine import Machine
 from rpcbench.agent.roster import Roster
-from rpcbench.protocol.life import Verdict
-from rpcbench.protocol.membership import Membership
+from rpcbench.protocol.membership import Membership, Verdict
 from rpcbench.transport.handshake import Identity, Objection
 from rpcbench.wire.encoding import unpack
 from rpcbench.wire.framing import Frame

@@ -163,7 +163,7 @@ class RequestSender:
             self._send(numbered, False)
 
     def _at_length(self, to: int, message: Call | Create | Fetch, now: float, seconds: float | None) -> None:
-        """Of a request that changes more than the tables of calls (see `protocol.short`)."""
+        """Of a request that changes more than the tables of calls (see `protocol.node`)."""
 
         def begin(node: Node) -> fx.Effects:  # a deadline that passes before the call is known would be missed
             self._keeper.wake_in(message.call, now, seconds)

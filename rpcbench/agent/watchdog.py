@@ -24,8 +24,8 @@ from rpcbench.agent.stacks import Doing, threads
 from rpcbench.base.errors import DeadlockError
 from rpcbench.base.futures import Future
 from rpcbench.base.ids import Id
+from rpcbench.protocol.calls import CallKey, Fact, Inquiry, Need
 from rpcbench.protocol.node import Node
-from rpcbench.protocol.waits import Call, Fact, Inquiry, Need
 
 ASK, TOLD, BREAK = "waits.ask", "waits.told", "waits.break"
 _ANSWER_SECONDS = 1.0
@@ -44,7 +44,7 @@ class Watchdog:
         self._lock = threading.Lock()
         self._probing = False
         self._overdue: dict[int, float] = {}  # thread → seconds
-        self._told: set[Call] = set()
+        self._told: set[CallKey] = set()
         agent.on_long_wait = self._long_wait
         agent.on_notice(ASK, self._asked)
         agent.on_notice(TOLD, self._heard)
@@ -95,7 +95,7 @@ class Watchdog:
         self._agent.notify(victim.at, BREAK, [victim.call, need.call, text])
 
     def _break(self, source: int, data: list[Any]) -> None:
-        call, need, text = Call(*data[0]), Call(*data[1]), data[2]
+        call, need, text = CallKey(*data[0]), CallKey(*data[1]), data[2]
         for doing in threads():
             waits = doing.serving == (self._agent, *call) and need in [n.call for n in self._needs(doing.future)]
             if waits and doing.future is not None:
@@ -155,7 +155,7 @@ class Watchdog:
         if state == "begun":
             state = "runs" if not needs else "asks" if doing is None else "waits"
         places = doing.places if doing else ()
-        return Fact(Call(source, number), self._agent.id, label, state, self._agent.clock() - since, needs, places)
+        return Fact(CallKey(source, number), self._agent.id, label, state, self._agent.clock() - since, needs, places)
 
     # -- what a future waits for
     def _needs(self, future: Future[Any] | None) -> tuple[Need, ...]:
@@ -168,14 +168,14 @@ class Watchdog:
             rref = self._agent.values.rref_of(origin)
             return () if rref is None else self._makers(rref)
         waiting = self._agent.machine.ask(lambda node: node.calls.outgoing.get(number))
-        return () if waiting is None else (Need(Call(self._agent.id, number), waiting.to),)
+        return () if waiting is None else (Need(CallKey(self._agent.id, number), waiting.to),)
 
     def _makers(self, rref: Id) -> tuple[Need, ...]:
         """The call that is to make a value of this member, if it has come."""
 
         def look(node: Node) -> tuple[Need, ...]:
             serving = node.calls.serving.items()
-            return tuple(Need(Call(*key), node.me) for key, entry in serving if entry.makes == rref)
+            return tuple(Need(CallKey(*key), node.me) for key, entry in serving if entry.makes == rref)
 
         return self._agent.machine.ask(look)
 
@@ -204,12 +204,12 @@ def _other(data: list[Any]) -> OtherWait:
 
 
 def _read(needs: list[Any]) -> tuple[Need, ...]:
-    return tuple(Need(Call(*call), at) for call, at in needs)
+    return tuple(Need(CallKey(*call), at) for call, at in needs)
 
 
 def _fact(data: list[Any]) -> Fact:
     call, at, label, state, seconds, needs, places = data
-    return Fact(Call(*call), at, label, state, seconds, _read(needs), tuple(places))
+    return Fact(CallKey(*call), at, label, state, seconds, _read(needs), tuple(places))
 
 
 def _same(one: list[Fact], other: list[Fact]) -> bool:

@@ -1,4 +1,4 @@
-"""Backward passes on one worker: answers the questions of `protocol.walks` with the graph that was recorded.
+"""Backward passes on one worker: answers the questions of `protocol.backward` with the graph that was recorded.
 
 A pass runs on one thread at a time; gradients that arrive meanwhile queue. What belongs to a pass that began here runs
 on the thread that called `backward`, the rest on pool threads. Several passes may run at once.
@@ -22,7 +22,7 @@ from rpcbench.autograd.regions import Fired, LocalPass
 from rpcbench.autograd.told import Told
 from rpcbench.base.futures import blocked
 from rpcbench.base.ids import Counter, Id, worker_of
-from rpcbench.protocol.records import ROOT
+from rpcbench.protocol.backward import ROOT
 from rpcbench.serialization.tensor_types import Route
 from rpcbench.wire.messages import Body, Gradients, WalkFailed
 

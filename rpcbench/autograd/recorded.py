@@ -1,4 +1,4 @@
-"""What a worker keeps for one context, beside the tables of `protocol.contexts`: graph, gradients, and passes on it."""
+"""What a worker keeps for one context, beside the tables of `protocol.backward`: graph, gradients, and passes on it."""
 
 from __future__ import annotations
 

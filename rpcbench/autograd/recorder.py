@@ -1,4 +1,4 @@
-"""Distributed autograd on one worker: the graph behind the tables of `protocol.contexts`.
+"""Distributed autograd on one worker: the graph behind the tables of `protocol.backward`.
 
 Remembers for each context what was sent (edges into the local graph), what was received, and the gradients of this
 worker's leaves. A message is recorded whatever grad mode its thread is in. `passes` goes back over what is here.
@@ -31,8 +31,8 @@ from rpcbench.autograd.passes import Passes
 from rpcbench.autograd.recorded import Recorded, SentTensors
 from rpcbench.autograd.told import Told
 from rpcbench.base.ids import Counter, Id, first_serial, global_id
+from rpcbench.protocol.backward import Sent
 from rpcbench.protocol.node import Node
-from rpcbench.protocol.records import Sent
 from rpcbench.serialization.tensor_types import Route
 from rpcbench.wire.messages import Scope
 

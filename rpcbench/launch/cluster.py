@@ -38,7 +38,7 @@ from rpcbench.launch.status import Watched
 from rpcbench.launch.stopping import complaint, stopped
 from rpcbench.launch.worker import LEAVE, STOP, Place, meet
 from rpcbench.launch.workforce import START_SECONDS, Workforce, cluster
-from rpcbench.protocol.life import SILENT
+from rpcbench.protocol.membership import SILENT
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.rpc.start import start_agent
 from rpcbench.serialization.tensor_types import Name

@@ -25,8 +25,34 @@ from typing import Any
 
 from rpcbench.base.events import Told
 from rpcbench.protocol.effects import Effects, Send, Wake
-from rpcbench.protocol.window import Window
 from rpcbench.wire import messages as m
+
+
+class SeenWindow:
+    def __init__(self) -> None:
+        self.floor = 0
+        self.ahead: set[int] = set()  # what has come early
+
+    def first_time(self, number: int) -> bool:
+        """True once for each number."""
+        if number == self.floor and not self.ahead:
+            self.floor += 1
+            return True
+        if number < self.floor or number in self.ahead:
+            return False
+        self.ahead.add(number)
+        while self.floor in self.ahead:
+            self.ahead.remove(self.floor)
+            self.floor += 1
+        return True
+
+    def early(self, most: int) -> tuple[int, ...]:
+        """The first numbers seen beyond a gap."""
+        return tuple(sorted(self.ahead)[:most])
+
+    def __len__(self) -> int:
+        return len(self.ahead)
+
 
 COUNT_BITS, LIFE_BITS = 40, 12
 _COUNT, _LIFE = (1 << COUNT_BITS) - 1, (1 << LIFE_BITS) - 1
@@ -62,7 +88,7 @@ class Pair:
         self.kept: dict[int, m.Message] = {}  # of those with a body, a pair of kind and other fields: quick to make
         self.late: dict[int, int] = {}  # of those, ticks that have passed
         self.asked: dict[int, m.Message] = {}
-        self.window = Window()
+        self.window = SeenWindow()
         self.owed = 0
 
     # -- sending

@@ -14,17 +14,114 @@ heir is asked before it has seen that view waits for it. A leader that dies has 
 
 A process that starts again under the same id has a higher incarnation. Where member 0 launches the others, its
 predecessor is gone by that; elsewhere nobody takes the place of a member that lives.
+
+The failure detector judges which peers on other hosts are alive by what is heard of them: any bytes are a sign of life.
+A peer that says nothing is suspect after a while, and lost after a little more; but as long as its host acknowledges
+what it is sent, its process is there, if stopped or too busy to answer, and gets more time. A process that was stopped
+itself must not blame the others: a tick that comes late makes all peers fresh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from rpcbench.protocol.admission import misfit
 from rpcbench.protocol.effects import Complete, Effects, Gone, HandedOver, Joined, Leads, Rejected, Watch
 from rpcbench.protocol.rrefs import Outbox
 from rpcbench.wire.messages import Join, Loss, Member, Past, Ready, Refused, Report, View
+
+
+class DepartedMembers(dict[int, Gone]):
+    def find(self, key: int | str) -> Gone | None:
+        """The latest under an id or a name."""
+        if isinstance(key, int):
+            return self.get(key)
+        return next((gone for gone in self.values() if gone.member.name == key), None)
+
+
+_MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."  # torch's words
+
+
+def misfit(source: int, member: Member, asked: int | None, size: int | None, there: Mapping[int, Member]) -> str | None:
+    """Why this member, who `asked` for a world of some size, is not one of a world of `size`; None where it may be."""
+    if source != member.id:
+        return f"worker {source} asks for id {member.id}"
+    if asked != size:
+        mixed = "" if size is not None and asked is not None else f"{_MIXED} "
+        return f"{mixed}this world is {_kind(size)}, but {member.name} asks to join one that is {_kind(asked)}"
+    if size is not None and not 0 <= member.id < size:
+        return f"id {member.id} of {member.name} does not fit a world of {size}"
+    if any(other.name == member.name for other in there.values()):
+        return f"worker name {member.name} is not unique: another worker has it already"
+    if member.id in there:
+        return f"id {member.id} of {member.name} is not unique: {there[member.id].name} has it already"
+    return None
+
+
+def _kind(world_size: int | None) -> str:
+    return "open (world_size=None)" if world_size is None else f"closed (world_size={world_size})"
+
+
+SILENT = "nothing was heard of it"
+_LATE = 1.0
+"""Seconds by which a tick may be late before this process counts as stopped meanwhile."""
+
+
+class Sound(NamedTuple):
+    """Of one peer: bytes it has sent so far, and seconds since its host acknowledged anything (None: not known)."""
+
+    heard: int
+    acknowledged: float | None
+
+
+class Verdict(NamedTuple):
+    """What has changed about a peer: "suspect", "recovered" or "lost"."""
+
+    peer: int
+    kind: str
+    reason: str
+
+
+class _Peer:
+    def __init__(self, heard: int, now: float) -> None:
+        self.heard = heard
+        self.since = now
+        self.suspect = False
+
+
+class FailureDetector:
+    """Seconds of silence until a peer is suspect, until it is lost, and until it is lost though its host answers."""
+
+    def __init__(self, suspect: float, lost: float, stuck: float) -> None:
+        self._suspect, self._lost, self._stuck = suspect, lost, stuck
+        self.period = min(suspect, lost) / 6
+        self._next: float | None = None
+        self._peers: dict[int, _Peer] = {}
+
+    def tick(self, now: float, sounds: Mapping[int, Sound]) -> list[Verdict]:
+        """A period has passed; `sounds` are those of all peers there are."""
+        if self._next is not None and now > self._next + _LATE:
+            for peer in self._peers.values():
+                peer.since = now
+        self._next = now + self.period
+        self._peers = {id_: self._peers.get(id_) or _Peer(-1, now) for id_ in sounds}
+        verdicts = [self._judge(id_, self._peers[id_], sound, now) for id_, sound in sounds.items()]
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    def _judge(self, id_: int, peer: _Peer, sound: Sound, now: float) -> Verdict | None:
+        if sound.heard != peer.heard:
+            peer.heard, peer.since = sound.heard, now
+            recovered, peer.suspect = peer.suspect, False
+            return Verdict(id_, "recovered", "it is heard again") if recovered else None
+        silent = now - peer.since
+        answers = sound.acknowledged is not None and sound.acknowledged < self._lost
+        if silent >= (self._stuck if answers else self._lost):
+            return Verdict(id_, "lost", f"{SILENT} for {silent:.1f} s")
+        if silent >= self._suspect and not peer.suspect:
+            peer.suspect = True
+            return Verdict(id_, "suspect", f"{SILENT} for {silent:.1f} s")
+        return None
+
 
 Outcome = tuple[Effects, Outbox]
 REQUESTS = (Join, Ready, Report)

@@ -19,7 +19,7 @@ from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.agent.requests import PendingCalls
 from rpcbench.base.errors import RemoteError
 from rpcbench.base.futures import Future
-from rpcbench.protocol import short
+from rpcbench.protocol import node
 from rpcbench.rpc import remote, rpc_sync
 from rpcbench.wire.messages import EMPTY, Result
 
@@ -95,7 +95,7 @@ def test_where_ctrl_c_could_come_between_two_steps_the_general_way_is_taken(
     """On the main thread, which delivers what a debugger has held, and answers what a callback has waited for."""
     steps: list[str] = []
     for step in ("resolve", "answer"):
-        monkeypatch.setattr(short, step, lambda *_, step=step: steps.append(step))
+        monkeypatch.setattr(node, step, lambda *_, step=step: steps.append(step))
     assert agents[0]._arrivals._settle(1, 0, Result(1, (), None, EMPTY)) is False
     agents[0].reply(1, 1, Result(1, (), None, EMPTY))
     assert steps == []

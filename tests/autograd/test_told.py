@@ -14,7 +14,7 @@ from rpcbench import autograd
 from rpcbench.agent.core import Agent
 from rpcbench.autograd import told
 from rpcbench.base.events import Made
-from rpcbench.protocol import records
+from rpcbench.protocol import backward
 from rpcbench.rpc import rpc_sync
 
 RECORDED_HERE = ["ContextCreated", "SendRecorded", "RecvRecorded"]
@@ -75,7 +75,7 @@ def test_a_part_that_has_run_is_told_while_another_waits(agents: list[Agent]) ->
 def test_discovery_is_told_where_messages_do_not_say_enough(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "MOST_BEHIND", 0)
+    monkeypatch.setattr(backward, "MOST_BEHIND", 0)
     here, there = map(listen, agents)
     one_step()
     until(lambda: bool(there) and there[-1] == "ContextReleased")

@@ -18,7 +18,7 @@ from rpcbench.autograd import graph
 from rpcbench.autograd.regions import LocalPass
 from rpcbench.base.ids import Id, global_id
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol.records import ROOT, Sent
+from rpcbench.protocol.backward import ROOT, Sent
 from rpcbench.wire import messages as m
 from rpcbench.wire.messages import Body
 

@@ -16,7 +16,7 @@ from simulation import Member, World
 
 from rpcbench.base.ids import Id, global_id, worker_of
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol.records import ROOT, Sent
+from rpcbench.protocol.backward import ROOT, Sent
 from rpcbench.wire import messages as m
 from rpcbench.wire.messages import Body
 

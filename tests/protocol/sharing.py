@@ -17,7 +17,6 @@ from simulation import LEADER, Event, Member, World
 from rpcbench.base.errors import WorkerLostError
 from rpcbench.base.ids import Id
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol import short
 from rpcbench.wire import messages as m
 
 Forks = tuple[m.Fork, ...]
@@ -137,21 +136,21 @@ class Sharer(Member):
 
     def _begin(self, to: int, message: Request, then: Callable[[], None] | None = None) -> None:
         def beginning() -> fx.Effects:
-            send = short.call(self.node, to, message, self.world.now, None) if self._briefly(message) else None
+            send = self.node.fast_call(to, message, self.world.now, None) if self._briefly(message) else None
             return [send] if send is not None else self.node.call(to, message, self.world.now, None)
 
         self.feed(beginning, then)
 
     def _briefly(self, message: m.Message) -> bool:
-        """Whether to try the short way with it."""
+        """Whether to try the fast path with it."""
         return not getattr(message, "forks", ()) and self.world.chance(0.5)
 
     def handle(self, source: int, seq: int, message: m.Message) -> fx.Effects:
         briefly, now = self._briefly(message), self.world.now
         match message:
-            case m.Call() | m.Fetch() if briefly and short.take(self.node, source, seq, message, now):
+            case m.Call() | m.Fetch() if briefly and self.node.fast_take(source, seq, message, now):
                 return [fx.Run(source, message)]
-            case m.Result() if briefly and short.resolve(self.node, source, seq, message):
+            case m.Result() if briefly and self.node.fast_resolve(source, seq, message):
                 return [fx.Resolve(message.call, source, message)]
         return super().handle(source, seq, message)
 
@@ -225,7 +224,7 @@ class Sharer(Member):
         result = m.Result(call, forks, None, m.EMPTY)
 
         def answering() -> fx.Effects:
-            send = short.answer(self.node, to, result) if self._briefly(result) else None
+            send = self.node.fast_answer(to, result) if self._briefly(result) else None
             if send is not None:
                 return [send]
             if self.node.calls.served(to, call):

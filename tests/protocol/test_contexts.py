@@ -8,9 +8,8 @@ from __future__ import annotations
 import pytest
 
 from rpcbench.base.ids import Id, first_serial, global_id
-from rpcbench.protocol.contexts import Contexts
+from rpcbench.protocol.backward import MOST_BEHIND, ROOT, Contexts, Sent, union
 from rpcbench.protocol.effects import Accumulate, Explore, ForgetContext, ForgetWalk, Propagate, WalkEnded
-from rpcbench.protocol.records import MOST_BEHIND, ROOT, Sent, union
 from rpcbench.wire.messages import (
     EMPTY,
     Attending,

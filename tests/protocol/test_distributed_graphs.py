@@ -14,7 +14,7 @@ from sizes import examples, sized
 
 from rpcbench.autograd import parts, taps
 from rpcbench.autograd.regions import LocalPass
-from rpcbench.protocol import records
+from rpcbench.protocol import backward
 
 seeds = st.integers(0, 1 << 32)
 GRAPHS = sized(50)
@@ -58,7 +58,7 @@ def the_engine_hands_out_what_leaves_a_part(patch: pytest.MonkeyPatch) -> None:
 
 
 def messages_tell_nothing_of_what_lies_further_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(records, "union", lambda parts_, *more: tuple({*more, *(part[0] for part in parts_ if part)}))
+    patch.setattr(backward, "union", lambda parts_, *more: tuple({*more, *(part[0] for part in parts_ if part)}))
 
 
 BUGS = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rpcbench.protocol.life import Life, Sound, Verdict
+from rpcbench.protocol.membership import FailureDetector, Sound, Verdict
 
 PEER = 3
 
@@ -11,7 +11,7 @@ class Watch:
     """Runs a `Life` of 3, 5 and 60 seconds from tick to tick."""
 
     def __init__(self) -> None:
-        self.life = Life(3.0, 5.0, 60.0)
+        self.life = FailureDetector(3.0, 5.0, 60.0)
         self.now = 1000.0
         self.told: list[tuple[float, str]] = []
 

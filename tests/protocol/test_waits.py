@@ -5,18 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcbench.protocol.waits import Call, Fact, Inquiry, Need
+from rpcbench.protocol.calls import CallKey, Fact, Inquiry, Need
 
-Graph = dict[Call, tuple[Need, ...]]
+Graph = dict[CallKey, tuple[Need, ...]]
 
 
 def graph(edges: dict[int, list[int]], members: int = 3) -> Graph:
     """Calls by number; number n is to be answered by member n modulo `members`."""
-    return {Call(n % 2, n): tuple(Need(Call(to % 2, to), to % members) for to in needs) for n, needs in edges.items()}
+    return {
+        CallKey(n % 2, n): tuple(Need(CallKey(to % 2, to), to % members) for to in needs) for n, needs in edges.items()
+    }
 
 
-def inquire(calls: Graph, start: list[int], members: int = 3) -> tuple[Inquiry, list[dict[int, list[Call]]]]:
-    inquiry = Inquiry([Need(Call(n % 2, n), n % members) for n in start])
+def inquire(calls: Graph, start: list[int], members: int = 3) -> tuple[Inquiry, list[dict[int, list[CallKey]]]]:
+    inquiry = Inquiry([Need(CallKey(n % 2, n), n % members) for n in start])
     rounds = []
     while asked := inquiry.questions():
         rounds.append(asked)
@@ -51,9 +53,9 @@ def test_each_call_is_asked_about_once_and_only_where_it_is() -> None:
     edges = {1: [2, 3, 6], 2: [5], 3: [5], 5: [1], 6: []}
     inquiry, rounds = inquire(graph(edges), [1])
     assert rounds == [
-        {1: [Call(1, 1)]},
-        {2: [Call(0, 2)], 0: [Call(1, 3), Call(0, 6)]},
-        {2: [Call(1, 5)]},
+        {1: [CallKey(1, 1)]},
+        {2: [CallKey(0, 2)], 0: [CallKey(1, 3), CallKey(0, 6)]},
+        {2: [CallKey(1, 5)]},
     ]
     assert sorted(fact.call.number for fact in inquiry.facts.values()) == [1, 2, 3, 5, 6]
 

@@ -1,4 +1,4 @@
-"""The short way leaves nodes as the general way does; that it does so in any order is what the simulation shows."""
+"""The fast path leaves nodes as the general way does; that it does so in any order is what the simulation shows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from simulation import Member, World
 
 from rpcbench.base.ids import Id
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol import short
 from rpcbench.protocol.delivery import OWED
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
@@ -56,16 +55,16 @@ def test_every_step_leaves_what_the_general_way_leaves() -> None:
         seen = []
         for asked in (call(1), m.Fetch(2, Id(1, 5), None, None)):
             if briefly:
-                send = short.call(caller, 1, asked, 3.0, 60.0)
-                assert send is not None and short.take(callee, 0, send.seq, send.message, 4.0)
+                send = caller.fast_call(1, asked, 3.0, 60.0)
+                assert send is not None and callee.fast_take(0, send.seq, send.message, 4.0)
             else:
                 (send,) = caller.call(1, asked, 3.0, 60.0)
                 assert callee.handle(0, send.seq, send.message, 4.0) == [fx.Enqueue(0, asked.call)]
                 assert callee.begin(0, asked.call, 4.0) == [fx.Run(0, asked)]
             seen += [send, _state(caller), _state(callee)]
             if briefly:
-                back = short.answer(callee, 0, result(asked.call))
-                assert back is not None and short.resolve(caller, 1, back.seq, back.message)
+                back = callee.fast_answer(0, result(asked.call))
+                assert back is not None and caller.fast_resolve(1, back.seq, back.message)
             else:
                 assert callee.calls.served(0, asked.call)
                 (back,) = callee.send(0, result(asked.call))
@@ -81,28 +80,28 @@ def test_a_call_that_makes_a_value_begins_as_in_the_general_way() -> None:
     for briefly in (True, False):
         caller, _ = two()
         made = m.Create(1, *caller.rrefs.create_user(1, "f"), "f", None, (), None, None, m.EMPTY)
-        send = short.call(caller, 1, made, 3.0, 60.0) if briefly else caller.call(1, made, 3.0, 60.0)[0]
+        send = caller.fast_call(1, made, 3.0, 60.0) if briefly else caller.call(1, made, 3.0, 60.0)[0]
         ways.append(repr((send, _state(caller))))
     assert ways[0] == ways[1]
 
 
 def test_nothing_is_done_where_there_would_be_more_to_do() -> None:
     caller, callee = two()
-    send = short.call(caller, 1, call(1), 0.0, None)
+    send = caller.fast_call(1, call(1), 0.0, None)
     assert send is not None
     before = repr((_state(caller), _state(callee)))
-    assert not short.take(callee, 0, send.seq + 1, call(2), 0.0), "the one before has not come"
-    assert not short.take(callee, 0, send.seq - 1, call(2), 0.0), "it has come"
-    assert not short.take(callee, 0, send.seq ^ 1 << 41, call(2), 0.0), "it is another process's"
-    assert not short.take(callee, 5, send.seq, call(2), 0.0), "nobody knows who that is"
-    assert short.call(caller, 5, call(2), 0.0, None) is None
+    assert not callee.fast_take(0, send.seq + 1, call(2), 0.0), "the one before has not come"
+    assert not callee.fast_take(0, send.seq - 1, call(2), 0.0), "it has come"
+    assert not callee.fast_take(0, send.seq ^ 1 << 41, call(2), 0.0), "it is another process's"
+    assert not callee.fast_take(5, send.seq, call(2), 0.0), "nobody knows who that is"
+    assert caller.fast_call(5, call(2), 0.0, None) is None
     gone = m.Create(2, Id(0, 7), Id(0, 8), "f", None, (), None, None, m.EMPTY)
-    assert short.call(caller, 1, gone, 0.0, None) is None, "whoever was to make it has gone since, with its fork"
-    assert short.answer(callee, 0, result(1)) is None, "nobody has asked for it"
-    assert not short.resolve(caller, 1, callee.delivery.pairs[0]._base | callee.delivery.pairs[0].sent, result(9))
+    assert caller.fast_call(1, gone, 0.0, None) is None, "whoever was to make it has gone since, with its fork"
+    assert callee.fast_answer(0, result(1)) is None, "nobody has asked for it"
+    assert not caller.fast_resolve(1, callee.delivery.pairs[0]._base | callee.delivery.pairs[0].sent, result(9))
     for node in (caller, callee):
         node.delivery.ticking = False
-    assert short.call(caller, 1, call(2), 0.0, None) is None and not short.take(callee, 0, send.seq, call(1), 0.0)
+    assert caller.fast_call(1, call(2), 0.0, None) is None and not callee.fast_take(0, send.seq, call(1), 0.0)
     caller.delivery.ticking = callee.delivery.ticking = True
     assert repr((_state(caller), _state(callee))) == before
 
@@ -110,14 +109,14 @@ def test_nothing_is_done_where_there_would_be_more_to_do() -> None:
 def test_acknowledgements_go_out_all_the_same() -> None:
     caller, callee = two()
     for number in range(3 * OWED):
-        send = short.call(caller, 1, call(number), 0.0, None)
+        send = caller.fast_call(1, call(number), 0.0, None)
         assert send is not None
-        if not short.take(callee, 0, send.seq, send.message, 0.0):
+        if not callee.fast_take(0, send.seq, send.message, 0.0):
             _carry(1, caller, callee.handle(0, send.seq, send.message, 0.0))
             callee.begin(0, number, 0.0)
-        back = short.answer(callee, 0, result(number))
+        back = callee.fast_answer(0, result(number))
         assert back is not None
-        if not short.resolve(caller, 1, back.seq, back.message):
+        if not caller.fast_resolve(1, back.seq, back.message):
             _carry(0, callee, caller.handle(1, back.seq, back.message, 0.0))
         assert len(caller.delivery.pairs[1].kept) <= OWED + 2 and len(callee.delivery.pairs[0].kept) <= OWED + 2
     assert not caller.calls.outgoing and not callee.calls.serving
