@@ -48,9 +48,8 @@ from rpcbench.base.futures import Future, blocked
 from rpcbench.base.ids import COUNTER_BITS, Id
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
-from rpcbench.transport.base import Link, Transmit
-from rpcbench.transport.host import host_id
-from rpcbench.transport.memory import MemoryConnection
+from rpcbench.transport.addresses import host_id
+from rpcbench.transport.base import Link, MemoryConnection, Transmit
 from rpcbench.wire import messages as m
 from rpcbench.wire.encoding import pack
 

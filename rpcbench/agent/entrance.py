@@ -17,11 +17,11 @@ from rpcbench.agent.half_open import HalfOpen
 from rpcbench.agent.pool import Job
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import NotConnectedError, ProtocolError, TurnedAwayError
-from rpcbench.transport import ends
+from rpcbench.transport import addresses
+from rpcbench.transport.addresses import Listener, Opener
 from rpcbench.transport.base import Stream
-from rpcbench.transport.ends import Listener, Opener
 from rpcbench.transport.handshake import NEWCOMER, UNBORN, Identity, Object, Offer
-from rpcbench.transport.meeting import Meeting
+from rpcbench.transport.rendezvous import Rendezvous
 from rpcbench.wire.messages import Member
 
 _log = logging.getLogger("rpcbench")
@@ -54,7 +54,7 @@ class Entrance:
         self._listeners: list[Listener] = []
         self._closed = False
         self._accept: Callable[[Listener], None] = lambda listener: None
-        self._meeting = Meeting(Path(config.directory))
+        self._meeting = Rendezvous(Path(config.directory))
         self._address = ""
 
     def bind(self, world: int) -> tuple[str, str]:
@@ -73,7 +73,7 @@ class Entrance:
 
     def _bind(self, world: int, founds: bool) -> tuple[str, str]:
         config = self._config
-        address = ends.own_address(Path(config.directory), config.id, config.incarnation)
+        address = addresses.own_address(Path(config.directory), config.id, config.incarnation)
         self._address = self._take(address)
         if founds and not self._meeting.found(world, self._address):
             raise TurnedAwayError(f"another process already listens where this world meets, in {config.directory}")

@@ -19,7 +19,7 @@ import psutil
 from rpcbench.agent.core import Agent
 from rpcbench.base.events import Row, Table
 from rpcbench.protocol.node import Node
-from rpcbench.transport.host import host_id
+from rpcbench.transport.addresses import host_id
 
 LOOK = "look"
 """The notice that asks: the number of the question."""

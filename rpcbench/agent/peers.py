@@ -26,12 +26,11 @@ from rpcbench.agent.ties import Tie, Ties
 from rpcbench.base.conditions import Flag
 from rpcbench.base.config import HANDSHAKE_SECONDS, WorldConfig
 from rpcbench.base.errors import NotConnectedError, ProtocolError
-from rpcbench.transport import versions
+from rpcbench.transport import handshake
+from rpcbench.transport.addresses import Opener, host_id
 from rpcbench.transport.base import Connection, Stream
-from rpcbench.transport.ends import Opener
 from rpcbench.transport.handshake import NEWCOMER, Identity, Objection
-from rpcbench.transport.host import host_id
-from rpcbench.transport.meeting import Meeting
+from rpcbench.transport.rendezvous import Rendezvous
 from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.wire.framing import Frame, Limits
 from rpcbench.wire.messages import Body
@@ -134,7 +133,7 @@ class Peers:
         raise NotConnectedError("it hung up")
 
     def _meeting_ways(self) -> list[str]:
-        meeting = Meeting(Path(self._config.directory))
+        meeting = Rendezvous(Path(self._config.directory))
         ways = [self._config.leader] if self._config.leader else []
         try:
             return [meeting.find(), *ways]
@@ -194,7 +193,7 @@ class Peers:
         if tie.connection.watch is not None:
             tie.connection.receiver = receiver
         self._reunion.stands(peer)
-        versions.warn(self.me.versions, peer.versions, peer.name)
+        handshake.warn_of_versions(self.me.versions, peer.versions, peer.name)
 
     def _start(self, target: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=target, name=f"rpcbench-{self.me.name}-{name}", daemon=True)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from rpcbench.base.errors import RpcError
 from rpcbench.bench.figures import Batch
 from rpcbench.bench.hosts import Host
-from rpcbench.transport import secret
+from rpcbench.transport import run_dir
 
 _REPLY_SECONDS = 120.0
 _END_SECONDS = 5.0
@@ -135,11 +135,11 @@ class Pair:
 def pairs(sides: Sequence[Side]) -> Iterator[list[Pair]]:
     """One pair for each side, met and frozen."""
     with tempfile.TemporaryDirectory(prefix="rpcbench-bench-") as directory, contextlib.ExitStack() as stack:
-        secret.make(Path(directory, "secret"))
+        run_dir.make_secret(Path(directory, "secret"))
         started = []
         for number, side in enumerate(sides):
             url = f"tcp://{side.hosts[0].address}:{_PORT + number}" if side.hosts else f"file://{directory}/{side.name}"
-            env = {secret.VARIABLE: f"{directory}/secret"} if side.hosts else {}
+            env = {run_dir.SECRET_VARIABLE: f"{directory}/secret"} if side.hosts else {}
             started.append(Pair(side, url, env))
             stack.callback(started[-1].close)
         for pair in started:

@@ -68,9 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     lab.set_defaults(run=_lab)
 
-    secret = commands.add_parser("secret", help="make the secret that workers on several hosts share")
-    secret.add_argument("path", type=Path, metavar="PATH", help="the new file")
-    secret.set_defaults(run=_secret)
+    run_dir = commands.add_parser("secret", help="make the secret that workers on several hosts share")
+    run_dir.add_argument("path", type=Path, metavar="PATH", help="the new file")
+    run_dir.set_defaults(run=_secret)
 
     bench = commands.add_parser("bench", help="time our RPC and another one on the same work, in one run")
     bench.add_argument("--against", choices=["torch", "ray", "monarch"], default="torch", help="the other side")
@@ -127,14 +127,14 @@ def _lab(options: argparse.Namespace) -> None:
 
 
 def _secret(options: argparse.Namespace) -> None:
-    from rpcbench.transport import secret
+    from rpcbench.transport import run_dir
 
     path = options.path.expanduser().absolute()
     try:
-        secret.make(path)
+        run_dir.make_secret(path)
     except OSError as error:
         raise RpcError(f"cannot make {path}: {error.strerror}") from error
-    print(f"Made {path}. Copy it to every host, and set {secret.VARIABLE}={path} for every worker.")
+    print(f"Made {path}. Copy it to every host, and set {run_dir.SECRET_VARIABLE}={path} for every worker.")
 
 
 def _bench(options: argparse.Namespace) -> None:

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from rpcbench.agent import current
 from rpcbench.base.errors import RpcTimeoutError, counted
 from rpcbench.distributed.stores import Place, polled, store_at
-from rpcbench.transport.host import host_id
+from rpcbench.transport.addresses import host_id
 
 _COMPLETE, _STALE = b"complete", b"stale"
 

@@ -42,9 +42,8 @@ from rpcbench.protocol.membership import SILENT
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.rpc.start import start_agent
 from rpcbench.serialization.tensor_types import Name
-from rpcbench.transport.facing import bind, outward
-from rpcbench.transport.host import host_id
-from rpcbench.transport.rundir import RunDirectory
+from rpcbench.transport.addresses import bind_address, host_id, outbound_address
+from rpcbench.transport.run_dir import RunDirectory
 
 if TYPE_CHECKING:
     from rpcbench.launch.joined import Joined
@@ -112,7 +111,7 @@ class Cluster(Workforce):
             self._launcher: Launcher = kinds.launcher(name, directory, {**given, **(options or {})})
             undo.callback(self._launcher.close)
             if self._launcher.far:
-                config = replace(config, remote=outward(address), bind=bind())
+                config = replace(config, remote=outbound_address(address), bind=bind_address())
             elif address is not None:
                 raise ValueError(f"address={address!r}: workers of launcher {name!r} are on this host and need none")
             self._launcher.warm()

@@ -29,7 +29,7 @@ from rpcbench.launch.lease import Lease, ended
 from rpcbench.launch.starter import Starter
 from rpcbench.launch.stopping import stopped
 from rpcbench.launch.zygote import kill_group
-from rpcbench.transport.rundir import RunDirectory
+from rpcbench.transport.run_dir import RunDirectory
 
 _FIELDS = ("cmd", "host", "name", "python")
 _END_SECONDS = 1.0

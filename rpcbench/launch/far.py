@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.launch import worker
-from rpcbench.transport import facing
-from rpcbench.transport.host import host_id
-from rpcbench.transport.rundir import RunDirectory
+from rpcbench.transport import addresses
+from rpcbench.transport.addresses import host_id
+from rpcbench.transport.run_dir import RunDirectory
 
 
 def main(config: WorldConfig) -> None:
@@ -27,7 +27,9 @@ def main(config: WorldConfig) -> None:
 @contextlib.contextmanager
 def settled(config: WorldConfig) -> Iterator[WorldConfig]:
     """The configuration with what only this host knows; its directory goes at the end of the block."""
-    here = replace(config, remote=facing.towards(config.leader.removeprefix("tls://")), bind=facing.bind())
+    here = replace(
+        config, remote=addresses.address_towards(config.leader.removeprefix("tls://")), bind=addresses.bind_address()
+    )
     if here.host == host_id():
         yield here
         return

@@ -33,7 +33,7 @@ from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.rpc.start import join
 from rpcbench.serialization.tensor_types import Name
-from rpcbench.transport.host import host_id
+from rpcbench.transport.addresses import host_id
 
 JOIN_SECONDS = 10.0
 _KILL_SECONDS = 10.0

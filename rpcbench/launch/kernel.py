@@ -30,7 +30,7 @@ from rpcbench.launch.handle import ProcessHandle, check_name, log_of
 from rpcbench.launch.kernel_process import KernelProcess
 from rpcbench.launch.lease import Lease, ended
 from rpcbench.launch.starter import Starter
-from rpcbench.transport.rundir import RunDirectory
+from rpcbench.transport.run_dir import RunDirectory
 
 _START_SECONDS = 60.0
 _TERM_SECONDS = 0.5

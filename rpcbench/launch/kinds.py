@@ -16,7 +16,7 @@ from rpcbench.base.errors import RpcError
 from rpcbench.launch.base import Launcher
 
 if TYPE_CHECKING:
-    from rpcbench.transport.rundir import RunDirectory
+    from rpcbench.transport.run_dir import RunDirectory
 
 GROUP = "rpcbench.launchers"
 OWN = {

@@ -14,7 +14,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.agent.health import Health
 from rpcbench.base.events import Row, Table
 from rpcbench.launch.worker import Place
-from rpcbench.transport.host import host_id
+from rpcbench.transport.addresses import host_id
 
 LINES = 8
 _WIDEST = 300

@@ -30,8 +30,8 @@ from typing import Any
 from rpcbench.base.config import PROTOCOL, WorldConfig
 from rpcbench.base.errors import RpcError, VersionMismatch
 from rpcbench.launch.zygote import kill_group, signal_group
-from rpcbench.transport.host import host_id
-from rpcbench.transport.rundir import RunDirectory
+from rpcbench.transport.addresses import host_id
+from rpcbench.transport.run_dir import RunDirectory
 
 ENTRY = "rpcbench.launch.far:main"
 TOLD = {signal.SIGTERM: b"terminate\n", signal.SIGKILL: b"kill\n"}
@@ -87,7 +87,7 @@ def _heard(arguments: Sequence[str]) -> Request:
 
 
 def _versions() -> list[str]:
-    """What must be the same before two processes talk, as in `transport.versions`, which compares more once they do."""
+    """What must be the same before two processes talk; `transport.handshake` compares more once they do."""
     return [f"protocol {PROTOCOL}", f"Python {'.'.join(platform.python_version_tuple()[:2])}"]
 
 

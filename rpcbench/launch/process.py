@@ -19,7 +19,7 @@ from rpcbench.launch import starters
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle, check_name
 from rpcbench.launch.lease import Lease, ended
-from rpcbench.transport.rundir import RunDirectory
+from rpcbench.transport.run_dir import RunDirectory
 
 ENTRY = "rpcbench.launch.worker:main"
 _MODES = ("fork", "spawn")

@@ -23,7 +23,7 @@ from rpcbench.agent import current
 from rpcbench.agent.core import Agent
 from rpcbench.base.errors import CollectiveError, UnknownWorkerError, WorkerLostError
 from rpcbench.base.futures import Future, wait_all
-from rpcbench.transport import tcp
+from rpcbench.transport import listeners
 from rpcbench.wire.messages import Member
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def take_place(place: Mapping[str, str], why: str) -> None:
 def _address() -> str:
     """Where other workers find this one: on loopback, where all are on one host."""
     remote = current.current().config.remote
-    return tcp.split(remote.removeprefix("tls://"))[0] if remote else _LOOPBACK
+    return listeners.split_address(remote.removeprefix("tls://"))[0] if remote else _LOOPBACK
 
 
 def _interface(address: str) -> str:

@@ -28,7 +28,7 @@ from rpcbench.base.errors import RpcError, ShutdownError
 from rpcbench.launch.base import ExitCallback
 from rpcbench.launch.handle import ProcessHandle, has_ended, log_of, tail
 from rpcbench.launch.zygote import kill_group, signal_group
-from rpcbench.transport.rundir import RunDirectory
+from rpcbench.transport.run_dir import RunDirectory
 
 _START_SECONDS = 60.0
 _CLOSE_SECONDS = 5.0

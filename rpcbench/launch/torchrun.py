@@ -25,7 +25,7 @@ from rpcbench.launch.handle import ProcessHandle, check_name
 from rpcbench.launch.lease import Lease, ended
 from rpcbench.launch.starter import Starter
 from rpcbench.launch.torchrun_gang import TorchrunGang
-from rpcbench.transport.rundir import RunDirectory
+from rpcbench.transport.run_dir import RunDirectory
 
 
 class TorchrunLauncher:

@@ -29,7 +29,7 @@ from rpcbench.launch.cells import CellRunner
 from rpcbench.launch.worker import obey
 from rpcbench.rpc.rendezvous import meet
 from rpcbench.rpc.start import join
-from rpcbench.transport import secret
+from rpcbench.transport import run_dir
 from rpcbench.wire.messages import Message, Notice
 
 ENDS, KILL = "torchrun ends", "kill"
@@ -72,7 +72,7 @@ def meeting_place() -> str:
 
     torchrun's own port is taken by its store: without RPCBENCH_MASTER_PORT it is the one after that.
     """
-    alone = os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"] and secret.load() is None
+    alone = os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"] and run_dir.load_secret() is None
     host = "localhost" if alone else os.environ["MASTER_ADDR"]
     return f"tcp://{host}:{os.environ.get('RPCBENCH_MASTER_PORT') or int(os.environ['MASTER_PORT']) + 1}"
 

@@ -13,7 +13,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.base.config import WorldConfig
 from rpcbench.launch.cells import CellRunner
 from rpcbench.rpc.start import start_agent
-from rpcbench.transport.host import host_id
+from rpcbench.transport.addresses import host_id
 
 LEAVE = "leave"
 """The notice that asks a worker to leave."""

@@ -19,7 +19,7 @@ from torch._C import _distributed_c10d as c10d
 from rpcbench.agent.core import Agent
 from rpcbench.base.errors import ConnectionLostError
 from rpcbench.protocol.node import Node
-from rpcbench.transport import tcp
+from rpcbench.transport import listeners
 
 SECONDS = 120.0
 """So long may one all-reduce take, of 25 MB at most."""
@@ -83,7 +83,7 @@ def host_for(agent: Agent, others: Sequence[int]) -> str:
     if agent.machine.ask(near):
         return LOOPBACK
     remote: str = agent.machine.ask(lambda node: node.members.me.remote)
-    return tcp.split(remote.partition("://")[2])[0]
+    return listeners.split_address(remote.partition("://")[2])[0]
 
 
 def then(work: Any, done: Callable[[ConnectionLostError | None], None]) -> None:

@@ -1,4 +1,4 @@
-"""Small tensors between the stages of a pipeline lie in shared memory until they are taken, see `transport.lane`.
+"""Small tensors between stages of a pipeline lie in shared memory until they are taken, see `transport.shared_ring`.
 
 Guarantees
 - In an autograd context each value that goes this way is a recorded send and recv, as a parcel is: at once where
@@ -24,8 +24,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.agent.hooks import Crossing
 from rpcbench.base.errors import ProtocolError
 from rpcbench.pipeline.slots import Slot, Slots
-from rpcbench.transport.bells import Ear
-from rpcbench.transport.lane import AWAY, LISTENS, NUMBERS, ROOM, WORKS, Giver, Taker
+from rpcbench.transport.shared_ring import AWAY, LISTENS, NUMBERS, ROOM, WORKS, Consumer, EventReceiver, Producer
 from rpcbench.transport.stream import StreamConnection
 
 OPENED = "pipeline lanes"
@@ -48,7 +47,7 @@ _new = tuple.__new__  # a step less than the class itself takes
 class _Views:
     """Tensors that stand in the places of a ring. Each is made once: the same shapes come again and again."""
 
-    def __init__(self, ring: Giver | Taker) -> None:
+    def __init__(self, ring: Producer | Consumer) -> None:
         self._ring = ring
         self._made: dict[tuple[int, int, tuple[int, ...]], Tensor] = {}
 
@@ -82,13 +81,13 @@ def _fits(value: Any) -> bool:
 
 
 class _Giving:
-    def __init__(self, ring: Giver, connection: StreamConnection) -> None:
+    def __init__(self, ring: Producer, connection: StreamConnection) -> None:
         self.ring, self.connection = ring, connection
         self.views = _Views(ring)
 
 
 class _Taking:
-    def __init__(self, ring: Taker) -> None:
+    def __init__(self, ring: Consumer) -> None:
         self.ring = ring
         self.views = _Views(ring)
 
@@ -114,11 +113,11 @@ class Lanes:
         self._agent, self._key = agent, key
         self._giving: dict[int, _Giving] = {}
         self._refused: set[int] = set()  # who can have no lane in this step
-        self._offers: queue.SimpleQueue[tuple[int, Taker]] = queue.SimpleQueue()
+        self._offers: queue.SimpleQueue[tuple[int, Consumer]] = queue.SimpleQueue()
         self._taking: dict[int, list[_Taking]] = {}  # by who gives; the latest last, and those before it not empty yet
         self._brought: set[Slot] = set()  # of this step, in the slots, and not taken yet
         self._crossed: list[Crossing] = []  # not recorded yet
-        self._ear: Ear | None = None  # where the thread that runs the step waits
+        self._ear: EventReceiver | None = None  # where the thread that runs the step waits
 
     def begin(self) -> None:
         """A step begins."""
@@ -175,7 +174,7 @@ class Lanes:
         return lane
 
     # -- taking
-    def offer(self, giver: int, ring: Taker) -> None:
+    def offer(self, giver: int, ring: Consumer) -> None:
         """A lane that a worker has opened, to be looked at from the next look on."""
         self._offers.put((giver, ring))
 
@@ -253,7 +252,7 @@ class Lanes:
             crossed, self._crossed = self._crossed, []
             recorder.crossed(crossed)
 
-    def be(self, giver: int, at: int) -> Ear | None:
+    def be(self, giver: int, at: int) -> EventReceiver | None:
         """What this worker is at, for one who gives; always away where messages are watched here. The ear to listen at,
         if it does and there is one."""
         lanes = self._taking.get(giver)

@@ -21,7 +21,7 @@ from rpcbench.pipeline.exchange import cut_off
 from rpcbench.pipeline.lanes import Lanes
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.slots import IN_ACCORD, Slot, Slots
-from rpcbench.transport.lane import AWAY, WORKS, Taker
+from rpcbench.transport.shared_ring import AWAY, WORKS, Consumer
 
 _BY_LANE = (*COUNTED, *IN_ACCORD)
 _QUIET_SECONDS = 0.02
@@ -95,7 +95,7 @@ class Mail:
         self.slots.check(slot.step)
         credits_.gave(of)
 
-    def offered(self, giver: int, lane: Taker) -> None:
+    def offered(self, giver: int, lane: Consumer) -> None:
         """A worker has opened a lane to this one, and gives nothing there before this one looks."""
         self._lanes.offer(giver, lane)
 

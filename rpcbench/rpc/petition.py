@@ -13,10 +13,9 @@ from pathlib import Path
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import AuthenticationError, IncompleteWorldError, NotConnectedError, RefusedError, RpcError
-from rpcbench.transport.ends import Opener
+from rpcbench.transport.addresses import Opener, host_id
 from rpcbench.transport.handshake import UNBORN, Identity
-from rpcbench.transport.host import host_id
-from rpcbench.transport.meeting import Meeting
+from rpcbench.transport.rendezvous import Rendezvous
 
 _PAUSE = 0.05
 _NEWS = 1.0
@@ -38,7 +37,7 @@ def ask(config: WorldConfig, may_found: bool, deadline: float) -> WorldConfig:
             if may_found:
                 return replace(config, led_by=config.id, incarnation=0)
             why: RpcError = error
-            if config.world_size is not None and (failure := Meeting(Path(config.directory)).failure(since)):
+            if config.world_size is not None and (failure := Rendezvous(Path(config.directory)).failure(since)):
                 raise IncompleteWorldError(f"{config.name}: worker 0 could not found the world: {failure}") from error
         except RefusedError as error:
             if not error.again and time.monotonic() > patience:
@@ -61,7 +60,7 @@ def _whom(config: WorldConfig) -> str:
 
 def _first_answer(config: WorldConfig, me: Identity) -> Identity:
     """NotConnectedError where nobody listens."""
-    meeting, opener = Meeting(Path(config.directory)), Opener(config.secret)
+    meeting, opener = Rendezvous(Path(config.directory)), Opener(config.secret)
     ways: Iterable[Callable[[], str]] = (meeting.find, *([lambda: config.leader] if config.leader else []))
     failed = ""
     for way in ways:

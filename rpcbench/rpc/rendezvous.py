@@ -21,9 +21,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.ids import check_name
-from rpcbench.transport import facing, secret, tcp
-from rpcbench.transport.host import host_id
-from rpcbench.transport.rundir import shared_directory, shared_secret
+from rpcbench.transport import addresses, listeners, run_dir
+from rpcbench.transport.addresses import host_id
+from rpcbench.transport.run_dir import shared_directory, shared_secret
 
 
 class Place(NamedTuple):
@@ -45,10 +45,10 @@ def meet(name: str, url: str, rank: int, world_size: int | None, rpc_timeout: fl
     if place.rank < 0:
         scheme = urlsplit(url).scheme
         raise ValueError(f"{scheme}:// rendezvous: rank parameter missing: pass rank= to init_rpc for {name}")
-    shared = secret.load()
+    shared = run_dir.load_secret()
     if place.leader and shared is None:
         if urlsplit(f"//{place.leader}").hostname != socket.gethostname().lower():
-            raise secret.demand(place.leader)
+            raise run_dir.demand_secret(place.leader)
         place = place._replace(leader="")  # a program of one host, which names it
     directory = shared_directory(place.key if place.key.startswith("file:") else f"{place.key} on {host_id()}")
     return WorldConfig(
@@ -63,7 +63,7 @@ def meet(name: str, url: str, rank: int, world_size: int | None, rpc_timeout: fl
         leader=f"tls://{place.leader}" if place.leader else "",
         remote=_remote(place) if place.leader else "",
         launched=False,
-        bind=facing.bind(),
+        bind=addresses.bind_address(),
     )
 
 
@@ -79,7 +79,7 @@ def _remote(place: Place) -> str:
     """Where workers on other hosts find this one, unless it founds an open world."""
     if place.rank == 0 and place.world_size is not None:
         return f"tls://{place.leader}"
-    return facing.towards(place.leader)
+    return addresses.address_towards(place.leader)
 
 
 def _resolve(url: str, rank: int, world_size: int | None) -> Place:
@@ -120,7 +120,7 @@ def _from_environment(rank: int, world_size: int | None) -> Place:
 def _on_network(host: str, port: int | None, rank: int, world_size: int | None) -> Place:
     if port is None:
         raise ValueError("tcp:// rendezvous: port number missing: write one, as in tcp://localhost:29500")
-    if tcp.is_loopback(host):
+    if listeners.is_loopback(host):
         return Place(f"tcp://localhost:{port}", rank, world_size)
-    leader = tcp.join(host.lower(), port)
+    leader = listeners.join_address(host.lower(), port)
     return Place(f"tcp://{leader}", rank, world_size, leader)

@@ -11,22 +11,67 @@ or in the other direction. Records have a fixed size; the listener shows its pro
 stranger gets no word. The verdict of the listener says why this process, which is no stranger, does not get in: it is
 left from an earlier world, say, or was given up; or it gives the incarnation that was asked for. Processes whose
 versions do not fit both learn of it from the hellos. Sans-I/O: a generator yields bytes to send and the count to read.
+
+`Versions` says what two processes must have in common to understand each other, and what they had better have in
+common.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import platform
 import secrets
+import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import cloudpickle
 import msgpack
+import torch
 
+from rpcbench.base.config import PROTOCOL
 from rpcbench.base.errors import AuthenticationError, ProtocolError, RefusedError, VersionMismatch
-from rpcbench.transport import versions
-from rpcbench.transport.versions import HERE, Versions
+
+
+class Versions(NamedTuple):
+    """Of one process. Functions that travel by value need the same minor version of Python."""
+
+    protocol: int
+    python: str
+    torch: str
+    cloudpickle: str
+
+    @property
+    def needed(self) -> tuple[int, list[str]]:
+        """What must be the same."""
+        return self.protocol, self.python.split(".")[:2]
+
+    def __str__(self) -> str:
+        return f"protocol {self.protocol}, Python {self.python}, torch {self.torch}, cloudpickle {self.cloudpickle}"
+
+
+HERE = Versions(PROTOCOL, platform.python_version(), str(torch.__version__), cloudpickle.__version__)
+
+
+def check_versions(mine: Versions, theirs: Versions, who: str) -> None:
+    """VersionMismatch where the two cannot talk to each other."""
+    if mine.needed != theirs.needed:
+        raise VersionMismatch(str(mine), str(theirs), who)
+
+
+def warn_of_versions(mine: Versions, theirs: Versions, who: str) -> None:
+    """A warning that names the packages in which the two differ, where that may only do harm."""
+    for package in ("torch", "cloudpickle"):
+        here, there = getattr(mine, package), getattr(theirs, package)
+        if here != there:
+            warnings.warn(
+                f"{who} has {package} {there}, this process {here}: what one of them sends, the other may not read",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
 
 MAGIC = b"rpcbench"
 RECORD = 512
@@ -97,7 +142,7 @@ def _peer(record: bytes, me: Identity) -> Identity:
         _check_types(theirs, (int, str, str, str))
         if magic != MAGIC:
             raise ValueError("no rpcbench hello")
-        versions.check(me.versions, theirs, "the peer")
+        check_versions(me.versions, theirs, "the peer")
         *who, nonce = fields[4:]
         if len(nonce) != _NONCE:
             raise ValueError("no rpcbench hello")

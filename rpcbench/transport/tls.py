@@ -20,9 +20,9 @@ import threading
 import time
 
 from rpcbench.base.errors import AuthenticationError
-from rpcbench.transport import tcp
+from rpcbench.transport import listeners
 from rpcbench.transport.base import Stream
-from rpcbench.transport.sockets import SocketStream
+from rpcbench.transport.stream import SocketStream
 from rpcbench.wire.framing import Parts
 
 _PIECE = 1 << 18
@@ -165,7 +165,7 @@ class TlsStream:
         self._plain.release()
 
 
-class TlsListener(tcp.TcpListener):
+class TlsListener(listeners.TcpListener):
     """A TCP listener whose streams are encrypted."""
 
     def __init__(self, place: str, credentials: Credentials) -> None:
@@ -173,12 +173,12 @@ class TlsListener(tcp.TcpListener):
         super().__init__(place)
 
     def open(self, sock: socket.socket, deadline: float) -> Stream:
-        return TlsStream(tcp.tuned(sock), self._credentials.server, deadline)
+        return TlsStream(listeners.tuned(sock), self._credentials.server, deadline)
 
 
 def connect(place: str, credentials: Credentials, deadline: float) -> TlsStream:
     """Dial. OSError where nobody listens (yet), AuthenticationError where it is another cluster's."""
-    sock = tcp.connect_socket(place, deadline)
+    sock = listeners.connect_socket(place, deadline)
     try:
         return TlsStream(sock, credentials.client, deadline)
     except BaseException:

@@ -30,7 +30,7 @@ from rpcbench.base.errors import (  # fmt: skip
 from rpcbench.base.rebuild import MOST_TEXT
 from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.rpc.start import start_agent
-from rpcbench.transport.ends import Opener
+from rpcbench.transport.addresses import Opener
 
 
 @pytest.fixture

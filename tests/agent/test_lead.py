@@ -15,7 +15,7 @@ from rpcbench.agent.core import Agent
 from rpcbench.base.errors import TurnedAwayError
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.base import Link
-from rpcbench.transport.meeting import Meeting
+from rpcbench.transport.rendezvous import Rendezvous
 from rpcbench.wire.messages import View
 
 
@@ -77,7 +77,7 @@ def test_newcomers_find_the_heir_before_it_has_done_anything(
     first, heir, _ = agents
     monkeypatch.setattr(heir._peers.entrance, "lead", lambda me, view: None)
     first.shutdown()
-    assert Meeting(tmp_path).find() == address_of(heir)
+    assert Rendezvous(tmp_path).find() == address_of(heir)
 
 
 def test_who_asks_the_one_that_led_is_turned_away(agents: list[Agent], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from rpcbench.base.errors import RpcError, WorkerLostError
 from rpcbench.rpc import rpc_sync, wait_for
 from rpcbench.rpc.start import start_agent
 from rpcbench.transport.base import Link
-from rpcbench.transport.meeting import Meeting
+from rpcbench.transport.rendezvous import Rendezvous
 from rpcbench.wire.messages import Message, Notice, View
 
 
@@ -123,7 +123,7 @@ def test_the_socket_of_the_next_world_is_left_alone(agents: list[Agent]) -> None
 
 def meeting_file(agent: Agent) -> Path:
     """Where the others look for the one who leads."""
-    return Meeting(Path(agent.config.directory)).path
+    return Rendezvous(Path(agent.config.directory)).path
 
 
 def test_a_closed_world_gives_up_its_address_before_its_members_may_go(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from rpcbench.agent.core import Agent
 from rpcbench.agent.roster import WorkerInfo
 from rpcbench.base.errors import ConnectionLostError, RefusedError, WorkerLostError
 from rpcbench.rpc import remote
+from rpcbench.transport.addresses import Opener
 from rpcbench.transport.base import Connection, Link
-from rpcbench.transport.ends import Opener
 
 T = TypeVar("T")
 GO = threading.Event()

@@ -23,9 +23,9 @@ from worlds import SECRET, address_of, config, far_world, ties, until, world
 from rpcbench.agent.core import Agent
 from rpcbench.base.errors import MessageTooLarge, ProtocolError
 from rpcbench.rpc.start import start_agent
-from rpcbench.transport import ends, tcp
+from rpcbench.transport import addresses, listeners
+from rpcbench.transport.addresses import Opener
 from rpcbench.transport.base import Stream
-from rpcbench.transport.ends import Opener
 from rpcbench.transport.handshake import Identity, dial
 from rpcbench.wire.framing import Decoder, Limits, encode
 from rpcbench.wire.messages import Body
@@ -57,7 +57,7 @@ class Door:
 
     def knock(self) -> Stream:
         if self.address.startswith("tls"):
-            return tcp.connect(self.address.removeprefix("tls://"), time.monotonic() + 5)
+            return listeners.connect_tcp(self.address.removeprefix("tls://"), time.monotonic() + 5)
         return Opener(b"").connect(self.address, time.monotonic() + 5)
 
     def throw(self, data: bytes) -> None:
@@ -127,7 +127,7 @@ def test_what_strangers_send_leaves_nothing_behind(door: Door) -> None:
 
 def test_strangers_who_say_nothing_do_not_keep_others_out(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than are looked at at once, each holding his connection open as long as he may."""
-    monkeypatch.setattr(ends, "HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr(addresses, "HANDSHAKE_SECONDS", 0.5)
     silent = [door.knock() for _ in range(100)]
     try:
         stream, peer = Opener(SECRET).dial(door.address, Identity("test", 5, "worker5", 0), 20.0)
@@ -272,7 +272,7 @@ def _as(agent: Agent) -> Identity:
 
 
 def test_who_stops_in_the_middle_of_a_handshake_is_hung_up_on(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ends, "HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr(addresses, "HANDSHAKE_SECONDS", 0.5)
     stream = door.knock()
     stream.limit(10.0)
     answer = 0 if door.address.startswith("tls") else 512
@@ -298,7 +298,7 @@ def test_a_thousand_half_open_connections_delay_nobody_for_long_and_are_told_of(
         for _ in range(1000):
             sock = socket.socket()
             sock.setblocking(False)
-            sock.connect_ex(tcp.split(place))
+            sock.connect_ex(listeners.split_address(place))
             silent.append(sock)
         until(
             lambda: "256 connections, most of them from 127.0.0.1, do not prove" in caplog.text,

@@ -13,7 +13,7 @@ import psutil
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.launch.process import ProcessLauncher
-from rpcbench.transport.rundir import RunDirectory
+from rpcbench.transport.run_dir import RunDirectory
 
 
 def main(mode: str, output: str) -> None:

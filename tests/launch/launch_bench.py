@@ -12,7 +12,7 @@ import pytest
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.launch.process import ProcessLauncher
-from rpcbench.transport.rundir import RunDirectory
+from rpcbench.transport.run_dir import RunDirectory
 
 ENTRY = "launch_entries:main"
 SECONDS = 20.0

@@ -29,7 +29,7 @@ from rpcbench.launch import outpost
 from rpcbench.launch.cells import Cell, CellRunner, run_cell
 from rpcbench.launch.command import CommandLauncher, _Command
 from rpcbench.launch.starter import Starter
-from rpcbench.transport.rundir import RunDirectory
+from rpcbench.transport.run_dir import RunDirectory
 
 pytestmark = pytest.mark.process
 

@@ -24,7 +24,7 @@ from worlds import stop
 from rpcbench.base.errors import RpcError, ShutdownError
 from rpcbench.launch import starter
 from rpcbench.launch.process import ProcessLauncher
-from rpcbench.transport.rundir import RunDirectory
+from rpcbench.transport.run_dir import RunDirectory
 
 pytestmark = pytest.mark.process
 

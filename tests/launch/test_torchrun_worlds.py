@@ -25,7 +25,7 @@ from rpcbench.launch.joined import Joined
 from rpcbench.launch.targets import Targets
 from rpcbench.notebook.commands import Commands
 from rpcbench.notebook.sentences import NONE_RUNS
-from rpcbench.transport import secret
+from rpcbench.transport import run_dir
 
 __all__ = ["hosts"]
 
@@ -212,7 +212,7 @@ def test_what_a_cell_forks_and_ends_is_not_the_worker(ranks: Ranks) -> None:
 def test_on_two_hosts_over_tls(hosts: tuple[Host, Host], no_leaks: None, tmp_path: Path) -> None:
     """Rank 0 here, rank 1 and the notebook there."""
     here, there = hosts
-    secret.make(tmp_path / "secret")
+    run_dir.make_secret(tmp_path / "secret")
     env = {"RPCBENCH_SECRET_FILE": f"{tmp_path}/secret", "GLOO_SOCKET_IFNAME": "e0"}
     torchrun = tmp_path / "torchrun.py"
     torchrun.write_text("from torch.distributed.run import main\nmain()")
@@ -241,7 +241,7 @@ def test_on_two_hosts_over_tls(hosts: tuple[Host, Host], no_leaks: None, tmp_pat
 
 ELSEWHERE = """
 import sys, rpcbench
-from rpcbench.transport.host import host_id
+from rpcbench.transport.addresses import host_id
 
 with rpcbench.Cluster.join(sys.argv[1]) as cluster:
     if sys.argv[2:] == ["stays"]:
@@ -286,7 +286,7 @@ def test_where_ranks_meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert torchrun_worker.meeting_place() == "tcp://box:29501"
     monkeypatch.setenv("RPCBENCH_MASTER_PORT", "29700")
     assert torchrun_worker.meeting_place() == "tcp://box:29700"
-    secret.make(tmp_path / "secret")
+    run_dir.make_secret(tmp_path / "secret")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("RPCBENCH_SECRET_FILE", f"{tmp_path}/secret")
     assert torchrun_worker.meeting_place() == "tcp://box:29700"

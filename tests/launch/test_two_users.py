@@ -24,7 +24,7 @@ NOBODY = 65534
 STRANGER = """
 import json, os, sys, time
 from pathlib import Path
-from rpcbench.transport.ends import Opener
+from rpcbench.transport.addresses import Opener
 from rpcbench.transport.handshake import Identity
 
 asked = json.loads(sys.argv[1])

@@ -30,10 +30,10 @@ from rpcbench.pipeline.mail import CREDITS, ENDS, Mail
 from rpcbench.pipeline.slots import ALL, FORWARD, MINE, Slot, Slots
 from rpcbench.serialization import tensor_types
 from rpcbench.testing import Faults
-from rpcbench.transport import lane
-from rpcbench.transport.lane import AWAY, PLACES, ROOM, WORKS
+from rpcbench.transport import shared_ring
+from rpcbench.transport.shared_ring import AWAY, PLACES, ROOM, WORKS
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(not lane.POSSIBLE, reason="no lanes here")]
+pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(not shared_ring.POSSIBLE, reason="no lanes here")]
 HOMES = Homes({0: 1, 1: 2}, (1,), 0)
 
 
@@ -95,7 +95,7 @@ class Pair:
         return value
 
     @property
-    def ring(self) -> lane.Taker:
+    def ring(self) -> shared_ring.Consumer:
         return self.second._lanes._taking[1][-1].ring
 
 
@@ -322,16 +322,16 @@ def test_who_has_waited_long_waits_for_messages_and_gets_one(pair: Pair, went: C
 
 def test_who_goes_away_while_a_value_is_given_hears_of_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The giver finds room, then its peer stops listening; the value lies there, and a message says so."""
-    give = lane.Giver.give
+    give = shared_ring.Producer.give
 
-    def late(self: lane.Giver, *args: Any) -> None:
+    def late(self: shared_ring.Producer, *args: Any) -> None:
         thread.start()
         until(lambda: pair.ring.at == AWAY)
         give(self, *args)
 
     found: list[float] = []
     thread = threading.Thread(target=lambda: found.append(pair.take(1).item()), daemon=True)
-    monkeypatch.setattr(lane.Giver, "give", late)
+    monkeypatch.setattr(shared_ring.Producer, "give", late)
     pair.send(1, torch.tensor(5.0))
     thread.join(20)
     assert found == [5.0]

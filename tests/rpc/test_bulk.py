@@ -22,7 +22,7 @@ import rpcbench
 from rpcbench.agent import keeper
 from rpcbench.base.futures import wait_all
 from rpcbench.rpc import rpc_async, rpc_sync
-from rpcbench.transport import shared
+from rpcbench.transport import shared_memory
 
 MB = 1 << 20
 kept: list[torch.Tensor] = []
@@ -102,7 +102,7 @@ def test_a_tensor_outlives_the_worker_that_sent_it(no_leaks: None) -> None:
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_leaks: None) -> Iterator[int]:
     """Two agents that share 10 MB each way, and look every moment whether it is needed; what was shared before."""
-    monkeypatch.setattr(shared, "SIZE", 10 * MB)
+    monkeypatch.setattr(shared_memory, "SIZE", 10 * MB)
     monkeypatch.setattr(keeper, "TIDY_SECONDS", 0.05)
     gate.clear()
     monkeypatch.delenv("RPCBENCH_TRANSPORT", raising=False)  # only unix sockets take memory along

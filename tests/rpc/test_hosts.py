@@ -15,7 +15,7 @@ from netlab import SECONDS, Host, hosts
 from rpcbench.base.errors import RpcError
 from rpcbench.cli.main import main
 from rpcbench.rpc.rendezvous import meet
-from rpcbench.transport import secret
+from rpcbench.transport import run_dir
 
 __all__ = ["hosts"]
 
@@ -52,7 +52,7 @@ rpc.shutdown()
 
 @pytest.fixture
 def env(hosts: tuple[Host, Host], tmp_path: Path, no_leaks: None) -> dict[str, str]:
-    secret.make(tmp_path / "secret")
+    run_dir.make_secret(tmp_path / "secret")
     return {
         "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500", "RPCBENCH_SECRET_FILE": f"{tmp_path}/secret",
         "OMP_NUM_THREADS": "1",
@@ -92,7 +92,7 @@ def test_a_master_and_its_workers_on_two_hosts(hosts: tuple[Host, Host], env: di
 @pytest.mark.process
 def test_a_worker_with_another_secret_is_refused(hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path) -> None:
     other = tmp_path / "other"
-    secret.make(other)
+    run_dir.make_secret(other)
     worker = script(tmp_path, "worker", WORKER)
     master = hosts[0].start(script(tmp_path, "master", MASTER), env=env)
     stranger = hosts[1].start(worker, "1", env={**env, "RPCBENCH_SECRET_FILE": str(other)})
@@ -160,10 +160,10 @@ def test_the_command_that_makes_a_secret(
     assert f"RPCBENCH_SECRET_FILE={path}" in capsys.readouterr().out
     assert path.stat().st_mode & 0o777 == 0o600
     monkeypatch.setenv("RPCBENCH_SECRET_FILE", str(path))
-    assert secret.load() == bytes.fromhex(path.read_text())
+    assert run_dir.load_secret() == bytes.fromhex(path.read_text())
     assert main(["secret", str(path)]) == 1
     assert "File exists" in capsys.readouterr().err
-    assert secret.load() == bytes.fromhex(path.read_text()), "and the old one stays"
+    assert run_dir.load_secret() == bytes.fromhex(path.read_text()), "and the old one stays"
 
 
 @pytest.mark.parametrize("text", ["", "secret", "ab" * 31, "ab" * 33, "zz" * 32])
@@ -173,19 +173,19 @@ def test_a_secret_that_could_be_guessed_is_none(tmp_path: Path, monkeypatch: pyt
     path.chmod(0o600)
     monkeypatch.setenv("RPCBENCH_SECRET_FILE", str(path))
     with pytest.raises(ValueError, match="does not hold a secret; make one with: rpcbench secret"):
-        secret.load()
+        run_dir.load_secret()
 
 
 def test_a_secret_that_others_may_read_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    secret.make(tmp_path / "secret")
+    run_dir.make_secret(tmp_path / "secret")
     os.chmod(tmp_path / "secret", 0o640)
     monkeypatch.setenv("RPCBENCH_SECRET_FILE", str(tmp_path / "secret"))
     with pytest.raises(PermissionError, match="chmod go-rwx"):
-        secret.load()
+        run_dir.load_secret()
 
 
 def test_ranks_listen_where_the_master_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    secret.make(tmp_path / "secret")
+    run_dir.make_secret(tmp_path / "secret")
     monkeypatch.setenv("RPCBENCH_SECRET_FILE", str(tmp_path / "secret"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("RPCBENCH_BIND", "192.0.2.9")
@@ -193,7 +193,7 @@ def test_ranks_listen_where_the_master_is_reached(tmp_path: Path, monkeypatch: p
     assert [config.remote for config in found] == ["tls://192.0.2.7:29500", "tls://192.0.2.9:0"]
     assert {config.leader for config in found} == {"tls://192.0.2.7:29500"}
     assert {config.bind for config in found} == {"192.0.2.9"}
-    assert found[0].secret == found[1].secret == secret.load()
+    assert found[0].secret == found[1].secret == run_dir.load_secret()
 
 
 # -- cables that are cut, processes that are stopped

@@ -13,10 +13,9 @@ from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import IncompleteWorldError, RefusedError, TurnedAwayError
 from rpcbench.rpc import petition
 from rpcbench.rpc.start import start_agent
-from rpcbench.transport.ends import Opener
+from rpcbench.transport.addresses import Opener, host_id
 from rpcbench.transport.handshake import Identity
-from rpcbench.transport.host import host_id
-from rpcbench.transport.meeting import Meeting
+from rpcbench.transport.rendezvous import Rendezvous
 
 HELD = RefusedError("worker1 does not let this process in: rank 0 is not unique: notebook has it already")
 LEADER = Identity("c", 1, "worker1", 0, host_id(), offer=3)
@@ -73,13 +72,13 @@ def test_who_waits_for_a_world_that_cannot_be_founded_is_told_why(tmp_path: Path
         waiter.start()
         assert waiting.wait(20)
         time.sleep(0.05)  # the time of a file is coarser than the clock that the waiter looks at
-        Meeting(tmp_path).path.write_text(f"77 0 {address}")
+        Rendezvous(tmp_path).path.write_text(f"77 0 {address}")
         with pytest.raises(TurnedAwayError, match="already listens where this world meets"):
             start_agent(config("notebook", 0))
     finally:
         listener.close()
     waiter.join(20)
     assert "worker1: worker 0 could not found the world: another process already listens" in str(told[0])
-    Meeting(tmp_path).path.unlink()
+    Rendezvous(tmp_path).path.unlink()
     start_agent(WorldConfig("notebook", 0, "c", str(tmp_path), b"secret", launched=False)).stop()
-    assert Meeting(tmp_path).failure(0.0) is None
+    assert Rendezvous(tmp_path).failure(0.0) is None

@@ -19,7 +19,7 @@ from rpcbench.base.errors import IncompleteWorldError, RpcError
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.rpc import world
 from rpcbench.rpc.rendezvous import meet
-from rpcbench.transport.rundir import RunDirectory
+from rpcbench.transport.run_dir import RunDirectory
 
 pytestmark = pytest.mark.process
 SECONDS = 30.0

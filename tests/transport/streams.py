@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
-from rpcbench.transport import shared
+from rpcbench.transport import shared_memory
+from rpcbench.transport.addresses import Opener
 from rpcbench.transport.base import Stream
-from rpcbench.transport.ends import Opener
-from rpcbench.transport.local import LocalStream
-from rpcbench.transport.sockets import SocketStream
+from rpcbench.transport.listeners import LocalStream
+from rpcbench.transport.stream import SocketStream
 
 KINDS = ["unix", "full", "tcp", "tls"]
 ALL = [*KINDS, "shared"]
@@ -40,7 +40,7 @@ def pair(kind: str) -> tuple[Stream, Stream]:
         return SocketStream(one), SocketStream(other)
     if kind in ("shared", "full"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shared, "SIZE", shared.SIZE if kind == "shared" else 1 << 20)
+            patch.setattr(shared_memory, "SIZE", shared_memory.SIZE if kind == "shared" else 1 << 20)
             return _sharing()
     opener = Opener(SECRET)
     listener, address = opener.listen(f"{kind}://127.0.0.1:0")

@@ -11,8 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcbench.transport.arena import Arena, Loans
-from rpcbench.transport.reused import SMALL, Reused
+from rpcbench.transport.shared_memory import SMALL, Arena, BufferPool, Loans
 
 PAGE = mmap.PAGESIZE
 PAGES = 16
@@ -125,7 +124,7 @@ def test_nothing_is_lent_once_the_rest_has_gone_back() -> None:
 
 
 def test_buffers_are_used_again() -> None:
-    reused = Reused()
+    reused = BufferPool()
     first = reused.room(SMALL)
     assert isinstance(first, memoryview) and not first.readonly
     address = np.frombuffer(first, np.uint8).ctypes.data
@@ -142,13 +141,13 @@ def test_buffers_are_used_again() -> None:
 
 
 def test_where_memory_is_short_buffers_are_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reused = Reused()
-    monkeypatch.setattr("rpcbench.transport.reused.SIZE", 2 * SMALL)
+    reused = BufferPool()
+    monkeypatch.setattr("rpcbench.transport.shared_memory.SIZE", 2 * SMALL)
     assert isinstance(reused.room(SMALL), memoryview)
     assert isinstance(reused.room(3 * SMALL), bytearray)
 
     def refuse(*args: object, **options: object) -> None:
         raise OSError("no memory")
 
-    monkeypatch.setattr("rpcbench.transport.reused.mmap.mmap", refuse)
-    assert isinstance(Reused().room(SMALL), bytearray)
+    monkeypatch.setattr("rpcbench.transport.shared_memory.mmap.mmap", refuse)
+    assert isinstance(BufferPool().room(SMALL), bytearray)

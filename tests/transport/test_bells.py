@@ -10,25 +10,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from rpcbench.transport.bells import Bell, Ear
+from rpcbench.transport.shared_ring import EventReceiver, EventSender
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "eventfd"), reason="this system has no bells")
 
 
 @pytest.fixture
-def pair(no_leaks: None) -> Iterator[tuple[Bell, Ear]]:
-    ear = Ear()
-    bell = Bell(os.dup(ear.descriptor))
+def pair(no_leaks: None) -> Iterator[tuple[EventSender, EventReceiver]]:
+    ear = EventReceiver()
+    bell = EventSender(os.dup(ear.descriptor))
     yield bell, ear
     bell.close()
     ear.close()
 
 
-def rings(ear: Ear) -> bool:
+def rings(ear: EventReceiver) -> bool:
     return bool(select.select([ear.descriptor], [], [], 0)[0])
 
 
-def test_it_rings_until_it_is_heard(pair: tuple[Bell, Ear]) -> None:
+def test_it_rings_until_it_is_heard(pair: tuple[EventSender, EventReceiver]) -> None:
     bell, ear = pair
     assert not rings(ear)
     ear.heard()  # of nothing: nobody waits
@@ -41,18 +41,18 @@ def test_it_rings_until_it_is_heard(pair: tuple[Bell, Ear]) -> None:
     assert rings(ear)
 
 
-def test_who_rings_too_often_does_not_wait(pair: tuple[Bell, Ear]) -> None:
+def test_who_rings_too_often_does_not_wait(pair: tuple[EventSender, EventReceiver]) -> None:
     bell, ear = pair
     os.eventfd_write(ear.descriptor, 2**64 - 2)  # as much as it holds
     bell.ring()
     assert rings(ear)
 
 
-def test_a_bell_that_is_closed_rings_no_other_file(pair: tuple[Bell, Ear]) -> None:
+def test_a_bell_that_is_closed_rings_no_other_file(pair: tuple[EventSender, EventReceiver]) -> None:
     bell, _ = pair
     number = bell._descriptor
     bell.close()
-    ear = Ear()
+    ear = EventReceiver()
     if ear.descriptor != number:  # what a closed one frees is the next one's, as a rule
         os.dup2(ear.descriptor, number)
     bell.ring()
@@ -64,14 +64,14 @@ def test_a_bell_that_is_closed_rings_no_other_file(pair: tuple[Bell, Ear]) -> No
     ear.close()
 
 
-def test_in_a_forked_child_nobody_waits_for_who_was_about_to_ring(pair: tuple[Bell, Ear]) -> None:
+def test_in_a_forked_child_nobody_waits_for_who_was_about_to_ring(pair: tuple[EventSender, EventReceiver]) -> None:
     bell, _ = pair
     bell._lock.acquire()
     bell.forked()
     bell.close()
 
 
-def test_who_waits_goes_on_until_it_has_what_it_waits_for(pair: tuple[Bell, Ear]) -> None:
+def test_who_waits_goes_on_until_it_has_what_it_waits_for(pair: tuple[EventSender, EventReceiver]) -> None:
     bell, ear = pair
     looks: queue.SimpleQueue[bool] = queue.SimpleQueue()
     over: list[bool] = []
@@ -94,7 +94,9 @@ def test_who_waits_goes_on_until_it_has_what_it_waits_for(pair: tuple[Bell, Ear]
     ear.turn.release()
 
 
-def test_nobody_waits_where_another_one_does_nor_where_nothing_rings_any_more(pair: tuple[Bell, Ear]) -> None:
+def test_nobody_waits_where_another_one_does_nor_where_nothing_rings_any_more(
+    pair: tuple[EventSender, EventReceiver],
+) -> None:
     _, ear = pair
     with ear.turn:
         ear.wait_while(pytest.fail, 60)
@@ -105,7 +107,7 @@ def test_nobody_waits_where_another_one_does_nor_where_nothing_rings_any_more(pa
     closing.join(20)
     assert ear.closed
     ear.wait_while(lambda: True, 60)
-    other = Ear()
+    other = EventReceiver()
     if other.descriptor != ear.descriptor:
         os.dup2(other.descriptor, ear.descriptor)
     ear.ring()
@@ -115,7 +117,7 @@ def test_nobody_waits_where_another_one_does_nor_where_nothing_rings_any_more(pa
     other.close()
 
 
-def test_in_a_forked_child_nobody_waits_for_who_has_waited(pair: tuple[Bell, Ear]) -> None:
+def test_in_a_forked_child_nobody_waits_for_who_has_waited(pair: tuple[EventSender, EventReceiver]) -> None:
     _, ear = pair
     ear.turn.acquire()
     ear._lock.acquire()

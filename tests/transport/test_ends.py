@@ -15,12 +15,11 @@ from streams import SECRET, spawn
 from worlds import PATIENCE, until
 
 from rpcbench.base.errors import AuthenticationError, NotConnectedError
-from rpcbench.transport import ends, local, tcp
+from rpcbench.transport import addresses, listeners
 from rpcbench.transport.handshake import Identity
-from rpcbench.transport.listener import SocketListener
-from rpcbench.transport.local import LocalListener
+from rpcbench.transport.listeners import LocalListener, SocketListener
 
-OPENER = ends.Opener(SECRET)
+OPENER = addresses.Opener(SECRET)
 HERE, THERE = Identity("c", 1, "worker1", 0), Identity("c", 0, "notebook", 0, epoch=5)
 
 
@@ -39,7 +38,7 @@ def listening(wanted: str, request: pytest.FixtureRequest, tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_dialling_and_letting_in(listening: tuple[ends.Listener, str], no_leaks: None) -> None:
+def test_dialling_and_letting_in(listening: tuple[addresses.Listener, str], no_leaks: None) -> None:
     listener, address = listening
     told: queue.SimpleQueue[object] = queue.SimpleQueue()
 
@@ -60,7 +59,7 @@ def test_dialling_and_letting_in(listening: tuple[ends.Listener, str], no_leaks:
     accepting.join(PATIENCE)
     accepting = spawn(accept)
     with pytest.raises(AuthenticationError, match="another secret"):
-        ends.Opener(b"another" * 4).dial(address, HERE)
+        addresses.Opener(b"another" * 4).dial(address, HERE)
     assert isinstance(told.get(timeout=PATIENCE), AuthenticationError)
     accepting.join(PATIENCE)
     listener.close()
@@ -68,7 +67,7 @@ def test_dialling_and_letting_in(listening: tuple[ends.Listener, str], no_leaks:
         OPENER.dial(address, HERE)
 
 
-def test_closing_a_listener_ends_the_wait_for_peers(listening: tuple[ends.Listener, str]) -> None:
+def test_closing_a_listener_ends_the_wait_for_peers(listening: tuple[addresses.Listener, str]) -> None:
     listener, _ = listening
     accepted: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
     waiting = spawn(lambda: accepted.put(listener.accept()))
@@ -77,7 +76,7 @@ def test_closing_a_listener_ends_the_wait_for_peers(listening: tuple[ends.Listen
     waiting.join(PATIENCE)
 
 
-def test_where_somebody_listens_nobody_else_does(listening: tuple[ends.Listener, str], tmp_path: Path) -> None:
+def test_where_somebody_listens_nobody_else_does(listening: tuple[addresses.Listener, str], tmp_path: Path) -> None:
     _, address = listening
     with pytest.raises(NotConnectedError, match="another process already listens"):
         OPENER.listen(address)
@@ -90,7 +89,7 @@ def test_a_socket_file_that_a_dead_process_left_is_replaced(tmp_path: Path) -> N
         dead.bind(str(path))
         dead.listen()
     listener = LocalListener(path)
-    local.connect(str(path), time.monotonic() + 5).release()
+    listeners.connect_unix(str(path), time.monotonic() + 5).release()
     assert path.stat().st_mode & 0o777 == 0o600
     listener.close()
     assert not path.exists()
@@ -115,7 +114,7 @@ def test_what_is_no_address_is_said_to_be_none(address: str) -> None:
 def test_a_transport_that_there_is_not_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPCBENCH_TRANSPORT", "pigeon")
     with pytest.raises(ValueError, match="'pigeon' is no transport"):
-        ends.transport()
+        addresses.transport()
 
 
 class _Closed(threading.Event):
@@ -157,7 +156,7 @@ def _knock(address: str) -> socket.socket:
     """A connection on which nothing is said."""
     kind, _, place = address.partition(":")
     if kind != "unix":
-        return socket.create_connection(tcp.split(place.removeprefix("//")))
+        return socket.create_connection(listeners.split_address(place.removeprefix("//")))
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(place)
     return sock

@@ -17,10 +17,9 @@ import pytest
 from streams import AnySocket
 
 from rpcbench.base.errors import AuthenticationError, ProtocolError, RefusedError, VersionMismatch
-from rpcbench.transport import ends, handshake, versions
-from rpcbench.transport.ends import Opener
-from rpcbench.transport.handshake import RECORD, VERDICT, Handshake, Identity, Objection, dial, listen
-from rpcbench.transport.versions import HERE
+from rpcbench.transport import addresses, handshake
+from rpcbench.transport.addresses import Opener
+from rpcbench.transport.handshake import HERE, RECORD, VERDICT, Handshake, Identity, Objection, dial, listen
 
 SECRET = b"s" * 32
 ALICE = Identity("digits", 1, "worker1", 3, "here")
@@ -259,15 +258,15 @@ def test_versions_that_may_do_harm_are_warned_of_by_name(field: str) -> None:
     other = HERE._replace(**{field: "0.0.1"})
     assert meet(dial(replace(ALICE, versions=other), SECRET), listen(BOB, SECRET))[0] == BOB
     with pytest.warns(RuntimeWarning, match=rf"worker1 has {field} 0\.0\.1, this process "):
-        versions.warn(HERE, other, "worker1")
+        handshake.warn_of_versions(HERE, other, "worker1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        versions.warn(HERE, HERE._replace(python="3.11.99"), "worker1")
+        handshake.warn_of_versions(HERE, HERE._replace(python="3.11.99"), "worker1")
 
 
 # -- on a socket
 def test_a_dialler_who_sends_byte_by_byte_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ends, "HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(addresses, "HANDSHAKE_SECONDS", 0.3)
     mine, theirs = socket.socketpair()
     over = threading.Event()
 

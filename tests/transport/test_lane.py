@@ -16,30 +16,42 @@ from typing import NamedTuple
 import pytest
 
 from rpcbench.base.errors import ProtocolError
-from rpcbench.transport import lane
-from rpcbench.transport.bells import Bell, Ear
-from rpcbench.transport.lane import AWAY, LISTENS, NUMBERS, PLACES, ROOM, SIZE, WORKS, Giver, Taker, is_there
+from rpcbench.transport import shared_ring
+from rpcbench.transport.shared_ring import (
+    AWAY,
+    LISTENS,
+    NUMBERS,
+    PLACES,
+    ROOM,
+    SIZE,
+    WORKS,
+    Consumer,
+    EventReceiver,
+    EventSender,
+    Producer,
+    is_there,
+)
 from rpcbench.wire.framing import Memory
 
-pytestmark = pytest.mark.skipif(not lane.POSSIBLE, reason="no lanes here")
+pytestmark = pytest.mark.skipif(not shared_ring.POSSIBLE, reason="no lanes here")
 NAME = 1 << 60
 
 
 class Ends(NamedTuple):
-    giver: Giver
-    taker: Taker
-    ear: Ear
+    giver: Producer
+    taker: Consumer
+    ear: EventReceiver
     memory: mmap.mmap
 
 
 @contextlib.contextmanager
 def made() -> Iterator[Ends]:
     """A lane, with both ends in this process."""
-    memory, ear = mmap.mmap(-1, SIZE), Ear()
+    memory, ear = mmap.mmap(-1, SIZE), EventReceiver()
     memory[:SIZE] = os.urandom(SIZE)  # something else was here before
-    bell = Bell(os.dup(ear.descriptor))
-    giver = Giver(memoryview(memory), NAME, bell, Memory())
-    yield Ends(giver, Taker(memoryview(memory), ear, Memory()), ear, memory)
+    bell = EventSender(os.dup(ear.descriptor))
+    giver = Producer(memoryview(memory), NAME, bell, Memory())
+    yield Ends(giver, Consumer(memoryview(memory), ear, Memory()), ear, memory)
     bell.close()
     ear.close()
 
@@ -54,7 +66,7 @@ def head(number: int) -> tuple[int, ...]:
     return (number, -number, *range(NUMBERS - 2))
 
 
-def lay(giver: Giver, number: int) -> bool:
+def lay(giver: Producer, number: int) -> bool:
     """Give a value that all of its parts tell the number of."""
     with giver.lock:
         place = giver.room()
@@ -65,7 +77,7 @@ def lay(giver: Giver, number: int) -> bool:
     return True
 
 
-def taken(taker: Taker) -> int | None:
+def taken(taker: Consumer) -> int | None:
     found = taker.next()
     if found is None:
         return None
@@ -76,7 +88,7 @@ def taken(taker: Taker) -> int | None:
     return int(first)
 
 
-def rung(ear: Ear) -> bool:
+def rung(ear: EventReceiver) -> bool:
     return bool(select.select([ear.descriptor], [], [], 0)[0])
 
 

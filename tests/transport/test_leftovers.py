@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rpcbench.transport.local import LocalListener
-from rpcbench.transport.rundir import shared_directory, shared_secret
+from rpcbench.transport.listeners import LocalListener
+from rpcbench.transport.run_dir import shared_directory, shared_secret
 
 DAYS = 24 * 3600.0
 

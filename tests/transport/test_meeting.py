@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rpcbench.transport.ends import Opener
-from rpcbench.transport.meeting import Meeting
+from rpcbench.transport.addresses import Opener
+from rpcbench.transport.rendezvous import Rendezvous
 
 WORLD, OTHER = 77, 78
 
@@ -30,8 +30,8 @@ def listening(tmp_path: Path) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def meeting(tmp_path: Path) -> Meeting:
-    return Meeting(tmp_path)
+def meeting(tmp_path: Path) -> Rendezvous:
+    return Rendezvous(tmp_path)
 
 
 def dead(tmp_path: Path) -> str:
@@ -42,7 +42,7 @@ def dead(tmp_path: Path) -> str:
     return f"unix:{path}"
 
 
-def test_nobody_leads_at_first(meeting: Meeting) -> None:
+def test_nobody_leads_at_first(meeting: Rendezvous) -> None:
     with pytest.raises(FileNotFoundError):
         meeting.find()
 
@@ -50,26 +50,26 @@ def test_nobody_leads_at_first(meeting: Meeting) -> None:
 @pytest.mark.parametrize("left_over", [False, True])
 def test_of_many_that_come_at_once_one_founds(tmp_path: Path, listening: list[str], left_over: bool) -> None:
     if left_over:
-        assert Meeting(tmp_path).found(OTHER, dead(tmp_path))
+        assert Rendezvous(tmp_path).found(OTHER, dead(tmp_path))
     start = threading.Barrier(len(listening))
 
     def come(address: str) -> bool:
         start.wait(20)
-        return Meeting(tmp_path).found(WORLD, address)
+        return Rendezvous(tmp_path).found(WORLD, address)
 
     with ThreadPoolExecutor(len(listening)) as comers:
         founded = list(comers.map(come, listening))
-    assert sum(founded) == 1 and Meeting(tmp_path).find() == listening[founded.index(True)]
+    assert sum(founded) == 1 and Rendezvous(tmp_path).find() == listening[founded.index(True)]
 
 
 def test_while_the_lead_passes_on_there_is_always_somebody(tmp_path: Path, listening: list[str]) -> None:
-    meeting, over = Meeting(tmp_path), threading.Event()
+    meeting, over = Rendezvous(tmp_path), threading.Event()
     assert meeting.found(WORLD, listening[0])
     found: set[str] = set()
 
     def look() -> None:
         while not over.is_set():
-            found.add(Meeting(tmp_path).find())
+            found.add(Rendezvous(tmp_path).find())
 
     with ThreadPoolExecutor(1) as looking:
         seen = looking.submit(look)
@@ -81,7 +81,7 @@ def test_while_the_lead_passes_on_there_is_always_somebody(tmp_path: Path, liste
     assert found <= set(listening) and meeting.find() == listening[199 % 8]
 
 
-def test_the_later_view_counts(meeting: Meeting, listening: list[str]) -> None:
+def test_the_later_view_counts(meeting: Rendezvous, listening: list[str]) -> None:
     first, second, third, *_ = listening
     assert meeting.found(WORLD, first)
     meeting.hand_over(WORLD, 9, third)  # the second's words, which overtook those of the first
@@ -90,7 +90,7 @@ def test_the_later_view_counts(meeting: Meeting, listening: list[str]) -> None:
     assert meeting.find() == third
 
 
-def test_who_leads_takes_nobody_elses_note_away(meeting: Meeting, listening: list[str]) -> None:
+def test_who_leads_takes_nobody_elses_note_away(meeting: Rendezvous, listening: list[str]) -> None:
     here, there, *_ = listening
     meeting.lead(WORLD, 5, here)
     assert meeting.find() == here
@@ -106,7 +106,7 @@ def test_who_leads_takes_nobody_elses_note_away(meeting: Meeting, listening: lis
 
 def test_a_directory_that_has_gone_is_not_made_again(tmp_path: Path, listening: list[str]) -> None:
     gone = tmp_path / "gone"
-    meeting = Meeting(gone)
+    meeting = Rendezvous(gone)
     meeting.lead(WORLD, 1, listening[0])
     meeting.hand_over(WORLD, 2, listening[1])
     meeting.leave(listening[1])

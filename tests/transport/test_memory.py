@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from rpcbench.transport.memory import MemoryConnection
+from rpcbench.transport.base import MemoryConnection
 from rpcbench.wire.framing import Frame
 from rpcbench.wire.messages import Body
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcbench.transport.rundir import SOCKET_NAME, RunDirectory, shared_directory, shared_secret
+from rpcbench.transport.run_dir import SOCKET_NAME, RunDirectory, shared_directory, shared_secret
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_removing_what_has_gone_is_harmless():
 def test_exit_removes_it_and_a_forked_child_does_not(runtime):
     script = (
         "import os, sys\n"
-        "from rpcbench.transport.rundir import RunDirectory\n"
+        "from rpcbench.transport.run_dir import RunDirectory\n"
         "directory = RunDirectory()\n"
         "if os.fork() == 0: sys.exit()\n"
         "os.wait()\n"

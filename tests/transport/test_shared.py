@@ -21,17 +21,16 @@ from streams import spawn
 from worlds import PATIENCE
 
 from rpcbench.base.errors import ProtocolError
-from rpcbench.transport import shared
-from rpcbench.transport.arena import SIZE
-from rpcbench.transport.lane import LISTENS, NUMBERS, POSSIBLE, WORKS, Giver, Taker
-from rpcbench.transport.store import SHARED, Store
+from rpcbench.transport import shared_memory
+from rpcbench.transport.shared_memory import SHARED, SIZE, BufferStore
+from rpcbench.transport.shared_ring import LISTENS, NUMBERS, POSSIBLE, WORKS, Consumer, Producer
 
 NAME = 1 << 60
 DATA = memoryview(os.urandom(3 * SHARED))
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
 
 
-_made: list[Store] = []
+_made: list[BufferStore] = []
 
 
 @pytest.fixture
@@ -43,13 +42,13 @@ def sockets(no_leaks: None) -> Iterator[tuple[socket.socket, socket.socket]]:
         _made.pop().close()
 
 
-def exchanged(sock: socket.socket, deadline: float, last: bool = False) -> Store:
-    _made.append(shared.exchange(sock, deadline, last))
+def exchanged(sock: socket.socket, deadline: float, last: bool = False) -> BufferStore:
+    _made.append(shared_memory.exchange(sock, deadline, last))
     return _made[-1]
 
 
-def stores(sockets: tuple[socket.socket, socket.socket]) -> tuple[Store, Store]:
-    found: list[Store] = []
+def stores(sockets: tuple[socket.socket, socket.socket]) -> tuple[BufferStore, BufferStore]:
+    found: list[BufferStore] = []
     deadline = time.monotonic() + PATIENCE
     other = spawn(lambda: found.append(exchanged(sockets[1], deadline, True)))
     one = exchanged(sockets[0], deadline)
@@ -57,7 +56,7 @@ def stores(sockets: tuple[socket.socket, socket.socket]) -> tuple[Store, Store]:
     return one, found[0]
 
 
-def put(store: Store, *buffers: memoryview) -> list[int]:
+def put(store: BufferStore, *buffers: memoryview) -> list[int]:
     places = store.put(buffers)
     assert places is not None
     return places
@@ -88,7 +87,7 @@ def test_both_ways_at_once(sockets: tuple[socket.socket, socket.socket]) -> None
 def test_who_finds_no_room_sends_another_way(
     sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "SIZE", 4 * SHARED)
+    monkeypatch.setattr(shared_memory, "SIZE", 4 * SHARED)
     one, other = stores(sockets)
     assert one.put([DATA[:100]]) is None, "too small to be worth it"
     kept = other.borrow(*put(one, DATA[: 2 * SHARED]), 2 * SHARED)
@@ -105,7 +104,7 @@ def test_a_peer_may_not_say_nonsense(sockets: tuple[socket.socket, socket.socket
             other.borrow(wrong, size)
     with pytest.raises(ProtocolError, match="does not have"):
         one.returned(place + 1)
-    for nothing in (lambda: Store().returned(0), lambda: Store().borrow(0, 1)):
+    for nothing in (lambda: BufferStore().returned(0), lambda: BufferStore().borrow(0, 1)):
         with pytest.raises(ProtocolError):
             nothing()
 
@@ -143,13 +142,13 @@ def test_a_file_that_could_do_harm_is_refused(sockets: tuple[socket.socket, sock
     with WRONG[what]() as descriptor:
         socket.send_fds(sockets[1], [b"m"], [descriptor])
         with pytest.raises(ProtocolError, match="cut short, or is none"):
-            shared.exchange(sockets[0], time.monotonic() + PATIENCE, False)
+            shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
 
 
 def test_memory_that_is_announced_must_come(sockets: tuple[socket.socket, socket.socket]) -> None:
     sockets[1].send(b"m")
     with pytest.raises(ProtocolError, match="sent none"):
-        shared.exchange(sockets[0], time.monotonic() + PATIENCE, False)
+        shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
 
 
 def test_who_may_open_no_more_files_goes_without(sockets: tuple[socket.socket, socket.socket]) -> None:
@@ -169,17 +168,17 @@ def test_who_may_open_no_more_files_goes_without(sockets: tuple[socket.socket, s
 
 def test_nobody_waits_for_ever(sockets: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(TimeoutError):
-        shared.exchange(sockets[0], time.monotonic() + 0.05, False)
+        shared_memory.exchange(sockets[0], time.monotonic() + 0.05, False)
     sockets[1].close()
     with pytest.raises(ConnectionError):
-        shared.exchange(sockets[0], time.monotonic() + PATIENCE, False)
+        shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
 
 
 def test_what_one_side_takes_for_done_the_other_does_not_give_up(
     sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the side with the last word comes to it late, on a busy machine."""
-    heard, go, found = shared._heard, threading.Event(), list[Store]()
+    heard, go, found = shared_memory._heard, threading.Event(), list[BufferStore]()
 
     def late(sock: socket.socket, deadline: float) -> tuple[bytes, list[int], bool]:
         said = heard(sock, deadline)
@@ -187,7 +186,7 @@ def test_what_one_side_takes_for_done_the_other_does_not_give_up(
             assert go.wait(PATIENCE)
         return said
 
-    monkeypatch.setattr(shared, "_heard", late)
+    monkeypatch.setattr(shared_memory, "_heard", late)
     deadline = time.monotonic() + PATIENCE
     sides = [spawn(lambda n=n: found.append(exchanged(sockets[n], deadline, n == 1))) for n in (0, 1)]  # type: ignore[misc]
     sides[0].join(0.2)
@@ -202,13 +201,13 @@ def test_what_one_side_takes_for_done_the_other_does_not_give_up(
 lanes = pytest.mark.skipif(not POSSIBLE, reason="no lanes here")
 
 
-def opened(store: Store) -> tuple[int, Giver]:
+def opened(store: BufferStore) -> tuple[int, Producer]:
     found = store.open_lane(NAME)
     assert found is not None
     return found
 
 
-def at_work(one: Store, other: Store) -> tuple[int, Giver, Taker]:
+def at_work(one: BufferStore, other: BufferStore) -> tuple[int, Producer, Consumer]:
     """A lane whose taker works."""
     place, giver = opened(one)
     taker = other.lane_from(place, NAME)
@@ -239,7 +238,7 @@ def test_a_lane_of_another_connection_is_not_found(sockets: tuple[socket.socket,
     one, other = stores(sockets)
     place, _ = opened(one)
     assert other.lane_from(place, NAME + 1) is None and other.owed() == []
-    assert other.lane_from(place + mmap.PAGESIZE, NAME) is None and Store().lane_from(place, NAME) is None
+    assert other.lane_from(place + mmap.PAGESIZE, NAME) is None and BufferStore().lane_from(place, NAME) is None
     taker = other.lane_from(place, NAME)
     assert taker is not None and other.lane_from(place, NAME) is None, "there is one taker"
 
@@ -273,13 +272,13 @@ def test_something_else_is_no_bell(sockets: tuple[socket.socket, socket.socket])
     with unsealed(FULL) as descriptor, tempfile.TemporaryFile() as file:
         socket.send_fds(sockets[1], [b"m"], [descriptor, file.fileno()])
         with pytest.raises(ProtocolError, match="something else as a bell"):
-            shared.exchange(sockets[0], time.monotonic() + PATIENCE, False)
+            shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
 
 
 def test_who_has_no_bell_shares_memory_without_lanes(
     sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "POSSIBLE", False)
+    monkeypatch.setattr(shared_memory, "POSSIBLE", False)
     one, other = stores(sockets)
     assert one.ear is None and one.open_lane(NAME) is None
     assert bytes(other.borrow(*put(one, DATA), len(DATA))) == DATA
@@ -305,7 +304,7 @@ def no_maps(patch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> None:
         raise OSError("too little memory")
 
-    patch.setattr(shared.mmap, "mmap", refuse)
+    patch.setattr(shared_memory.mmap, "mmap", refuse)
 
 
 LACKS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rpcbench.base.config import HANDSHAKE_SECONDS
-from rpcbench.transport.ends import Opener
+from rpcbench.transport.addresses import Opener
 
 
 class _Note(NamedTuple):
@@ -31,7 +31,7 @@ class _Note(NamedTuple):
     address: str
 
 
-class Meeting:
+class Rendezvous:
     """`directory` is one that no other user can enter."""
 
     def __init__(self, directory: Path) -> None:
