@@ -7,7 +7,7 @@ from typing import Any
 
 import rpcbench
 import rpcbench.rpc as rpc
-from rpcbench.agent import current
+from rpcbench.runtime import current
 
 PATIENCE = 5.0
 

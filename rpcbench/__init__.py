@@ -23,7 +23,7 @@ _HOMES = {
     "wait_all": "rpcbench.base.futures",
     "CollectiveError": "rpcbench.base.errors",
     "ConnectionLostError": "rpcbench.base.errors",
-    "explain": "rpcbench.agent.watchdog",
+    "explain": "rpcbench.runtime.deadlocks",
     "RpcError": "rpcbench.base.errors",
     "RpcTimeoutError": "rpcbench.base.errors",
     "RemoteError": "rpcbench.base.errors",

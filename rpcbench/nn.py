@@ -18,11 +18,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from rpcbench.agent import current
 from rpcbench.base.errors import NOT_INITIALIZED, SerializationError, UnknownWorkerError
 from rpcbench.base.futures import Future
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.rpc.api import arguments_of
+from rpcbench.runtime import current
 from rpcbench.serialization.pickler import register_reducer
 from rpcbench.serialization.tensor_types import Route
 

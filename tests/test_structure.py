@@ -27,7 +27,7 @@ FLOORS = {
     "wire": 1,
     "protocol": 2,
     **dict.fromkeys(["serialization", "transport"], 3),
-    "agent": 4,
+    "runtime": 4,
     **dict.fromkeys(["rpc", "autograd", "optim", "nn", "pipeline", "distributed", "named"], 5),
     **dict.fromkeys(["launch", "worker"], 6),
     "telemetry": 7,
@@ -310,7 +310,7 @@ print(psutil.Process().num_threads() - before, *({"IPython", "zmq", "ipykernel",
 
 
 CASES: list[tuple[Rule, dict[str, str], str]] = [
-    (upward, {"wire/a.py": "def f():\n    from rpcbench.agent import core"}, "wire.a:2 imports rpcbench.agent"),
+    (upward, {"wire/a.py": "def f():\n    from rpcbench.runtime import agent"}, "wire.a:2 imports rpcbench.runtime"),
     (upward, {"wire/a.py": "from ..rpc import api", "rpc/api.py": ""}, "wire.a:1 imports rpcbench.rpc.api"),
     (upward, {"base/a.py": "if TYPE_CHECKING:\n    import rpcbench.wire.b"}, "base.a:2 imports rpcbench.wire.b"),
     (upward, {"wire/a.py": "import rpcbench"}, "wire.a:1 imports rpcbench, a higher floor"),
@@ -321,7 +321,7 @@ CASES: list[tuple[Rule, dict[str, str], str]] = [
     (impure, {"protocol/a.py": "def f():\n    from time import monotonic"}, "protocol.a:2 imports time"),
     (impure, {"wire/framing.py": "import threading"}, "wire.framing:1 imports threading"),
     (impure, {"base/ids.py": "import socket"}, "base.ids:1 imports socket"),
-    (impure_when_loaded, {"protocol/a.py": "import rpcbench.agent", "agent.py": "import asyncio"}, "loads asyncio"),
+    (impure_when_loaded, {"protocol/a.py": "import rpcbench.runtime", "runtime.py": "import asyncio"}, "loads asyncio"),
     (too_long, {"rpc/a.py": "x = 1\n" * 601}, "rpc.a: 601 lines"),
     (too_long, {"rpc/a.py": "x = 1\n" * 251, "rpc/b.py": "x = 1\n" * 251}, "the median file has 251 lines"),
     (too_long, {"rpc/a.py": "def f():\n" + "    x = 1\n" * 60}, "rpc.a.f: 61 lines"),
@@ -362,7 +362,7 @@ def test_a_clean_tree_breaks_no_rule(tmp_path: Path) -> None:
         {
             "serialization/pickler.py": pickling,
             "protocol/calls.py": '"""Pure."""\nimport enum\n',
-            "agent.py": '"""Loads a pickle."""\nfrom rpcbench.serialization import pickler\n',
+            "runtime.py": '"""Loads a pickle."""\nfrom rpcbench.serialization import pickler\n',
         },
     )
     assert {rule.__name__: rule(tmp_path) for rule in RULES} == {rule.__name__: [] for rule in RULES}

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.base.config import WorldConfig
 from rpcbench.rpc.start import start_agent
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 from rpcbench.transport.stream import StreamConnection
 
 SECRET = secrets.token_bytes(32)

@@ -12,8 +12,8 @@ from torch import Tensor
 import rpcbench
 import rpcbench.rpc as rpc
 from checks import NotYet, require, returned, right, shown, trying
-from rpcbench.agent.serve import ASYNC_MARK
 from rpcbench.optim import DistributedOptimizer
+from rpcbench.runtime.server import ASYNC_MARK
 
 Log = list[tuple[str, str]]
 Batch = tuple[Tensor, Tensor]

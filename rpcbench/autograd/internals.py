@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rpcbench.agent import current
 from rpcbench.autograd.graph import send_node
 from rpcbench.autograd.recorder import AutogradRecorder, recorder
 from rpcbench.base.ids import COUNTER_BITS
+from rpcbench.runtime import current
 
 
 class DistAutogradContext:

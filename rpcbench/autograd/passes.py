@@ -13,7 +13,6 @@ from functools import partial
 
 import torch
 
-from rpcbench.agent.core import Agent
 from rpcbench.autograd import graph, replicas
 from rpcbench.autograd.blame import failure_of, raised
 from rpcbench.autograd.gradients import LeafGradients, Leaves
@@ -23,6 +22,7 @@ from rpcbench.autograd.told import Told
 from rpcbench.base.futures import blocked
 from rpcbench.base.ids import Counter, Id, worker_of
 from rpcbench.protocol.backward import ROOT
+from rpcbench.runtime.agent import Agent
 from rpcbench.serialization.tensor_types import Route
 from rpcbench.wire.messages import Body, Gradients, WalkFailed
 

@@ -21,9 +21,6 @@ from typing import Any
 
 import torch
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
-from rpcbench.agent.hooks import Crossing
 from rpcbench.autograd import graph
 from rpcbench.autograd.gradients import Leaves
 from rpcbench.autograd.modes import same_modes
@@ -33,6 +30,9 @@ from rpcbench.autograd.told import Told
 from rpcbench.base.ids import Counter, Id, first_serial, global_id
 from rpcbench.protocol.backward import Sent
 from rpcbench.protocol.node import Node
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.interceptors import InterceptedMessage
 from rpcbench.serialization.tensor_types import Route
 from rpcbench.wire.messages import Scope
 
@@ -204,10 +204,10 @@ class AutogradRecorder:
         context = self._current.get()
         return None if context not in self._contexts else (context, self._next_message())
 
-    def crossed(self, crossings: Sequence[Crossing]) -> None:
+    def crossed(self, crossings: Sequence[InterceptedMessage]) -> None:
         self._machine.ask(self._record_crossings, crossings)
 
-    def _record_crossings(self, node: Node, crossings: Sequence[Crossing]) -> None:
+    def _record_crossings(self, node: Node, crossings: Sequence[InterceptedMessage]) -> None:
         for context, message, other, label, requires_grad in crossings:
             if label is None:
                 scope = _new(Scope, (context, message, (message,) if requires_grad else ()))

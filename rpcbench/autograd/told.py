@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rpcbench.agent.core import Agent
-from rpcbench.agent.described import shape_of
 from rpcbench.autograd.names import Names
 from rpcbench.autograd.recorded import Recorded
 from rpcbench.base.events import Row, Table
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.handles import shape_of
 
 MOST_LEAVES = 64
 

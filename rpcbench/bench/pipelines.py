@@ -18,13 +18,13 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from rpcbench.agent import current
 from rpcbench.bench import idle
 from rpcbench.bench.pair import BenchError
 from rpcbench.bench.pipeline_sides import Order, Side, Steps, ours, theirs
 from rpcbench.bench.pipeline_work import MICROBATCHES, MODELS, SCHEDULES, work
 from rpcbench.launch.cluster import Cluster
 from rpcbench.pipeline import Pipeline, split
+from rpcbench.runtime import current
 from rpcbench.telemetry.trace import trace
 
 MEAN_GOAL = 1.2

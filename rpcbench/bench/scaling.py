@@ -17,12 +17,12 @@ from typing import NamedTuple
 import torch
 from rich.table import Table
 
-from rpcbench.agent import current
 from rpcbench.base.errors import RpcError
 from rpcbench.bench.calls import larger
 from rpcbench.bench.payloads import same
 from rpcbench.bench.plots import Point, curves
 from rpcbench.launch.cluster import Cluster
+from rpcbench.runtime import current
 
 FLAT, LINEAR = 0.0, 1.0
 _BYTES = (1, 1 << 10, 1 << 16, 1 << 20, 1 << 23, 1 << 26, 1 << 28, 1 << 30)

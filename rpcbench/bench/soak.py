@@ -21,11 +21,11 @@ from typing import NamedTuple
 import psutil
 from rich.table import Table
 
-from rpcbench.agent import current
 from rpcbench.base.errors import RpcError
 from rpcbench.base.futures import wait_all
 from rpcbench.launch.cluster import Cluster
 from rpcbench.rpc import RRef, rpc_async
+from rpcbench.runtime import current
 
 WORKERS = 3
 _AT_ONCE = 100

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as c10d
 
-from rpcbench.agent.described import layout_of
 from rpcbench.base.errors import CollectiveError
+from rpcbench.runtime.handles import layout_of
 
 _NUMBERS = {
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool,

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 import psutil
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from rpcbench.agent import current
 from rpcbench.base.errors import RpcTimeoutError, counted
 from rpcbench.distributed.stores import Place, polled, store_at
+from rpcbench.runtime import current
 from rpcbench.transport.addresses import host_id
 
 _COMPLETE, _STALE = b"complete", b"stale"

@@ -15,9 +15,9 @@ import threading
 import time
 from types import TracebackType
 
-from rpcbench.agent.bus import Bus
-from rpcbench.agent.core import Agent
 from rpcbench.base.events import Row, Table
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.events import EventLog
 
 KEPT = 1000
 _TOLD = ("group", "number", "op", "members", "shape", "bytes", "begin", "end", "failed")
@@ -69,7 +69,7 @@ class Told:
     """One for each agent: `agent.part(Told)`. Without an agent nobody can look."""
 
     def __init__(self, agent: Agent | None = None) -> None:
-        self._bus = Bus() if agent is None else agent.bus
+        self._bus = EventLog() if agent is None else agent.bus
         self._lock = threading.Lock()
         self._open: dict[Part, None] = {}
         self._ended: collections.deque[Part] = collections.deque()

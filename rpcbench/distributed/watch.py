@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
-from rpcbench.agent.roster import WorkerInfo
 from rpcbench.distributed.world import World
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.members import WorkerInfo
 
 
 class Watch:

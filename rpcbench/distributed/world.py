@@ -24,14 +24,14 @@ import torch
 import torch.distributed as c10d
 from torch._C._distributed_c10d import Store
 
-from rpcbench.agent import current
-from rpcbench.agent.sites import here
 from rpcbench.base.conditions import Changes
 from rpcbench.base.errors import CollectiveError, RpcError, RpcTimeoutError, WorkerLostError
 from rpcbench.distributed.lanes import Lane, Pending
 from rpcbench.distributed.meeting import Met
 from rpcbench.distributed.stores import polled
 from rpcbench.distributed.told import Told
+from rpcbench.runtime import current
+from rpcbench.runtime.handles import creation_site
 
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ class World:
         told = False
         while not self._changes.wait_for(lambda: pending.done or self.broken, self._nap(deadline)):
             if not told:
-                self._post(json.dumps([wait.group, wait.number, wait.what, str(here())]))
+                self._post(json.dumps([wait.group, wait.number, wait.what, str(creation_site())]))
                 told = True
             self.hear()
             if time.monotonic() >= deadline and not pending.done and not self.broken:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, cast, runtime_checkable
 
-from rpcbench.agent.core import Agent
 from rpcbench.base.events import Row, Table
+from rpcbench.runtime.agent import Agent
 
 logger = logging.getLogger(__name__)
 

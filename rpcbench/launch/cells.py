@@ -30,19 +30,19 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rpcbench.agent.current import caller, current
-from rpcbench.agent.health import Health
 from rpcbench.base.errors import CallCancelled
 from rpcbench.base.futures import blocked
 from rpcbench.base.rebuild import cut
 from rpcbench.launch.log_tail import log_tail
 from rpcbench.launch.outbox import CellKey, CellStream, Notice, Outbox
 from rpcbench.launch.talk import Talk
+from rpcbench.runtime.current import caller, current
+from rpcbench.runtime.publisher import Health
 from rpcbench.wire.messages import Origin
 
 if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent
     from rpcbench.launch.shell import CellShell, Outcome
+    from rpcbench.runtime.agent import Agent
 
 OUTPUT = "cell"
 SHOWN = "shown"

@@ -22,7 +22,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rpcbench.agent.roster import WorkerInfo
 from rpcbench.base.conditions import Changes
 from rpcbench.base.config import DEFAULT_TIMEOUT, NOTEBOOK, STOP_SECONDS, WorldConfig
 from rpcbench.base.errors import RpcError, ShutdownError, UnknownWorkerError
@@ -41,6 +40,7 @@ from rpcbench.launch.workforce import START_SECONDS, Workforce, cluster
 from rpcbench.protocol.membership import SILENT
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.rpc.start import start_agent
+from rpcbench.runtime.members import WorkerInfo
 from rpcbench.serialization.tensor_types import Name
 from rpcbench.transport.addresses import bind_address, host_id, outbound_address
 from rpcbench.transport.run_dir import RunDirectory

@@ -19,10 +19,10 @@ from typing import Any, cast
 import comm
 from comm.base_comm import BaseComm
 
-from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.base.ids import Counter
 from rpcbench.launch.outbox import Notice, Outbox
 from rpcbench.launch.turns import InTurn
+from rpcbench.runtime.interrupts import uninterrupted
 
 COMM = "comm"
 """What a worker's outbox calls words of comms, and the channel of those that come back."""

@@ -34,8 +34,8 @@ from rpcbench.launch.screen import Pane, Panes, Screen, one_below_the_other
 from rpcbench.launch.tracebacks import Failed, interrupted, lost, message, raised, timed_out
 
 if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent
-    from rpcbench.agent.roster import WorkerInfo
+    from rpcbench.runtime.agent import Agent
+    from rpcbench.runtime.members import WorkerInfo
 
 PATIENCE = 5.0
 _HEARING_SECONDS = 0.35

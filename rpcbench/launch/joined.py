@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rpcbench.agent.core import Agent
-from rpcbench.agent.roster import GONE, WorkerInfo
 from rpcbench.base.conditions import Changes
 from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, NOTEBOOK, WorldConfig
 from rpcbench.base.errors import IncompleteWorldError, RefusedError, RpcError, UnknownWorkerError
@@ -32,6 +30,8 @@ from rpcbench.rpc import rendezvous
 from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.rpc.start import join
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.members import GONE, WorkerInfo
 from rpcbench.serialization.tensor_types import Name
 from rpcbench.transport.addresses import host_id
 

@@ -32,7 +32,7 @@ from rpcbench.launch.worker import SPARE_SECONDS, obey
 from rpcbench.rpc.start import start_agent
 
 if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent
+    from rpcbench.runtime.agent import Agent
 
 
 def join(config: str) -> None:

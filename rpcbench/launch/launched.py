@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import psutil
 
-from rpcbench.agent.core import Agent
-from rpcbench.agent.health import Health
 from rpcbench.base.events import Row, Table
 from rpcbench.launch.worker import Place
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.publisher import Health
 from rpcbench.transport.addresses import host_id
 
 LINES = 8

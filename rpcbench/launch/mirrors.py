@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import comm
 from comm.base_comm import BaseComm
 
-from rpcbench.agent.interrupts import uninterrupted
-from rpcbench.agent.roster import GONE
 from rpcbench.base.ids import Counter
 from rpcbench.launch.comms import COMM, Message, decoded, encoded
 from rpcbench.launch.turns import InTurn
+from rpcbench.runtime.interrupts import uninterrupted
+from rpcbench.runtime.members import GONE
 
 if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent
-    from rpcbench.agent.roster import WorkerInfo
+    from rpcbench.runtime.agent import Agent
+    from rpcbench.runtime.members import WorkerInfo
 
 logger = logging.getLogger(__name__)
 

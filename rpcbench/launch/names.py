@@ -13,13 +13,13 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from rpcbench.agent.current import current
+from rpcbench.runtime.current import current
 
 if TYPE_CHECKING:
     from IPython.core.completer import IPCompleter
     from IPython.core.interactiveshell import InteractiveShell
 
-    from rpcbench.agent.core import Agent
+    from rpcbench.runtime.agent import Agent
 
 _PATIENCE = 0.5
 _TYPES, _PARTS = "_jupyter_types_experimental", ("start", "end", "text", "type", "signature")

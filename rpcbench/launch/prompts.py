@@ -28,8 +28,8 @@ from rpcbench.launch.mirrors import Mirrors
 from rpcbench.launch.stdin import ANSWER, END, REFUSED, TEXT
 
 if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent
-    from rpcbench.agent.roster import WorkerInfo
+    from rpcbench.runtime.agent import Agent
+    from rpcbench.runtime.members import WorkerInfo
 
 BESIDE = "a cell that runs beside the notebook cannot ask; leave --async out, or send the value along with -i"
 _ELSEWHERE = "only a cell on the notebook's main thread can ask; send the value along with -i"

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import CollectiveError, UnknownWorkerError, WorkerLostError
 from rpcbench.base.futures import Future, wait_all
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 from rpcbench.transport import listeners
 from rpcbench.wire.messages import Member
 

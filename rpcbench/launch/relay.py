@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rpcbench.agent.roster import GONE
 from rpcbench.base.conditions import Flag
 from rpcbench.launch.cells import HEARD, OUTPUT, SHOWN
 from rpcbench.launch.mirrors import Mirrors
 from rpcbench.launch.outbox import BESIDE
 from rpcbench.launch.turns import InTurn
+from rpcbench.runtime.members import GONE
 
 if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent
-    from rpcbench.agent.roster import WorkerInfo
     from rpcbench.launch.screen import Pane
+    from rpcbench.runtime.agent import Agent
+    from rpcbench.runtime.members import WorkerInfo
 
 logger = logging.getLogger(__name__)
 

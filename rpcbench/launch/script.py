@@ -13,7 +13,7 @@ from rpcbench.launch.screen import Screen, unseen
 from rpcbench.launch.targets import Targets
 
 if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent
+    from rpcbench.runtime.agent import Agent
 
 Words = str | Sequence[str]
 

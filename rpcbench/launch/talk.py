@@ -14,7 +14,7 @@ from rpcbench.launch.outbox import Outbox
 from rpcbench.launch.stdin import ANSWER, Stdin
 
 if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent
+    from rpcbench.runtime.agent import Agent
 
 
 class Talk:

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from rpcbench.agent.core import Agent
 from rpcbench.base.conditions import Flag
 from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, JOIN_SECONDS, STOP_SECONDS
 from rpcbench.base.errors import IncompleteWorldError, RpcError, counted
@@ -29,6 +28,7 @@ from rpcbench.launch.cells import CellRunner
 from rpcbench.launch.worker import obey
 from rpcbench.rpc.rendezvous import meet
 from rpcbench.rpc.start import join
+from rpcbench.runtime.agent import Agent
 from rpcbench.transport import run_dir
 from rpcbench.wire.messages import Message, Notice
 

@@ -8,11 +8,11 @@ import threading
 import time
 from typing import NamedTuple
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.base.config import WorldConfig
 from rpcbench.launch.cells import CellRunner
 from rpcbench.rpc.start import start_agent
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 from rpcbench.transport.addresses import host_id
 
 LEAVE = "leave"

@@ -11,8 +11,6 @@ from contextlib import ExitStack
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.base.config import UNSET_TIMEOUT
 from rpcbench.base.futures import Future, wait_all
 from rpcbench.launch import ranks, script
@@ -21,6 +19,8 @@ from rpcbench.launch.modules import execute, source_of
 from rpcbench.launch.status import ClusterStatus, Looks, Watched
 from rpcbench.rpc.api import arguments_of
 from rpcbench.rpc.rref import RRef
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 
 if TYPE_CHECKING:
     from rpcbench.distributed.groups import NamedGroup

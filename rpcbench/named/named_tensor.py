@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils import swap_tensors
 
-from rpcbench.agent.described import describe
 from rpcbench.named import changes
 from rpcbench.named.call import names_of, show
 from rpcbench.named.dims import Names, NamesError, listed, unify
 from rpcbench.named.dispatch import FUNCTIONS, OWN, Function, dispatch
+from rpcbench.runtime.handles import describe
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 _Grad: Any = Tensor.grad

@@ -17,11 +17,11 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rpcbench.agent.current import find
 from rpcbench.launch import names
+from rpcbench.runtime.current import find
 
 if TYPE_CHECKING:
-    from rpcbench.agent.core import Agent
+    from rpcbench.runtime.agent import Agent
 
 logger = logging.getLogger(__name__)
 

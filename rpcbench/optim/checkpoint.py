@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 
 import torch
 
-from rpcbench.agent import current
 from rpcbench.optim.files import load, new_file
 from rpcbench.optim.files import manifest as load_manifest
 from rpcbench.optim.local import State, merged
+from rpcbench.runtime import current
 
 MANIFEST = "optimizer.json"
 _FORMAT = 1

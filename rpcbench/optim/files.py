@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import torch
 
-from rpcbench.agent import current
+from rpcbench.runtime import current
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.autograd import recorder
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 
 State = dict[str, Any]
 """As torch's `Optimizer.state_dict()`: {"state": {number: ...}, "param_groups": [{..., "params": [numbers]}]}."""

@@ -7,10 +7,10 @@ from typing import Any, Self
 
 import traitlets
 
-from rpcbench.agent import current
 from rpcbench.launch.actions import Actions
 from rpcbench.panels.base import SESSION, Panel, asset
 from rpcbench.panels.publisher import Publisher, Source
+from rpcbench.runtime import current
 from rpcbench.telemetry.pulse import Pulse
 from rpcbench.telemetry.workers import workers_view
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.autograd.recorder import AutogradRecorder
 from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline import norms
 from rpcbench.pipeline.runs import Runs, StepResult
+from rpcbench.runtime.interrupts import uninterrupted
 
 _BROKEN = "an add has failed, so these gradients are not whole"
 _APPLIED = "these gradients have been applied"

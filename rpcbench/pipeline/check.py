@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from rpcbench.agent.described import layout_of
 from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.exchange import nbytes
 from rpcbench.pipeline.ports import OUTSIDE, Ports, Segment, sendable
+from rpcbench.runtime.handles import layout_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from rpcbench.agent.core import Agent
-from rpcbench.agent.described import label_of
 from rpcbench.base.errors import PipelineError, WorkerLostError
 from rpcbench.base.futures import Future, settle_all, wait_all
 from rpcbench.pipeline import requests
@@ -33,6 +31,8 @@ from rpcbench.pipeline.steps import Steps
 from rpcbench.pipeline.tasks import LossFn
 from rpcbench.pipeline.ties import ties
 from rpcbench.pipeline.watch import Watch
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.handles import label_of
 
 OptimizerSpec = (
     tuple[type[torch.optim.Optimizer], dict[str, Any]] | tuple[type[torch.optim.Optimizer], dict[str, Any], Groups]

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from rpcbench.agent.described import layout_of
 from rpcbench.base.errors import PipelineError
 from rpcbench.base.rebuild import add_note
 from rpcbench.pipeline.ops import Kind, Op
+from rpcbench.runtime.handles import layout_of
 
 IN_PLACE = (
     "a stage changes in place what it takes, which the stage before and the backward need as it was: let its first "

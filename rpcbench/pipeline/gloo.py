@@ -16,9 +16,9 @@ from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import ConnectionLostError
 from rpcbench.protocol.node import Node
+from rpcbench.runtime.agent import Agent
 from rpcbench.transport import listeners
 
 SECONDS = 120.0

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rpcbench.agent.core import Agent
-from rpcbench.agent.hooks import Crossing
 from rpcbench.base.errors import ProtocolError
 from rpcbench.pipeline.slots import Slot, Slots
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.interceptors import InterceptedMessage
 from rpcbench.transport.shared_ring import AWAY, LISTENS, NUMBERS, ROOM, WORKS, Consumer, EventReceiver, Producer
 from rpcbench.transport.stream import StreamConnection
 
@@ -116,7 +116,7 @@ class Lanes:
         self._offers: queue.SimpleQueue[tuple[int, Consumer]] = queue.SimpleQueue()
         self._taking: dict[int, list[_Taking]] = {}  # by who gives; the latest last, and those before it not empty yet
         self._brought: set[Slot] = set()  # of this step, in the slots, and not taken yet
-        self._crossed: list[Crossing] = []  # not recorded yet
+        self._crossed: list[InterceptedMessage] = []  # not recorded yet
         self._ear: EventReceiver | None = None  # where the thread that runs the step waits
 
     def begin(self) -> None:
@@ -242,7 +242,7 @@ class Lanes:
     # -- both
     def _note(self, named: tuple[int, int], other: int, label: Slot | None, requires_grad: bool) -> None:
         if named != _UNRECORDED:
-            self._crossed.append(_new(Crossing, (*named, other, label, requires_grad)))
+            self._crossed.append(_new(InterceptedMessage, (*named, other, label, requires_grad)))
             if self._agent.bus.listening:
                 self.settle()
 

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from rpcbench.agent.core import Agent
 from rpcbench.base.futures import Waits
 from rpcbench.pipeline.credits import COUNTED, Channel, Credits, channel
 from rpcbench.pipeline.exchange import cut_off
 from rpcbench.pipeline.lanes import Lanes
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.slots import IN_ACCORD, Slot, Slots
+from rpcbench.runtime.agent import Agent
 from rpcbench.transport.shared_ring import AWAY, WORKS, Consumer
 
 _BY_LANE = (*COUNTED, *IN_ACCORD)

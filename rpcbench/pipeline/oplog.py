@@ -13,10 +13,10 @@ from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
-from rpcbench.agent.bus import Bus
-from rpcbench.agent.core import Agent
 from rpcbench.base.events import Row, Table
 from rpcbench.pipeline.ops import Op, ops_in
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.events import EventLog
 
 KEPT_STEPS = 8
 RUNNING, DONE, FAILED = "running", "done", "failed"
@@ -55,7 +55,7 @@ class Stamps(NamedTuple):
 class Logged:
     """A step, while it runs and afterwards; `row` is its own. One thread writes here, others look."""
 
-    def __init__(self, bus: Bus, plan: str, row: Row) -> None:
+    def __init__(self, bus: EventLog, plan: str, row: Row) -> None:
         self._bus, self._ops = bus, ops_in(plan)
         self.key = f"s{row['step']}.w{row['worker']}"
         self.row = row

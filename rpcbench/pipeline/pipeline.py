@@ -23,8 +23,6 @@ from typing import Any
 import torch
 
 from rpcbench import autograd
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import PipelineError, counted
 from rpcbench.pipeline import batchnorm, microbatch
 from rpcbench.pipeline.batch import Batch
@@ -45,6 +43,8 @@ from rpcbench.pipeline.runs import Runs, StepResult
 from rpcbench.pipeline.schedules import chunks_for
 from rpcbench.pipeline.split import Stage, Stages
 from rpcbench.pipeline.tasks import LossFn, Metric
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 
 
 class Pipeline:

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline.layout import Layout
 from rpcbench.pipeline.split import Stage
+from rpcbench.runtime.agent import Agent
 
 _IN_CLEAR = (
     "{workers} are on different hosts, and have the same stage: their gradients are added up through gloo, which "

@@ -19,8 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from rpcbench.agent.core import Agent
-from rpcbench.agent.described import layout_of
 from rpcbench.distributed.told import Part, Told
 from rpcbench.pipeline import gloo
 from rpcbench.pipeline.batchnorm import Deferred
@@ -28,6 +26,8 @@ from rpcbench.pipeline.buckets import Bucket, buckets
 from rpcbench.pipeline.exchange import Gradients
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.slots import DONE, GROUP, READY, Slot, Slots
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.handles import layout_of
 
 Send = Callable[[Slot, tuple[Any, ...]], None]
 _NOBODY = -1

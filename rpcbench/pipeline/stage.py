@@ -16,10 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
-from rpcbench.agent.roster import GONE, WorkerInfo
-from rpcbench.agent.serve import caller
 from rpcbench.autograd import recorder
 from rpcbench.base.errors import PipelineError
 from rpcbench.optim import LocalOptimizer
@@ -38,6 +34,10 @@ from rpcbench.pipeline.shared import Column
 from rpcbench.pipeline.tasks import LossFn
 from rpcbench.pipeline.ties import Copies, Tie
 from rpcbench.rpc import RRef
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.members import GONE, WorkerInfo
+from rpcbench.runtime.server import caller
 
 
 class _Directory:

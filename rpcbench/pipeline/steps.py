@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from rpcbench.agent.interrupts import uninterrupted
 from rpcbench.base.conditions import Changes
 from rpcbench.base.errors import PipelineError, WorkerLostError
 from rpcbench.base.futures import Future, collect_all, wait_all
@@ -29,6 +28,7 @@ from rpcbench.pipeline.losses import Losses
 from rpcbench.pipeline.ops import Kind
 from rpcbench.pipeline.phases import ANEW, Standing
 from rpcbench.pipeline.tasks import Apply, Report, Task
+from rpcbench.runtime.interrupts import uninterrupted
 
 Ask = Callable[..., Future[Any]]
 """Of a worker's id, a function of `requests` and its arguments but the key."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline.ops import Op
 from rpcbench.pipeline.record import Doing, Record, files, words
 from rpcbench.protocol.node import Node
+from rpcbench.runtime.agent import Agent
 
 _SECONDS = 1.0
 """So long may the news of a death take to come here after a survivor has noticed it."""

@@ -5,8 +5,6 @@ Importing it starts no thread and loads neither IPython nor zmq.
 
 from __future__ import annotations
 
-from rpcbench.agent.current import cancelled
-from rpcbench.agent.roster import WorkerInfo
 from rpcbench.autograd import _get_debug_info as _autograd_debug_info
 from rpcbench.base.futures import Future
 from rpcbench.rpc import api, backend_registry, constants, functions, internal, options
@@ -58,6 +56,8 @@ from rpcbench.rpc.world import (
     join_rpc,
     wait_all_workers,
 )
+from rpcbench.runtime.current import cancelled
+from rpcbench.runtime.members import WorkerInfo
 
 __all__ = [
     "_DEFAULT_INIT_METHOD",

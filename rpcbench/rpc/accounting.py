@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.base.conditions import Flag
 from rpcbench.base.errors import RpcError
 from rpcbench.protocol.node import Node
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 
 _PATIENCE = timedelta(seconds=100)
 

@@ -8,10 +8,10 @@ from typing import cast
 
 import torch
 
-from rpcbench.agent import current, serve
-from rpcbench.agent.core import Agent
-from rpcbench.agent.roster import WorkerInfo
 from rpcbench.protocol.node import Node
+from rpcbench.runtime import current, server
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.members import WorkerInfo
 from rpcbench.wire.messages import Call, Create, Fetch
 
 __all__ = ["RpcAgent"]
@@ -48,7 +48,7 @@ class RpcAgent(Agent):
         """Does nothing: a call that was made has been handed to the transport."""
 
     def get_metrics(self) -> dict[str, str]:
-        """Threads and calls: `agent.thread_pool_size`, `agent.num_idle_threads`, `agent.*_active_calls`."""
+        """Threads and calls: `runtime.thread_pool_size`, `runtime.num_idle_threads`, `agent.*_active_calls`."""
         served, called = self.machine.ask(_calls)
         metrics = {
             "agent.thread_pool_size": self._pool.limit,
@@ -69,7 +69,7 @@ class RpcAgent(Agent):
     def enable_gil_profiling(self, flag: bool) -> None:
         """Measure, for each call served, how long its thread waits for Python's lock; the mean is among the metrics."""
         self._profiles_gil = flag
-        self._arrivals.run = self._timed if flag else functools.partial(serve.serve, self)
+        self._arrivals.run = self._timed if flag else functools.partial(server.serve, self)
         self._gil_waits = (0, 0.0)
 
     def _timed(self, source: int, message: Call | Create | Fetch) -> None:
@@ -77,7 +77,7 @@ class RpcAgent(Agent):
         time.sleep(0)  # gives the lock up, and takes it again
         waits, seconds = self._gil_waits
         self._gil_waits = (waits + 1, seconds + time.perf_counter() - began)
-        serve.serve(self, source, message)
+        server.serve(self, source, message)
 
 
 def _calls(node: Node) -> tuple[int, int]:

@@ -11,9 +11,6 @@ from numbers import Real
 from types import BuiltinFunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
-from rpcbench.agent.roster import WorkerInfo
 from rpcbench.base.config import JOIN_SECONDS
 from rpcbench.base.errors import NOT_INITIALIZED, WorkerLostError
 from rpcbench.base.futures import Future, wait_all
@@ -43,6 +40,9 @@ from rpcbench.rpc.internal import (
 from rpcbench.rpc.naming import Named
 from rpcbench.rpc.profiling import profiled
 from rpcbench.rpc.rref import RRef
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.members import WorkerInfo
 
 __all__ = [
     "AllGatherStates",
@@ -265,7 +265,7 @@ def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
 
 
 def enable_gil_profiling(flag: bool) -> None:
-    """Measure how long calls wait for Python's lock here: `agent.gil_average_wait_time_us` in `get_metrics`."""
+    """Measure how long calls wait for Python's lock here: `runtime.gil_average_wait_time_us` in `get_metrics`."""
     _get_current_rpc_agent().enable_gil_profiling(flag)
 
 

@@ -13,13 +13,13 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
-from rpcbench.agent.roster import WorkerInfo
 from rpcbench.base.conditions import Flag
 from rpcbench.base.errors import RpcError, RpcTimeoutError, ShutdownError, WorkerLostError
 from rpcbench.base.futures import blocked
 from rpcbench.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.members import WorkerInfo
 
 logger = logging.getLogger(__name__)
 _ALL: frozenset[str] = frozenset()

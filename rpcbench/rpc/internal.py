@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import msgpack
 import torch
 
-from rpcbench.agent.handles import Handle
 from rpcbench.base.errors import RpcError
 from rpcbench.rpc.agent import _get_current_rpc_agent
+from rpcbench.runtime.handles import Handle
 from rpcbench.serialization.pickler import Codec
 from rpcbench.wire.messages import Body
 

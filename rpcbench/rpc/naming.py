@@ -9,8 +9,8 @@ import importlib
 import sys
 from typing import Any
 
-from rpcbench.agent import current
-from rpcbench.agent.serve import ASYNC_MARK, Later
+from rpcbench.runtime import current
+from rpcbench.runtime.server import ASYNC_MARK, DeferredResult
 from rpcbench.serialization.closures import MissingCodeError
 
 _MAIN = "__main__"
@@ -28,7 +28,7 @@ class Named:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function = _find(self.name)
         result = function(*args, **kwargs)
-        return Later(result) if getattr(function, ASYNC_MARK, None) is not None else result
+        return DeferredResult(result) if getattr(function, ASYNC_MARK, None) is not None else result
 
 
 def _find(name: str) -> Any:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.jit._builtins import _find_builtin
 
-from rpcbench.agent.core import Agent
-from rpcbench.agent.described import label_of
 from rpcbench.base.futures import Future
 from rpcbench.rpc.internal import RPCExecMode, _build_rpc_profiling_key
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.handles import label_of
 
 _enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _LEGACY = torch._C._profiler.ActiveProfilerType.LEGACY

@@ -8,17 +8,16 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
-from rpcbench.agent.described import class_of, type_of
-from rpcbench.agent.handles import Handle
-from rpcbench.agent.roster import WorkerInfo
 from rpcbench.autograd import backward
 from rpcbench.base.config import UNSET_TIMEOUT
 from rpcbench.base.errors import ConnectionLostError, RpcTimeoutError
 from rpcbench.base.futures import Future
 from rpcbench.base.ids import Id
 from rpcbench.rpc.rref_proxy import CheckedProxy, RRefProxy, run, run_there
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.handles import Handle, class_of, type_of
+from rpcbench.runtime.members import WorkerInfo
 
 T = TypeVar("T")
 

@@ -10,11 +10,11 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from rpcbench.agent import current
-from rpcbench.agent.serve import ASYNC_MARK, Later
 from rpcbench.base.config import UNSET_TIMEOUT
 from rpcbench.base.futures import Future
 from rpcbench.base.ids import Id
+from rpcbench.runtime import current
+from rpcbench.runtime.server import ASYNC_MARK, DeferredResult
 
 __all__ = ["RRefProxy"]
 _ITSELF = "__call__"
@@ -89,7 +89,7 @@ def run_there(worker: int, serial: int, incarnation: int, method: str, *args: An
 def _run(value: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     function = value if method == _ITSELF else getattr(value, method)
     result = function(*args, **kwargs)
-    return Later(result) if getattr(function, ASYNC_MARK, None) is not None else result
+    return DeferredResult(result) if getattr(function, ASYNC_MARK, None) is not None else result
 
 
 def _read(rref: Reference, name: str) -> Any:

@@ -18,8 +18,8 @@ import torch
 from torch.autograd import profiler_legacy, profiler_util
 from torch.autograd.profiler_legacy import profile
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 
 __all__: list[str] = []
 _autograd: Any = torch.autograd

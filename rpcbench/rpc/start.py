@@ -5,18 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
-from rpcbench.agent.health import Health
-from rpcbench.agent.heap import keep_what_is_freed
-from rpcbench.agent.publish import Publisher
-from rpcbench.agent.watchdog import Watchdog
 from rpcbench.autograd.recorder import AutogradRecorder
 from rpcbench.base.config import JOIN_SECONDS, WorldConfig
 from rpcbench.base.errors import TurnedAwayError
 from rpcbench.rpc import petition
 from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.rref import RRef
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.deadlocks import Watchdog
+from rpcbench.runtime.publisher import Health, Publisher
+from rpcbench.runtime.timers import keep_what_is_freed
 from rpcbench.transport.base import Link
 
 

@@ -18,8 +18,6 @@ from typing import Any
 import torch.distributed
 from torch._C._distributed_c10d import Store
 
-from rpcbench.agent.core import Agent
-from rpcbench.agent.roster import WorkerInfo
 from rpcbench.base.config import JOIN_SECONDS
 from rpcbench.base.errors import IncompleteWorldError
 from rpcbench.base.rebuild import story, words
@@ -29,6 +27,8 @@ from rpcbench.rpc.constants import DEFAULT_NUM_WORKER_THREADS
 from rpcbench.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
 from rpcbench.rpc.rendezvous import may_found, meet
 from rpcbench.rpc.start import join
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.members import WorkerInfo
 from rpcbench.transport.base import Link
 
 _Part = Callable[[Agent], object]

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rpcbench.agent import current as agents
-from rpcbench.agent.core import Agent
-from rpcbench.agent.publish import TELEMETRY, WATCH
-from rpcbench.agent.roster import GONE, WorkerInfo
 from rpcbench.base.events import CHANGES, MESSAGES, QUIET, apply
+from rpcbench.runtime import current as agents
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.members import GONE, WorkerInfo
+from rpcbench.runtime.publisher import TELEMETRY, WATCH
 from rpcbench.telemetry.clocks import SHARED, Clock, better
 from rpcbench.telemetry.collectives import began_since
 from rpcbench.telemetry.messages import gather

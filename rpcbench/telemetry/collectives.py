@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from rpcbench.agent.roster import GONE
 from rpcbench.base.events import Row, Table
+from rpcbench.runtime.members import GONE
 from rpcbench.telemetry.clocks import SHARED, Clock
 from rpcbench.telemetry.views import View, World, everybody, rows_of
 

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rpcbench.agent.traced import Traced
 from rpcbench.base.events import Row, Table
 from rpcbench.base.ids import COUNTER_BITS, Id
+from rpcbench.runtime.events import MessageRow
 from rpcbench.telemetry.clocks import SHARED, Clock
 from rpcbench.telemetry.collectives import collectives_view
 from rpcbench.telemetry.views import View, World, everybody
@@ -26,7 +26,7 @@ _ANSWERS = frozenset(("Result", "Failure"))
 def gather(rows: Table, member: int, told: Iterable[Sequence[Any]]) -> int:
     """Put what a member has told of messages into its rows; the oldest beyond `KEPT` go, and how many is returned."""
     for one in told:
-        half = Traced(*one)
+        half = MessageRow(*one)
         source, to = (half.peer, member) if half.what == "received" else (member, half.peer)
         key = f"{source}>{to}.{half.seq:x}"
         rows[key] = _joined(rows.get(key), half, source, to)
@@ -36,14 +36,14 @@ def gather(rows: Table, member: int, told: Iterable[Sequence[Any]]) -> int:
     return too_many
 
 
-def _joined(row: Row | None, half: Traced, source: int, to: int) -> Row:
+def _joined(row: Row | None, half: MessageRow, source: int, to: int) -> Row:
     row = row or _row(half, source, to)
     if half.what == "sent":
         return {**row, "sent": half.time if row["sent"] is None else row["sent"], "tries": row["tries"] + 1}
     return {**row, half.what: half.time}
 
 
-def _row(half: Traced, source: int, to: int) -> Row:
+def _row(half: MessageRow, source: int, to: int) -> Row:
     caller = to if half.kind in _ANSWERS else source
     call = "" if half.call is None else str(Id(caller, half.call & _COUNTER, half.call >> COUNTER_BITS))
     about = {"kind": half.kind, "from": source, "to": to, "label": half.label, "call": call, "rrefs": half.rrefs}

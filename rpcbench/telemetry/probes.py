@@ -7,11 +7,11 @@ from __future__ import annotations
 import threading
 import time
 
-from rpcbench.agent.core import Agent
-from rpcbench.agent.publish import WATCH
 from rpcbench.base.conditions import Changes
 from rpcbench.base.ids import Counter
 from rpcbench.protocol.node import Node
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.publisher import WATCH
 from rpcbench.telemetry.clocks import Clock, estimate
 
 MEASURE_SECONDS = 5.0

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rpcbench.agent import current as agents
-from rpcbench.agent.core import Agent
-from rpcbench.agent.health import LOOK
-from rpcbench.agent.roster import WorkerInfo
 from rpcbench.base.conditions import Changes
+from rpcbench.runtime import current as agents
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.members import WorkerInfo
+from rpcbench.runtime.publisher import LOOK
 from rpcbench.telemetry.collect import SETTLE_SECONDS, Collector, Wake, World
 from rpcbench.telemetry.workers import PERIOD
 

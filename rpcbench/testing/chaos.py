@@ -16,10 +16,10 @@ import random
 from collections import Counter
 from typing import NamedTuple
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
-from rpcbench.agent.roster import WorkerInfo
 from rpcbench.base.errors import RpcError
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.members import WorkerInfo
 from rpcbench.testing.faults import Faults
 from rpcbench.testing.program import of_program
 from rpcbench.transport.base import Link

@@ -22,10 +22,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import ConnectionLostError, RpcError
 from rpcbench.protocol.delivery import count_of
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 from rpcbench.testing.later import Later
 from rpcbench.testing.story import line
 from rpcbench.transport.base import Link

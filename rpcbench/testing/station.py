@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
-from rpcbench.agent.roster import GONE, WorkerInfo
-from rpcbench.agent.watchdog import Watchdog
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.deadlocks import Watchdog
+from rpcbench.runtime.members import GONE, WorkerInfo
 from rpcbench.testing.holding import Clock, Holding, Waiting
 from rpcbench.testing.program import ids, of_program
 from rpcbench.wire import messages as m

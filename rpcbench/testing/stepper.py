@@ -19,12 +19,12 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Self
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
-from rpcbench.agent.roster import GONE, WorkerInfo
 from rpcbench.base.conditions import Changes, Listeners
 from rpcbench.base.errors import RpcError, counted
 from rpcbench.base.futures import Future
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.members import GONE, WorkerInfo
 from rpcbench.testing.program import PROGRAM
 from rpcbench.testing.station import HELD, Order, Report, Station, at
 

@@ -85,7 +85,7 @@ class TcpListener(SocketListener):
             # The port of a world that has just ended is free for the next one.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(where)
-            sock.listen(1024)  # strangers may fill it: see `agent.half_open`
+            sock.listen(1024)  # strangers may fill it: see `runtime.acceptor`
         except OSError as error:
             sock.close()
             raise NotConnectedError(_refusal(place, error)) from error

@@ -146,7 +146,7 @@ class Ending(NamedTuple):
 
 
 class Receives(Protocol):
-    """See `agent.receiver`."""
+    """See `runtime.receiver`."""
 
     def receive_until(self, waiting: Waits, quiet: float) -> object: ...
 

@@ -13,9 +13,9 @@ from torch import nn
 from worlds import nothing_left, world
 
 from rpcbench import autograd
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import RpcError, WorkerLostError
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
+from rpcbench.runtime.agent import Agent
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from torch import nn
 from worlds import config, nothing_left, ties, until, world
 
 from rpcbench import autograd
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import MessageTooLarge, RpcError
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.rpc import RRef, functions, remote, rpc_async, rpc_sync
 from rpcbench.rpc.start import start_agent
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 from rpcbench.wire.framing import Limits
 
 

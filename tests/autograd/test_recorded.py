@@ -15,10 +15,10 @@ from torch import nn
 from worlds import nothing_left, world
 
 from rpcbench import autograd
-from rpcbench.agent.core import Agent
 from rpcbench.autograd import gradients
 from rpcbench.autograd.gradients import LeafGradients
 from rpcbench.rpc import RRef, remote, rpc_sync
+from rpcbench.runtime.agent import Agent
 
 
 @pytest.fixture

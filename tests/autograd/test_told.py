@@ -11,11 +11,11 @@ import torch
 from worlds import nothing_left, until, world
 
 from rpcbench import autograd
-from rpcbench.agent.core import Agent
 from rpcbench.autograd import told
 from rpcbench.base.events import Made
 from rpcbench.protocol import backward
 from rpcbench.rpc import rpc_sync
+from rpcbench.runtime.agent import Agent
 
 RECORDED_HERE = ["ContextCreated", "SendRecorded", "RecvRecorded"]
 RECORDED_THERE = ["ContextCreated", "RecvRecorded", "SendRecorded"]

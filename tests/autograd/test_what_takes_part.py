@@ -12,8 +12,8 @@ import torch
 from worlds import nothing_left, world
 
 from rpcbench import autograd
-from rpcbench.agent.core import Agent
 from rpcbench.rpc import RRef, remote, rpc_sync
+from rpcbench.runtime.agent import Agent
 from rpcbench.transport.base import Link
 from rpcbench.wire.messages import Discover, Discovered, Gradients, Settled
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rpcbench.agent import current
 from rpcbench.base.errors import RpcError
 from rpcbench.bench import command, soak
 from rpcbench.bench.soak import SLACK, Plan, Reading, growth
 from rpcbench.rpc import RRef
+from rpcbench.runtime import current
 
 _kept: list[object] = []
 

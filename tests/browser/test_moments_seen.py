@@ -20,7 +20,7 @@ PROGRAM = """import random, threading
 import torch
 import rpcbench.autograd as dist_autograd
 import rpcbench.rpc as rpc
-from rpcbench.agent.current import current
+from rpcbench.runtime.current import current
 from rpcbench.pipeline import Pipeline, split
 
 agent, over, rounds, wrong = current(), threading.Event(), [], []

@@ -34,7 +34,7 @@ TITLES = """all => Object.fromEntries(all.map(e => {
   return [e.dataset.rref, [lines.join('\\n'), e.dataset.size ?? '']];
 }))"""
 TABLES = "{0: cluster.agent.tables(), **{i: cluster.rpc_sync(f'worker{i}', tables) for i in (1, 2)}}"
-ASK = "from rpcbench.agent.current import current\ndef tables():\n    return current().tables()\n"
+ASK = "from rpcbench.runtime.current import current\ndef tables():\n    return current().tables()\n"
 
 
 def first_number(page, panel):

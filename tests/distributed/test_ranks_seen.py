@@ -15,8 +15,6 @@ from worlds import until
 
 import rpcbench
 import rpcbench.distributed as dist
-from rpcbench.agent import current
-from rpcbench.agent.bus import Bus
 from rpcbench.base.errors import CollectiveError
 from rpcbench.base.events import Row
 from rpcbench.base.futures import wait_all
@@ -25,6 +23,8 @@ from rpcbench.distributed.groups import Member
 from rpcbench.distributed.meeting import Met, Who
 from rpcbench.distributed.told import Part, Told
 from rpcbench.distributed.world import World
+from rpcbench.runtime import current
+from rpcbench.runtime.events import EventLog
 from rpcbench.telemetry.collect import Collector, Traced
 from rpcbench.telemetry.collective_timeline import CollectiveTimeline
 from rpcbench.telemetry.collectives import began_since, collectives_view
@@ -270,8 +270,8 @@ def test_a_rank_that_dies_has_not_come_and_what_the_others_waited_in_has_failed(
 
 
 @pytest.fixture
-def bus() -> Bus:
-    made = Bus()
+def bus() -> EventLog:
+    made = EventLog()
     made.listening = True
     return made
 
@@ -280,12 +280,12 @@ def part(number: int, scope: str = "w.0") -> Part:
     return Part(scope, number, "world", "barrier", ("worker1",))
 
 
-def of(bus: Bus) -> Told:
+def of(bus: EventLog) -> Told:
     return Told(SimpleNamespace(bus=bus))  # type: ignore[arg-type]
 
 
 def test_of_what_has_ended_the_latest_are_kept_and_all_that_is_under_way(
-    bus: Bus, monkeypatch: pytest.MonkeyPatch
+    bus: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(told, "KEPT", 3)
     made = of(bus)
@@ -302,7 +302,7 @@ def test_of_what_has_ended_the_latest_are_kept_and_all_that_is_under_way(
     assert list(made.table()) == ["w.0.8", "w.0.9", "w.0.0"]
 
 
-def test_a_part_ends_once_by_itself_or_with_its_world(bus: Bus) -> None:
+def test_a_part_ends_once_by_itself_or_with_its_world(bus: EventLog) -> None:
     made = of(bus)
     with pytest.raises(ZeroDivisionError), made.enter(part(1)):
         raise ZeroDivisionError
@@ -330,7 +330,7 @@ def test_what_begins_in_a_world_that_has_just_ended_has_failed() -> None:
     assert found == [("barrier", True), ("all_gather", True)]
 
 
-def test_nobody_listens_and_nothing_is_told(bus: Bus) -> None:
+def test_nobody_listens_and_nothing_is_told(bus: EventLog) -> None:
     bus.listening = False
     with of(bus).enter(part(1)):
         pass

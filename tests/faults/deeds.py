@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from rpcbench.agent import current
 from rpcbench.rpc import RRef, rpc_sync
+from rpcbench.runtime import current
 
 held: list[Any] = []
 began: list[None] = []

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 import rpcbench
-from rpcbench.agent.publish import TELEMETRY, WATCH
+from rpcbench.runtime.publisher import TELEMETRY, WATCH
 
 
 def churn(seconds: float) -> int:
     """Many small changes of the tables."""
     until, rounds = time.monotonic() + seconds, 0
-    from rpcbench.agent import current
+    from rpcbench.runtime import current
 
     note = current.current().bus.note
     while time.monotonic() < until:

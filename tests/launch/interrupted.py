@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 import rpcbench
-from rpcbench.agent import current
 from rpcbench.base.events import Tables
+from rpcbench.runtime import current
 
 
 def touch_and_wait(path: str) -> None:

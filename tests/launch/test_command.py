@@ -22,13 +22,13 @@ from far_commands import provide
 from launch_bench import gone, until
 
 import rpcbench
-from rpcbench.agent.current import current
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError, ShutdownError, WorkerLostError
 from rpcbench.launch import outpost
 from rpcbench.launch.cells import Cell, CellRunner, run_cell
 from rpcbench.launch.command import CommandLauncher, _Command
 from rpcbench.launch.starter import Starter
+from rpcbench.runtime.current import current
 from rpcbench.transport.run_dir import RunDirectory
 
 pytestmark = pytest.mark.process
@@ -396,7 +396,9 @@ def test_a_signal_for_the_outpost_is_one_for_the_worker(no_leaks: None, srun: No
 def test_the_outpost_being_killed_ends_the_worker(no_leaks: None, srun: None) -> None:
     with started(1) as made:
         worker = made.pid("worker1")
-        directory = Path(made.run("worker1", "from rpcbench.agent import current\ncurrent.current().config.directory"))
+        directory = Path(
+            made.run("worker1", "from rpcbench.runtime import current\ncurrent.current().config.directory")
+        )
         psutil.Process(worker).parent().kill()
         until(lambda: made.lost == ["worker1"] and gone(worker))
         for path in sorted(directory.rglob("*"), reverse=True):  # nobody was left to do it

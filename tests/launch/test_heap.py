@@ -31,7 +31,7 @@ def pages():
 """
 ALONE = f"""
 {STEPS}
-from rpcbench.agent.heap import keep_what_is_freed
+from rpcbench.runtime.timers import keep_what_is_freed
 before = pages()
 keep_what_is_freed()
 print(before, pages())

@@ -23,12 +23,12 @@ from jupyter_client.provisioning import KernelProvisionerFactory
 from launch_bench import gone, until
 
 import rpcbench
-from rpcbench.agent import current
 from rpcbench.autograd import backward, context, get_gradients
 from rpcbench.base.errors import CallCancelled, RpcError, WorkerLostError
 from rpcbench.launch import kernel_process
 from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
 from rpcbench.rpc import RRef
+from rpcbench.runtime import current
 
 pytestmark = pytest.mark.process
 

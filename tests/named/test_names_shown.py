@@ -12,11 +12,10 @@ from torch import nn
 from worlds import nothing_left, until, world
 
 from rpcbench import autograd, named
-from rpcbench.agent.core import Agent
-from rpcbench.agent.described import type_of
-from rpcbench.agent.sizes import size_of
 from rpcbench.named import name_parameters
 from rpcbench.rpc import RRef, remote, rpc_sync
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.handles import size_of, type_of
 
 SHOWN = "Tensor (N=3, C=4)"
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from worlds import nothing_left, world
 
 from rpcbench import autograd, named
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import RemoteError
 from rpcbench.named import NamedTensor, NamesError
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.rpc import RRef, remote, rpc_sync
+from rpcbench.runtime.agent import Agent
 from rpcbench.serialization.closures import MissingCodeError
 from rpcbench.serialization.pickler import Codec
 

@@ -14,11 +14,11 @@ from torch import nn
 from worlds import nothing_left, world
 
 from rpcbench import autograd
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import SerializationError
 from rpcbench.nn import RemoteModule
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.rpc import RRef, get_worker_info, rpc_sync
+from rpcbench.runtime.agent import Agent
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import comm
 import pytest
 from worlds import PATIENCE, until
 
-from rpcbench.agent.bus import Bus
 from rpcbench.launch.actions import Actions
 from rpcbench.notebook.sidebar import TARGET, Sidebar
+from rpcbench.runtime.events import EventLog
 
 
 class Page:
@@ -54,7 +54,7 @@ class Workers:
     def __init__(self):
         self.begun, self.may_end, self.interrupted = queue.Queue(), threading.Semaphore(0), []
         self.fails = None
-        self.agent = SimpleNamespace(running=True, owner=self, bus=Bus(), on_member=lambda handler: None)
+        self.agent = SimpleNamespace(running=True, owner=self, bus=EventLog(), on_member=lambda handler: None)
         self.actions = Counted(self.agent)
         self.agent.part = lambda kind: self.actions
 

@@ -119,7 +119,7 @@ def test_a_worker_that_is_killed_while_held_hangs_nothing(kernel):
     assert kernel.run("stepper.cell.wait(30)").ename == "WorkerLostError"
     assert kernel.value("stepper.held") == "[]"
     assert kernel.run("%cluster restart worker2").status == "ok"
-    kernel.run("%%remote worker2\nfrom rpcbench.agent import current")
+    kernel.run("%%remote worker2\nfrom rpcbench.runtime import current")
     until(lambda: kernel.value("%remote worker2 len(current.current().links.all)") == "2", "the stepper's hold on it")
     kernel.run("after = rpc.rpc_async('worker2', abs, (-3,))")
     assert kernel.value("stepper.wait()[0].kind") == "'Call'"  # who comes later is held as well

@@ -6,7 +6,7 @@ import ast
 
 HERE = """
 import rpcbench.rpc as rpc
-from rpcbench.agent.current import current
+from rpcbench.runtime.current import current
 def made_by():
     return {rref: (row["number"], row["cell"]) for rref, row in current().tables()["owned"].items()}
 def make_one():

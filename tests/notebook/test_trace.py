@@ -57,7 +57,7 @@ def test_the_cell_can_be_stopped_and_then_nobody_listens(kernel):
     reply = kernel.run("%%trace\nimport time\nprint('ready')\ntime.sleep(60)", stop_at=[["ready"]])
     assert reply.ename == "KeyboardInterrupt"
     told = "current.current().machine.ask(lambda node: node.delivery.told)"
-    look = "import time\nfrom rpcbench.agent import current"
+    look = "import time\nfrom rpcbench.runtime import current"
     quiet = f"{look}\nwhile {told} is not None: time.sleep(0.01)\nprint('quiet')"
     for where in ("", "%%remote worker1\n", "%%remote worker2\n"):
         assert kernel.run(where + quiet).text == "quiet\n"

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spoiled import DAMAGE, damaged, disk_of
 
-from rpcbench.agent import current
 from rpcbench.optim import checkpoint, files
+from rpcbench.runtime import current
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from torch import nn
 from worlds import nothing_left, world
 
 from rpcbench import autograd
-from rpcbench.agent.core import Agent
 from rpcbench.optim import DistributedOptimizer, clip_grad_norm_
 from rpcbench.rpc import RRef, get_worker_info, remote, rpc_async, rpc_sync
+from rpcbench.runtime.agent import Agent
 
 SHAPES = [(4, 3), (3, 3), (2, 3)]
 OWNERS = ["notebook", "worker1", "worker2"]

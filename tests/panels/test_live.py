@@ -20,11 +20,11 @@ from torch.nn import functional
 from worlds import PATIENCE, nothing_left, until, world
 
 from rpcbench import autograd, panels
-from rpcbench.agent import bus, current
 from rpcbench.bench.frames import CHROMIUM, FLAGS, HOST
 from rpcbench.panels.publisher import Publisher
 from rpcbench.pipeline import Pipeline, split
 from rpcbench.rpc import remote, rpc_sync
+from rpcbench.runtime import current, events
 from rpcbench.telemetry.collect import Collector
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")]
@@ -246,7 +246,7 @@ def left_out(agents):
 def test_what_is_dropped_is_counted_in_the_page_and_holds_nobody_up(agents, show, monkeypatch):
     live = show("rrefs")
     live.settles("() => document.querySelectorAll('.rb-row').length", lambda: 0)
-    monkeypatch.setattr(bus, "CAPACITY", 4)
+    monkeypatch.setattr(events, "CAPACITY", 4)
     kept = [remote("worker1", int, (number,)) for number in range(200)]
     assert [rref.to_here() for rref in kept[::50]] == [0, 50, 100, 150]
     del kept[8:]  # all of them in sight

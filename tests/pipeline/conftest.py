@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from worlds import nothing_left, world
 
-from rpcbench.agent.core import Agent
 from rpcbench.launch.cluster import Cluster
+from rpcbench.runtime.agent import Agent
 
 
 @pytest.fixture

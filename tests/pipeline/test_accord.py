@@ -22,8 +22,6 @@ from test_deaths import pipeline as mortal
 from worlds import far_world, stop, until
 
 from rpcbench import Cluster
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import WorkerLostError
 from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, split
 from rpcbench.pipeline import stage as stage_
@@ -31,6 +29,8 @@ from rpcbench.pipeline.accord import Accord
 from rpcbench.pipeline.mail import Mail
 from rpcbench.pipeline.slots import ALL, MINE, Slot, Slots
 from rpcbench.pipeline.steps import Steps
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry.trace import trace
 
 IDS = [4, 7, 9]

@@ -8,8 +8,8 @@ from small import SGD, data, grads, model, pipeline, same
 from torch import nn
 from torch.nn import functional
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import PipelineError
+from rpcbench.runtime.agent import Agent
 
 BATCHES = [data(24, 1), data(7, 2), data(2, 3)]  # the last one has fewer samples than micro-batches
 WHOLE = (torch.cat([x for x, _ in BATCHES]), torch.cat([y for _, y in BATCHES]))

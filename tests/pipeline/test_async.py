@@ -14,13 +14,13 @@ from torch.func import functional_call
 from torch.nn import functional
 from worlds import nothing_left, world
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, schedule, split
 from rpcbench.pipeline.microbatch import cut
 from rpcbench.pipeline.ops import Kind, Op, parse
 from rpcbench.pipeline.schedules import asynchronous
 from rpcbench.pipeline.simulate import simulate
 from rpcbench.pipeline.validate import validate
+from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2", "worker3"]
 SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})

@@ -10,10 +10,10 @@ from small import SGD, data, grads, model, pipeline
 from torch import nn
 from torch.nn import functional
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import PipelineError
 from rpcbench.pipeline.microbatch import cut
 from rpcbench.pipeline.numerics import Computing, Numerics
+from rpcbench.runtime.agent import Agent
 
 LOW = torch.bfloat16
 

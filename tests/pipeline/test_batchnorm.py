@@ -11,9 +11,9 @@ from small import data, model, pipeline, same
 from torch import nn
 from torch.nn import functional
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import PipelineError
 from rpcbench.pipeline.batchnorm import Deferred
+from rpcbench.runtime.agent import Agent
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 BATCHES = [data(29, seed) for seed in range(3)]

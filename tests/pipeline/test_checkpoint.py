@@ -20,9 +20,9 @@ from torch.nn import functional
 from worlds import nothing_left, world
 
 from rpcbench import Cluster
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, checkpoint, split
 from rpcbench.pipeline.checkpoint import MANIFEST
+from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2"]
 OPTIMIZERS = [

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from worlds import nothing_left, world
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, split
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 
 _first = threading.Event()
 

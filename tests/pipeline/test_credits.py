@@ -15,7 +15,6 @@ from small import STAGES
 from torch import nn
 from worlds import until
 
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline import Pipeline, credits, stage
 from rpcbench.pipeline.credits import Channel, Credits, window
@@ -24,6 +23,7 @@ from rpcbench.pipeline.ops import Kind, Op, Ops
 from rpcbench.pipeline.schedules import named
 from rpcbench.pipeline.slots import BACKWARD, FORWARD, Slots
 from rpcbench.pipeline.validate import gives, needs, placement
+from rpcbench.runtime.agent import Agent
 from rpcbench.testing import Faults
 
 NAMES = [*STAGES, "async"]

@@ -18,11 +18,11 @@ from torch.nn import functional
 from worlds import far_world, until
 
 from rpcbench import Cluster
-from rpcbench.agent import current
 from rpcbench.base.errors import StageLostError
 from rpcbench.pipeline import Pipeline, PipelineError, split
 from rpcbench.pipeline.execution import Execution
 from rpcbench.pipeline.mail import Mail
+from rpcbench.runtime import current
 
 pytestmark = pytest.mark.process
 STEPS, MICROBATCHES = 2, 4

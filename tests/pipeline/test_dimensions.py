@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rpcbench import named
-from rpcbench.agent.core import Agent
 from rpcbench.named import NamedTensor, name_parameters
 from rpcbench.pipeline import Pipeline, PipelineError, part, split
+from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2"]
 Y = torch.tensor([0, 2, 1, 3, 3, 1, 0])

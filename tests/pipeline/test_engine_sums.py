@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from worlds import nothing_left, until, world
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, split, stage
 from rpcbench.pipeline import execution as execution_
 from rpcbench.pipeline.engine_sums import EngineSums, summable
 from rpcbench.pipeline.ops import Ops, parse
 from rpcbench.pipeline.sums import Sums
+from rpcbench.runtime.agent import Agent
 
 
 class Sometimes(nn.Module):

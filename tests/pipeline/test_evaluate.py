@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError
+from rpcbench.runtime.agent import Agent
 
 X, Y = data(29)
 LOADER = DataLoader(TensorDataset(X, Y), batch_size=13)  # 13, 13, 3: fewer than the micro-batches

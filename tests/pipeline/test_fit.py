@@ -15,8 +15,8 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, TensorDataset
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import EndFit, History, Pipeline, PipelineError, StepResult
+from rpcbench.runtime.agent import Agent
 
 X, Y = data(29)
 LOADER = DataLoader(TensorDataset(X, Y), batch_size=13)  # 13, 13, 3: fewer than the micro-batches

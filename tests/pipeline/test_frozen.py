@@ -9,8 +9,8 @@ from small import STAGES
 from torch import nn
 from torch.nn import functional
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, split
+from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2"]
 FROZEN = {

@@ -11,9 +11,9 @@ from small import data, model, pipeline, same
 from torch import nn
 from torch.nn import functional
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, lazy, split
 from rpcbench.pipeline.parameter_groups import check_patterns, grouped
+from rpcbench.runtime.agent import Agent
 
 ADAM: Any = torch.optim.AdamW
 OPTIONS = {"lr": 0.05, "weight_decay": 0.5}

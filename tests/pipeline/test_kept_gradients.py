@@ -9,8 +9,8 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 from worlds import until
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import PipelineError
+from rpcbench.runtime.agent import Agent
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional
 from worlds import nothing_left, world
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, lazy, part, split
 from rpcbench.pipeline.lazy import Lazy, built
+from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2"]
 

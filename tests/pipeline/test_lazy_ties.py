@@ -10,9 +10,9 @@ from small import step_alike
 from torch import nn
 from torch.nn import functional
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, lazy, split
 from rpcbench.pipeline.lazy import built
+from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2"]
 TIE = [("0.weight", "3.weight", "5.weight"), ("1.bias", "4.bias")]

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, split
+from rpcbench.runtime.agent import Agent
 
 X, Y = data(29)
 

@@ -10,9 +10,9 @@ from small import STAGES
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, part, split
 from rpcbench.pipeline.ports import OUTSIDE, Way
+from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2"]
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional
 from worlds import nothing_left, world
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, split
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 
 SEEN: list[tuple[str, str, int, str]] = []
 """(what was made, kind of the op that ran, its stage, the layer)"""

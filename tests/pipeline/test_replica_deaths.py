@@ -17,10 +17,10 @@ from torch import nn
 from torch.nn import functional
 
 from rpcbench import Cluster
-from rpcbench.agent import current
 from rpcbench.base.errors import ConnectionLostError, StageLostError
 from rpcbench.pipeline import Pipeline, gloo, split
 from rpcbench.pipeline.shared import Column
+from rpcbench.runtime import current
 
 pytestmark = pytest.mark.process
 CLUSTER = 4

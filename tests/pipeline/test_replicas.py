@@ -18,11 +18,11 @@ from torch.nn import functional
 from worlds import PATIENCE, far_world, nothing_left, world
 
 from rpcbench import Cluster
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, buckets, gloo, schedule, split
 from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.shared import Column
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 
 FOUR = ["worker1", "worker2", "worker3", "worker4"]
 

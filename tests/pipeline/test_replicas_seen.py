@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn import functional
 from worlds import until, world
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.base.events import Row
 from rpcbench.pipeline import Pipeline, buckets, split
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry import collect
 from rpcbench.telemetry.collectives import collectives_view
 

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor, nn
 from worlds import nothing_left, ties, until, world
 
-from rpcbench.agent.core import Agent
-from rpcbench.agent.requests import RequestSender
 from rpcbench.autograd import recorder
 from rpcbench.base.errors import PipelineError, ProtocolError, WorkerLostError
 from rpcbench.pipeline import Pipeline, split, stage
@@ -28,6 +26,8 @@ from rpcbench.pipeline.lanes import Lanes
 from rpcbench.pipeline.layout import Homes
 from rpcbench.pipeline.mail import CREDITS, ENDS, Mail
 from rpcbench.pipeline.slots import ALL, FORWARD, MINE, Slot, Slots
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.requests import RequestSender
 from rpcbench.serialization import tensor_types
 from rpcbench.testing import Faults
 from rpcbench.transport import shared_ring

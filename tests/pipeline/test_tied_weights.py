@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional
 from worlds import nothing_left, world
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, split
 from rpcbench.pipeline.split import Stages
+from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2", "worker3"]
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from worlds import nothing_left, world
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, PipelineError, split, traced
 from rpcbench.pipeline.check import _difference
 from rpcbench.pipeline.split import Stages
+from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2"]
 

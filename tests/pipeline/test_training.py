@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional
 from worlds import until
 
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import SerializationError, StageLostError, UnknownWorkerError, WorkerLostError
 from rpcbench.pipeline import Pipeline, PipelineError, split
 from rpcbench.pipeline.microbatch import cut
+from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry.collect import Collector
 from rpcbench.telemetry.contexts import autograd_view
 from rpcbench.telemetry.steps import pipeline_view

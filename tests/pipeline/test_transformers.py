@@ -18,8 +18,8 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from rpcbench.agent.core import Agent
 from rpcbench.pipeline import Pipeline, split, traced
+from rpcbench.runtime.agent import Agent
 
 SMALL: dict[str, Any] = {"vocab_size": 32, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "use_cache": False}
 SIZES: dict[str, Any] = {**SMALL, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline import Pipeline, lazy, schedule, split, traced
 from rpcbench.pipeline.modes import Modes, changes_in_place
+from rpcbench.runtime.agent import Agent
 
 ROW = ["worker1", "worker2"]
 SGD = (torch.optim.SGD, {"lr": 0.5})

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 from worlds import ties, until, world
 
-from rpcbench.agent.core import Agent
-from rpcbench.agent.requests import RequestSender
 from rpcbench.base.errors import PipelineError, StageLostError, WorkerLostError
 from rpcbench.pipeline import Pipeline, stage
 from rpcbench.pipeline.slots import FORWARD, Slot, Slots
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.requests import RequestSender
 from rpcbench.testing import Faults
 
 

@@ -8,7 +8,7 @@ PEER = 3
 
 
 class Watch:
-    """Runs a `Life` of 3, 5 and 60 seconds from tick to tick."""
+    """Runs a `FailureDetector` of 3, 5 and 60 seconds from tick to tick."""
 
     def __init__(self) -> None:
         self.life = FailureDetector(3.0, 5.0, 60.0)

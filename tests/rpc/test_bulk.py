@@ -19,9 +19,9 @@ import torch
 from worlds import PATIENCE, until, world
 
 import rpcbench
-from rpcbench.agent import keeper
 from rpcbench.base.futures import wait_all
 from rpcbench.rpc import rpc_async, rpc_sync
+from rpcbench.runtime import timers
 from rpcbench.transport import shared_memory
 
 MB = 1 << 20
@@ -103,7 +103,7 @@ def test_a_tensor_outlives_the_worker_that_sent_it(no_leaks: None) -> None:
 def little(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_leaks: None) -> Iterator[int]:
     """Two agents that share 10 MB each way, and look every moment whether it is needed; what was shared before."""
     monkeypatch.setattr(shared_memory, "SIZE", 10 * MB)
-    monkeypatch.setattr(keeper, "TIDY_SECONDS", 0.05)
+    monkeypatch.setattr(timers, "TIDY_SECONDS", 0.05)
     gate.clear()
     monkeypatch.delenv("RPCBENCH_TRANSPORT", raising=False)  # only unix sockets take memory along
     before = shared_bytes()  # by tests that have failed: what these held lives on with their errors

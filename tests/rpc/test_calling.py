@@ -18,10 +18,10 @@ import torch
 from worlds import nothing_left, until, world
 
 import rpcbench.rpc as rpc
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import NoOverloadError, RpcError, RpcTimeoutError, WorkerLostError
 from rpcbench.rpc import RRef, api, remote, rpc_async, rpc_sync
 from rpcbench.rpc.internal import _internal_rpc_pickler, deserialize, serialize
+from rpcbench.runtime.agent import Agent
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ Each test names its case. Cases that have a place of their own:
 
      9, 10  counts under delayed, repeated and lost messages     tests/protocol/test_simulation.py, test_rrefs.py
     13      what dies: owner, user                               tests/faults: rows 1, 23, 24; a middle one: below
-    14      control messages while all threads are blocked      tests/agent/test_cancel.py
+    14      control messages while all threads are blocked      tests/runtime/test_cancel.py
     15      functions that answer later                          tests/rpc/test_rpc.py: asynchronous
-    29      coming, going, coming again                          tests/agent/test_life.py, tests/faults: row 29
+    29      coming, going, coming again                          tests/runtime/test_life.py, tests/faults: row 29
 """
 
 from __future__ import annotations

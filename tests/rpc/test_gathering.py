@@ -13,12 +13,12 @@ import pytest
 from worlds import config, until, world
 
 import rpcbench.rpc as rpc
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import RpcTimeoutError, ShutdownError, WorkerLostError
 from rpcbench.rpc import api
 from rpcbench.rpc.gathering import _Gathering
 from rpcbench.rpc.start import start_agent
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 
 EVERYONE = ("notebook", "worker1", "worker2")
 

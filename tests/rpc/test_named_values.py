@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from worlds import until, world
 
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import ProtocolError, RpcError, WorkerLostError
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.rpc.rref_proxy import run_there
+from rpcbench.runtime.agent import Agent
 from rpcbench.serialization.pickler import _REDUCERS
 
 

@@ -1,4 +1,4 @@
-"""`init_rpc` to `shutdown` in processes of their own, and what it refuses; calls themselves: tests/agent."""
+"""`init_rpc` to `shutdown` in processes of their own, and what it refuses; calls themselves: tests/runtime."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from worlds import config, until, world
 
-from rpcbench.agent import bus
-from rpcbench.agent.core import Agent
-from rpcbench.agent.publish import Publisher
 from rpcbench.base.config import LAST_WORDS_SECONDS
 from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.rpc.start import start_agent
+from rpcbench.runtime import events
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.publisher import Publisher
 from rpcbench.telemetry import collect
 from rpcbench.telemetry.collect import Collector
 
@@ -90,7 +90,7 @@ def test_a_picture_that_was_taken_stays_as_it_is(collector: Collector, agents: l
 def test_what_was_dropped_is_made_up_for(
     collector: Collector, agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus, "CAPACITY", 3)
+    monkeypatch.setattr(events, "CAPACITY", 3)
     stop = collector.subscribe(lambda: None)
     until(lambda: equal(collector, agents))
     kept = [remote("worker1", int, (number,)) for number in range(100)]

@@ -12,8 +12,8 @@ import pytest
 import torch
 from worlds import until, world
 
-from rpcbench.agent.core import Agent
 from rpcbench.rpc import remote, rpc_sync
+from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry import collect, recording
 from rpcbench.telemetry.contexts import autograd_view
 from rpcbench.telemetry.messages import messages_view

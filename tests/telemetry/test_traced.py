@@ -11,11 +11,11 @@ import pytest
 import torch
 from worlds import config, until, world
 
-from rpcbench.agent import bus
-from rpcbench.agent.core import Agent
 from rpcbench.base.events import MESSAGES
 from rpcbench.rpc import remote, rpc_sync
 from rpcbench.rpc.start import start_agent
+from rpcbench.runtime import events
+from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry import collect, messages
 from rpcbench.telemetry.clocks import SHARED, Clock, better, estimate
 from rpcbench.telemetry.collect import Collector
@@ -135,7 +135,7 @@ def test_a_message_that_is_lost_for_certain_is_told_so(collector: Collector, age
 def test_what_a_member_left_out_is_counted(
     collector: Collector, agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus, "MESSAGES_KEPT", 5)
+    monkeypatch.setattr(events, "MESSAGES_KEPT", 5)
     for _ in range(40):
         agents[2].notify(1, "other", None)
     assert collector.settle(20)

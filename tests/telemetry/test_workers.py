@@ -15,9 +15,9 @@ import torch
 from worlds import until, world
 
 import rpcbench
-from rpcbench.agent.core import Agent
 from rpcbench.launch.actions import Actions
 from rpcbench.rpc import rpc_async, rpc_sync
+from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry import pulse
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.workers import workers_view

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from worlds import config, nothing_left, until, world
 
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import ConnectionLostError, RpcTimeoutError
 from rpcbench.base.ids import OWN
 from rpcbench.rpc import rpc_async, rpc_sync
 from rpcbench.rpc.start import start_agent
+from rpcbench.runtime.agent import Agent
 from rpcbench.testing import Drill
 from rpcbench.testing.chaos import Chaos, Settings
 from rpcbench.wire import messages as m

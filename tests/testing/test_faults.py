@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from worlds import config, nothing_left, until
 
-from rpcbench.agent import current
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import ConnectionLostError, RpcTimeoutError
 from rpcbench.rpc import RRef, remote
 from rpcbench.rpc.start import start_agent
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 from rpcbench.testing import Faults, install
 
 RETRY = 0.1

@@ -13,10 +13,10 @@ import torch
 from worlds import nothing_left, until, world
 
 from rpcbench import autograd as dist_autograd
-from rpcbench.agent.core import Agent
 from rpcbench.base.errors import RpcError
 from rpcbench.base.futures import blocked
 from rpcbench.rpc import RRef, remote, rpc_sync
+from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry.collect import Collector
 from rpcbench.telemetry.contexts import autograd_view
 from rpcbench.telemetry.views import rref_view

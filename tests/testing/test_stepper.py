@@ -13,11 +13,11 @@ import torch
 from worlds import nothing_left, until, world
 
 from rpcbench import autograd as dist_autograd
-from rpcbench.agent.core import Agent
-from rpcbench.agent.watchdog import Watchdog
 from rpcbench.base.errors import ConnectionLostError, RpcError, RpcTimeoutError
 from rpcbench.base.futures import Future
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.deadlocks import Watchdog
 from rpcbench.testing import Stepper
 
 

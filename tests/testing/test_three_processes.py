@@ -13,10 +13,10 @@ from mutants import parents_do_not_wait_for_children
 from worlds import until
 
 import rpcbench
-from rpcbench.agent import current
 from rpcbench.base.errors import WorkerLostError
 from rpcbench.base.futures import Future
 from rpcbench.rpc import remote, rpc_async, rpc_sync
+from rpcbench.runtime import current
 
 pytestmark = pytest.mark.process
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from mutants import parents_do_not_wait_for_children
 
-from rpcbench.agent import current
 from rpcbench.rpc import RRef
+from rpcbench.runtime import current
 from rpcbench.testing import Faults, install
 
 _patch = pytest.MonkeyPatch()

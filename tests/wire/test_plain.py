@@ -66,7 +66,7 @@ GENERAL: dict[str, Any] = {
 
 
 def sent(value: Any) -> Body:
-    """A value, which is a call if it looks like one, as `Values` sends it."""
+    """A value, which is a call if it looks like one, as `ObjectStore` sends it."""
     codec = Codec()
     if type(value) is tuple and callable(value[0]):
         quick = None if value[2] else codec.plain_call(value[0], value[1], None)

@@ -1,1 +1,0 @@
-"""Floor 4: one agent per member: feeds the machines, carries out their effects, runs users' functions."""

@@ -1,0 +1,97 @@
+"""Deadlines: never found due early, found within a twentieth of a second, and gone without trace once cleared."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcbench.runtime.timers import Deadlines
+
+TICK = 0.05
+
+
+def test_due_ones_are_found_once_and_the_next_look_is_said() -> None:
+    deadlines = Deadlines()
+    for call, at in [(1, 10.0), (2, 10.0), (3, 20.0)]:
+        deadlines.set(call, at)
+    due, pause = deadlines.pop_due(9.99)
+    assert due == [] and pause == pytest.approx(0.01 + TICK, abs=TICK)
+    due, pause = deadlines.pop_due(10.0 + TICK)
+    assert sorted(due) == [1, 2] and pause == pytest.approx(10.0, abs=TICK)
+    assert deadlines.pop_due(30.0) == ([3], None)
+    assert deadlines.pop_due(40.0) == ([], None)
+
+
+def test_who_sleeps_must_wake_only_for_an_earlier_one() -> None:
+    deadlines = Deadlines()
+    assert deadlines.set(1, 10.0)
+    assert not deadlines.set(2, 10.001), "found at the same look"
+    assert not deadlines.set(3, 11.0)
+    assert deadlines.set(4, 9.0)
+    deadlines.pop_due(9.5)
+    assert not deadlines.set(5, 10.5) and deadlines.set(6, 9.9), "so after a look"
+
+
+def test_what_was_cleared_is_never_due() -> None:
+    deadlines = Deadlines()
+    deadlines.set(1, 10.0)
+    deadlines.set(2, 11.0)
+    deadlines.clear(1)
+    deadlines.clear(1)
+    deadlines.clear(99)
+    assert deadlines.pop_due(5.0) == ([], pytest.approx(6.0 + TICK, abs=TICK)), "the empty one is no reason to wake"
+    assert deadlines.set(1, 10.0), "and the number can be used again"
+    assert sorted(deadlines.pop_due(12.0)[0]) == [1, 2]
+
+
+def test_calls_that_end_in_time_leave_nothing() -> None:
+    deadlines = Deadlines()
+    for call in range(1000):
+        deadlines.set(call, 60 + call * 0.01)
+        deadlines.clear(call)
+    assert len(deadlines) == 0 and deadlines.pop_due(0.0) == ([], None)
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5), st.booleans()), max_size=30))
+def test_each_is_found_exactly_once_in_time(plan: list[tuple[float, float, bool]]) -> None:
+    """Looking whenever it says, and whenever a deadline is set that asks for it."""
+    deadlines, found, now = Deadlines(), {}, 0.0
+    wanted: dict[int, float] = {}
+    look = float("inf")
+    for call, (gap, seconds, cleared) in enumerate([*plan, (20.0, 0.0, True)]):
+        until, now_set = now + gap, now + gap
+        while look <= until:
+            now = look
+            due, pause = deadlines.pop_due(now)
+            found |= dict.fromkeys(due, now)
+            look = float("inf") if pause is None else now + pause + 1e-9
+        now = now_set
+        if deadlines.set(call, now + seconds):
+            look = now
+        if cleared:
+            deadlines.clear(call)
+        else:
+            wanted[call] = now + seconds
+    assert found.keys() == wanted.keys()
+    assert all(wanted[call] <= at <= wanted[call] + 1.01 * TICK for call, at in found.items())
+
+
+def test_the_garbage_collector_may_run_whatever_code_while_it_looks() -> None:
+    """A finalizer that ends a call or makes one, or a turn for another thread."""
+    deadlines = Deadlines()
+    for call in range(100):
+        deadlines.set(call, 1.0)
+    more = iter(range(100, 100_000))
+    collect = lambda *_: deadlines.set(next(more), 5.0)  # noqa: E731
+    gc.callbacks.append(collect)
+    thresholds = gc.get_threshold()
+    try:
+        gc.set_threshold(1)
+        due, _ = deadlines.pop_due(2.0)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(collect)
+    assert set(range(100)) <= {*due}

@@ -1,0 +1,136 @@
+"""What is still alive, whose it is, and where in the program it was made."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from worlds import until, world
+
+from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
+from rpcbench.runtime import handles
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.checks import leak_report
+
+_kept: list[Any] = []
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+    _kept.clear()
+
+
+def keep(rref: RRef[Any]) -> None:
+    _kept.append(rref)
+
+
+def make_there() -> RRef[int]:
+    return remote("worker2", int, (7,))
+
+
+def line() -> int:
+    """Of the caller."""
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None
+    return frame.f_back.f_lineno
+
+
+def test_nothing_is_alive_at_first(agents: list[Agent]) -> None:
+    own = RRef([1])
+    assert [agent.leaks() for agent in agents] == [[], [], []], "a value that was never shared is nobody else's"
+    del own
+
+
+def test_what_is_held_here_names_owner_type_and_line(agents: list[Agent]) -> None:
+    held, made = remote("worker1", list, ((1, 2),)), line()
+    held.to_here()
+    (leak,) = agents[0].leaks()
+    assert leak.held and (leak.rref, leak.forks) == (held._rref, (held._fork,))
+    assert (leak.owner, leak.holders, leak.type) == ("worker1", ("notebook",), "list")
+    assert leak.site.startswith(f"{__file__}:{made} in test_what_is_held")
+    assert leak.site.endswith(': held, made = remote("worker1", list, ((1, 2),)), line()')
+    del held
+    until(lambda: agents[0].leaks() == [])
+
+
+def test_a_reference_that_was_let_go_of_is_not_held_even_before_the_owner_knows(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = remote("worker1", list, ((1, 2),))
+    held.to_here()
+    with monkeypatch.context() as patched:
+        patched.setattr(agents[0], "released", SimpleQueue())  # the keeper does not hear of it for now
+        held.release()
+        assert agents[0].leaks() == []
+        assert [leak.forks for leak in agents[1].leaks()] == [(held._fork,)]
+    del held
+    until(lambda: agents[1].leaks() == [])
+
+
+def test_the_owner_names_users_and_the_line_that_made_the_value(agents: list[Agent]) -> None:
+    own, made = RRef({"a": 1}), line()
+    for name in ("worker1", "worker2", "worker1"):
+        rpc_sync(name, keep, (own,))
+    (leak,) = agents[0].leaks()
+    assert not leak.held and leak.owner == "notebook" and leak.type == "dict"
+    assert sorted(leak.holders) == ["worker1", "worker1", "worker2"]
+    assert leak.site.startswith(f"{__file__}:{made} in ")
+    assert "owned by notebook, used by worker1, worker2, made at" in leak_report([leak])
+    (theirs,) = agents[2].leaks()
+    assert theirs.held and theirs.owner == "notebook" and theirs.site == "", "it came as an argument"
+    _kept.clear()
+    until(lambda: agents[0].leaks() == [])
+    assert agents[0].values.site(own._rref) is None
+    del own
+
+
+def test_an_rref_that_was_returned_was_made_where_the_result_was_taken(agents: list[Agent]) -> None:
+    returned, made = rpc_sync("worker1", make_there), line()
+    (leak,) = agents[0].leaks()
+    assert leak.site.startswith(f"{__file__}:{made} in ")
+    del returned
+
+
+def test_whichever_thread_opens_the_answer(agents: list[Agent]) -> None:
+    future, made = rpc_async("worker1", make_there), line()
+    until(lambda: agents[0].leaks() != [])  # a thread of the pool has opened it: nobody waits
+    (leak,) = agents[0].leaks()
+    assert leak.site.startswith(f"{__file__}:{made} in ")
+    del future
+
+
+def test_one_that_a_call_made_is_named_after_the_line_in_that_call(agents: list[Agent]) -> None:
+    rpc_sync("worker1", keep_one_there)
+    (leak,) = agents[1].leaks()
+    assert " in keep_one_there: keep(remote(" in leak.site
+
+
+def keep_one_there() -> None:
+    keep(remote("worker2", int, (7,)))
+
+
+def test_a_site_keeps_no_variables_alive() -> None:
+    site = handles.creation_site()
+    assert site is not None and site.code is test_a_site_keeps_no_variables_alive.__code__
+    assert all(not inspect.isframe(part) for part in site)
+    assert str(site).endswith("site = handles.creation_site()")
+
+
+def test_in_ipython_a_site_is_a_cell() -> None:
+    script = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_cell("from rpcbench.runtime import handles", store_history=True)
+shell.run_cell("x = 1\\nsite = handles.creation_site()", store_history=True)
+print(shell.user_ns["site"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "Cell In[2], line 2: site = handles.creation_site()\n", done.stderr

@@ -1,0 +1,280 @@
+"""Threads for users' functions: how many run, who makes room, who is used again, and how it all ends."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from worlds import PATIENCE, until
+
+from rpcbench.base.futures import blocked
+from rpcbench.runtime import pool as module
+from rpcbench.runtime.pool import Pool
+
+
+@pytest.fixture
+def pool(no_leaks: None) -> Iterator[Pool]:
+    made = Pool("test", 2, lambda: None)
+    yield made
+    made.close(PATIENCE)
+
+
+class Gate:
+    """A job that tells when it runs, and runs until it is let go."""
+
+    def __init__(self, pool: Pool | None = None, waits: bool = False) -> None:
+        self.running, self.over = threading.Event(), threading.Event()
+        self.go = threading.Event()
+        self._waits = waits
+        if pool is not None:
+            pool.submit(self)
+
+    def __call__(self) -> None:
+        self.running.set()
+        if self._waits:
+            with blocked():
+                assert self.go.wait(PATIENCE)
+        else:
+            assert self.go.wait(PATIENCE)
+        self.over.set()
+
+    def runs(self) -> bool:
+        return self.running.wait(PATIENCE)
+
+    def ends(self) -> bool:
+        self.go.set()
+        return self.over.wait(PATIENCE)
+
+
+def figures(pool: Pool) -> dict[str, int]:
+    with pool._lock:
+        return {
+            "threads": len(pool._threads), "idle": len(pool._idle), "running": pool.busy, "queued": len(pool._queue)
+        }  # fmt: skip
+
+
+def test_no_more_functions_than_the_limit_run_and_the_others_follow_in_order(pool: Pool) -> None:
+    first, second, third, fourth = (Gate(pool) for _ in range(4))
+    assert first.runs() and second.runs()
+    assert figures(pool) == {"threads": 2, "idle": 0, "running": 2, "queued": 2}
+    assert first.ends() and third.runs()
+    assert not fourth.running.is_set()
+    assert second.ends() and fourth.runs()
+    assert third.ends() and fourth.ends()
+    until(lambda: figures(pool) == {"threads": 2, "idle": 2, "running": 0, "queued": 0})
+
+
+def test_jobs_of_the_runtime_do_not_queue_behind_functions(pool: Pool) -> None:
+    gates = [Gate(pool) for _ in range(3)]
+    done = threading.Event()
+    pool.spawn(done.set)
+    assert done.wait(PATIENCE)
+    assert all(gate.ends() for gate in gates)
+
+
+def test_a_function_that_waits_makes_room_for_another(pool: Pool) -> None:
+    waiting = [Gate(pool, waits=True) for _ in range(2)]
+    more = [Gate(pool, waits=True) for _ in range(5)]
+    assert all(gate.runs() for gate in waiting + more)
+    until(lambda: figures(pool)["running"] == 0)
+    busy = [Gate(pool), Gate(pool), Gate(pool)]
+    assert busy[0].runs() and busy[1].runs()
+    assert figures(pool)["queued"] == 1
+    assert all(gate.ends() for gate in waiting + more)
+    assert not busy[2].running.is_set(), "those that have waited count again"
+    assert all(gate.ends() for gate in busy)
+    until(lambda: figures(pool)["running"] == 0)
+
+
+def test_a_job_of_the_runtime_that_waits_makes_no_room(pool: Pool) -> None:
+    patient = Gate(waits=True)
+    pool.spawn(patient)
+    assert patient.runs()
+    gates = [Gate(pool) for _ in range(3)]
+    assert gates[0].runs() and gates[1].runs()
+    assert figures(pool)["running"] == 2 and not gates[2].running.is_set()
+    assert patient.ends() and all(gate.ends() for gate in gates)
+
+
+def test_one_that_waits_again_makes_no_room_beyond_the_limit(pool: Pool) -> None:
+    begun, first, again, second = (threading.Event() for _ in range(4))
+
+    def waits_twice() -> None:
+        with blocked():
+            begun.set()
+            assert first.wait(PATIENCE)
+        again.set()
+        with blocked():
+            assert second.wait(PATIENCE)
+
+    pool.submit(waits_twice)
+    assert begun.wait(PATIENCE)
+    gates = [Gate(pool) for _ in range(3)]
+    assert gates[0].runs() and gates[1].runs()
+    first.set()
+    assert again.wait(PATIENCE)
+    until(lambda: pool.waiting == 1, "the second wait")
+    assert figures(pool) == {**figures(pool), "running": 2, "queued": 1}
+    second.set()
+    assert all(gate.ends() for gate in gates)
+
+
+def test_one_that_its_pool_knows_to_wait_takes_no_room_and_may_wait_as_it_is(pool: Pool) -> None:
+    found: queue.Queue[bool] = queue.Queue()
+
+    def asks() -> None:
+        worker = pool.this_thread()
+        with worker.waiting():
+            gates = [Gate(pool) for _ in range(2)]
+            assert all(gate.runs() for gate in gates)
+            found.put(worker.may_wait())
+            assert all(gate.ends() for gate in gates)
+
+    pool.submit(asks)
+    assert found.get(timeout=PATIENCE)
+
+
+def test_a_function_may_wait_for_a_moment_as_it_is_while_there_is_room_for_others(pool: Pool) -> None:
+    found: queue.Queue[bool] = queue.Queue()
+
+    def asks() -> None:
+        found.put(pool.this_thread().may_wait())
+
+    pool.submit(asks)
+    assert found.get(timeout=PATIENCE)
+    other = Gate(pool)
+    assert other.running.wait(PATIENCE)
+    pool.submit(asks)
+    assert not found.get(timeout=PATIENCE), "two run, which is all that may"
+    other.go.set()
+
+
+def test_a_thread_that_reads_does_not_wait_as_it_is(pool: Pool) -> None:
+    found: queue.Queue[bool] = queue.Queue()
+
+    def asks() -> None:
+        worker = pool.this_thread()
+        worker.receives = object()  # type: ignore[assignment]
+        found.put(worker.may_wait())
+        worker.receives = None
+
+    pool.spawn(asks)
+    assert not found.get(timeout=PATIENCE)
+
+
+def test_a_busy_thread_gives_way_soon(pool: Pool) -> None:
+    """The interval may be shorter already, but no pool makes it longer."""
+    assert sys.getswitchinterval() <= 0.00011
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.00005)
+        Pool("other", 1, lambda: None).close(0.0)
+        assert sys.getswitchinterval() == pytest.approx(0.00005, rel=0.05)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_the_latest_idle_thread_is_used_first(pool: Pool) -> None:
+    first, second = Gate(pool), Gate(pool)
+    assert first.runs() and second.runs()
+    for number, gate in enumerate((first, second), 1):
+        assert gate.ends()
+        until(lambda number=number: figures(pool)["idle"] == number)
+    names: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for _ in range(3):
+        pool.spawn(lambda: names.put(threading.current_thread().name))
+        until(lambda: figures(pool)["idle"] == 2)
+    assert [names.get() for _ in range(3)] == ["test-2"] * 3
+
+
+def test_idle_threads_end_after_a_while(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_IDLE_SECONDS", 0.01)
+    pool.spawn(lambda: None)
+    until(lambda: figures(pool)["threads"] == 0)
+
+
+def test_a_job_given_at_the_last_moment_is_done(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that has waited long enough finds itself taken: its job is on its way, however long that takes."""
+    monkeypatch.setattr(module, "_IDLE_SECONDS", 0.2)
+    pool.spawn(lambda: None)
+    until(lambda: figures(pool)["idle"] == 1)
+    give = module.Worker.give
+
+    def late(thread: module.Worker, job: Callable[[], object] | None) -> None:
+        time.sleep(0.3)
+        give(thread, job)
+
+    monkeypatch.setattr(module.Worker, "give", late)
+    done = threading.Event()
+    pool.spawn(done.set)
+    assert done.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("error", [ValueError("oops"), SystemExit(3), KeyboardInterrupt()])
+def test_a_job_that_fails_is_told_and_the_next_ones_run(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    told: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
+
+    def fail() -> None:
+        raise error
+
+    held = Gate(pool)
+    for _ in range(5):
+        pool.submit(fail)
+    gates = [Gate(pool), Gate(pool)]
+    assert gates[0].runs() and held.ends() and gates[1].runs() and all(gate.ends() for gate in gates)
+    pool.spawn(fail)
+    until(lambda: told == [error] * 6 and figures(pool)["running"] == 0)
+
+
+def test_every_thread_is_prepared_once() -> None:
+    prepared: list[str] = []
+    pool = Pool("test", 2, lambda: prepared.append(threading.current_thread().name))
+    for _ in range(5):
+        pool.spawn(lambda: None)
+        until(lambda: figures(pool)["idle"] == figures(pool)["threads"])
+    pool.close(PATIENCE)
+    assert prepared == ["test-1"]
+
+
+def test_closing_ends_idle_threads_and_drops_what_comes_later(pool: Pool) -> None:
+    gate = Gate(pool)
+    assert gate.runs() and gate.ends()
+    pool.close(PATIENCE)
+    pool.spawn(lambda: pytest.fail("nothing runs any more"))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("test-")]
+
+
+def test_closing_waits_for_busy_threads_together_and_not_for_ever(pool: Pool) -> None:
+    gates = [Gate() for _ in range(20)]
+    for gate in gates:
+        pool.spawn(gate)
+    assert all(gate.runs() for gate in gates)
+    begin = time.monotonic()
+    pool.close(patience=0.3)
+    assert 0.3 <= time.monotonic() - begin < 4, "20 threads, one after the other, would be 6 s"
+    assert all(gate.ends() for gate in gates)
+
+
+def test_a_pool_may_close_while_jobs_come_in() -> None:
+    for _ in range(50):
+        pool = Pool("test", 2, lambda: None)
+        begun = threading.Event()
+
+        def pour(pool: Pool = pool, begun: threading.Event = begun) -> None:
+            for _ in range(20):
+                pool.spawn(lambda: None)
+                begun.set()
+
+        thread = threading.Thread(target=pour)
+        thread.start()
+        begun.wait(PATIENCE)
+        pool.close(PATIENCE)
+        thread.join()
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("test-")])

@@ -1,0 +1,121 @@
+"""Calls whose caller does nothing but wait: errors, Ctrl-C, an agent that stops meanwhile, many threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import nothing_left, world
+
+from rpcbench.base.errors import RemoteError
+from rpcbench.base.futures import Future
+from rpcbench.protocol import node
+from rpcbench.rpc import remote, rpc_sync
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.interrupts import uninterrupted
+from rpcbench.runtime.requests import PendingCalls
+from rpcbench.wire.messages import EMPTY, Result
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 2) as made:
+        yield made
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def interrupt() -> int:
+    """Ctrl-C for the thread that waits for this."""
+    os.kill(os.getpid(), signal.SIGINT)
+    return 1
+
+
+def test_nothing_is_left_of_calls_that_were_waited_for(agents: list[Agent]) -> None:
+    value = remote("worker1", abs, (-3,))
+    assert rpc_sync("worker1", abs, (-2,)) == 2 and value.to_here() == 3
+    del value
+    nothing_left(agents)
+
+
+def test_an_error_is_raised_as_it_came(agents: list[Agent]) -> None:
+    with pytest.raises(ValueError, match="no such thing") as caught:
+        rpc_sync("worker1", fail, ("no such thing",))
+    assert isinstance(caught.value.__cause__, RemoteError) and "in fail" in str(caught.value.__cause__)
+    assert not any(frame.name == "reraise" for frame in traceback.extract_tb(caught.value.__traceback__))
+
+
+def test_ctrl_c_while_the_answer_comes_is_not_lost(agents: list[Agent]) -> None:
+    def interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            rpc_sync("worker1", interrupt)
+            time.sleep(1)  # where it came after the answer
+        nothing_left(agents)
+        assert not agents[0].pending.due()
+
+    for _ in range(20):
+        interrupted()
+    assert rpc_sync("worker1", abs, (-2,)) == 2
+
+
+def test_an_agent_that_stops_as_a_call_begins_ends_it(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    promise = PendingCalls.promise
+
+    def late(self: PendingCalls, *call: Any) -> Future[Any]:
+        agents[0].stop()
+        return promise(self, *call)
+
+    monkeypatch.setattr(PendingCalls, "promise", late)
+    raised: list[type[BaseException]] = []
+
+    def calling() -> None:
+        try:
+            agents[0].ask("worker1", abs, (-2,), timeout=0)
+        except Exception as error:
+            raised.append(type(error))
+
+    thread = threading.Thread(target=calling, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert raised == [RuntimeError]
+
+
+def test_where_ctrl_c_could_come_between_two_steps_the_general_way_is_taken(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the main thread, which delivers what a debugger has held, and answers what a callback has waited for."""
+    steps: list[str] = []
+    for step in ("resolve", "answer"):
+        monkeypatch.setattr(node, step, lambda *_, step=step: steps.append(step))
+    assert agents[0]._arrivals._settle(1, 0, Result(1, (), None, EMPTY)) is False
+    agents[0].reply(1, 1, Result(1, (), None, EMPTY))
+    assert steps == []
+    with uninterrupted:
+        agents[0]._arrivals._settle(1, 0, Result(1, (), None, EMPTY))
+        agents[0].reply(1, 1, Result(1, (), None, EMPTY))
+    assert steps == ["resolve", "answer"]
+
+
+def test_many_threads_call_at_once(agents: list[Agent]) -> None:
+    wrong: list[int] = []
+
+    def calls(number: int) -> None:
+        wrong.extend(i for i in range(100) if rpc_sync("worker1", abs, (-number - i,)) != number + i)
+
+    threads = [threading.Thread(target=calls, args=(1000 * number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    calls(9000)
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads) and wrong == []
+    nothing_left(agents)

@@ -1,0 +1,318 @@
+"""Whatever strangers send, and members that have gone mad: nothing crashes, nothing grows, nothing is unpickled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import random
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from worlds import SECRET, address_of, config, far_world, ties, until, world
+
+from rpcbench.base.errors import MessageTooLarge, ProtocolError
+from rpcbench.rpc.start import start_agent
+from rpcbench.runtime.agent import Agent
+from rpcbench.transport import addresses, listeners
+from rpcbench.transport.addresses import Opener
+from rpcbench.transport.base import Stream
+from rpcbench.transport.handshake import Identity, dial
+from rpcbench.wire.framing import Decoder, Limits, encode
+from rpcbench.wire.messages import Body
+
+KINDS = ["unix", "tcp", "tls"]
+SMALL = Limits(control=1 << 16, body=1 << 20, buffers=64, streams=8)
+
+
+class Canary:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (str(self.path), "w")
+
+
+class Door:
+    """An agent, and a way to its door for those who have no key."""
+
+    def __init__(self, agent: Agent, address: str, directory: Path) -> None:
+        self.agent = agent
+        self.address = address
+        self.canary = directory / "canary"
+        self.sings = pickle.dumps(Canary(self.canary))
+
+    @property
+    def refused(self) -> int:
+        return self.agent._peers.entrance.refused
+
+    def knock(self) -> Stream:
+        if self.address.startswith("tls"):
+            return listeners.connect_tcp(self.address.removeprefix("tls://"), time.monotonic() + 5)
+        return Opener(b"").connect(self.address, time.monotonic() + 5)
+
+    def throw(self, data: bytes) -> None:
+        """All of it, hang up, and wait until the door is shut again."""
+        before = self.refused
+        stream = self.knock()
+        with contextlib.suppress(OSError):
+            stream.write([memoryview(data)], True)
+        stream.shut()
+        stream.release()
+        until(lambda: self.refused > before, "the stranger to be refused")
+        assert not self.canary.exists()
+
+
+@pytest.fixture(params=KINDS)
+def door(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    if request.param != "unix":
+        monkeypatch.setenv("RPCBENCH_TRANSPORT", "tcp")
+    remote = "tls://127.0.0.1:0" if request.param == "tls" else ""
+    agent = start_agent(config(tmp_path, 0, remote=remote))
+    try:
+        member = agent.machine.ask(lambda node: node.members.me)
+        yield Door(agent, member.remote or member.address, tmp_path)
+        assert agent.call(0, max, (1, 2)).wait() == 2
+    finally:
+        agent.stop()
+
+
+def hello(secret: bytes = SECRET, **changes: Any) -> bytes:
+    fields = {"cluster": "test", "id": 1, "name": "worker1", "incarnation": 0, **changes}
+    return next(dial(Identity(**fields), secret))[0]
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    place, shift = divmod(bit % (8 * len(data)), 8)
+    return data[:place] + bytes([data[place] ^ 1 << shift]) + data[place + 1 :]
+
+
+THROWN = st.one_of(
+    st.binary(max_size=1500),
+    st.integers(0, 511).map(lambda n: hello()[:n]),
+    st.integers(0, 4095).map(lambda bit: flipped(hello(), bit) + secrets.token_bytes(32)),
+    st.just(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20),
+    st.builds(lambda proof: hello() + proof, st.binary(min_size=32, max_size=32)),
+    st.builds(lambda cluster: hello(cluster=cluster) + bytes(32), st.text(max_size=16)),
+)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@given(thrown=THROWN)
+def test_whatever_a_stranger_sends_he_is_refused(door: Door, thrown: bytes) -> None:
+    door.throw(thrown + door.sings)
+
+
+def test_what_strangers_send_leaves_nothing_behind(door: Door) -> None:
+    def measured() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), psutil.Process().memory_info().rss >> 20
+
+    for _ in range(5):
+        door.throw(os.urandom(1 << 20) + door.sings)
+    files, size = measured()
+    for _ in range(40):
+        door.throw(os.urandom(1 << 20) + door.sings)
+    after, grown = measured()
+    assert after <= files + 2 and grown <= size + 32
+
+
+def test_strangers_who_say_nothing_do_not_keep_others_out(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than are looked at at once, each holding his connection open as long as he may."""
+    monkeypatch.setattr(addresses, "HANDSHAKE_SECONDS", 0.5)
+    silent = [door.knock() for _ in range(100)]
+    try:
+        stream, peer = Opener(SECRET).dial(door.address, Identity("test", 5, "worker5", 0), 20.0)
+        assert peer.name == "notebook"
+        stream.release()
+        until(lambda: door.refused >= 100, "all to be refused")
+    finally:
+        for stream in silent:
+            stream.release()
+
+
+def test_a_handshake_that_was_overheard_is_worth_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPCBENCH_TRANSPORT", "tcp")
+    agent = start_agent(config(tmp_path, 0))
+    said: list[bytes] = []
+    connect = Opener.connect
+
+    def overhear(self: Opener, address: str, deadline: float) -> Stream:
+        stream = connect(self, address, deadline)
+        write = stream.write
+        stream.write = lambda views, may_wait: (said.extend(map(bytes, views)), write(views, may_wait))[1]  # type: ignore[method-assign]
+        return stream
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Opener, "connect", overhear)
+            Opener(SECRET).dial(address_of(agent), Identity("test", 5, "worker5", 0))[0].release()
+        assert [len(data) for data in said] == [512, 32]
+        Door(agent, address_of(agent), tmp_path).throw(b"".join(said))
+    finally:
+        agent.stop()
+
+
+# -- members that have gone mad
+VALID = b"".join(
+    bytes(part)
+    for control, body in ((b"\x92\x01\x02", Body(b"p" * 40, b"t" * 8, [b"b" * 300])), (b"\x93", Body(b"q", b"", [])))
+    for part in encode(1, control, body)[0]
+) + b"".join(
+    bytes(part)
+    for first, chunks in [encode(2, b"c", Body(b"", b"", [bytes(900_000), bytes(140_000)]))]
+    for parts in ([first], chunks)
+    for group in parts
+    for part in (group if isinstance(group, list) else [group])
+)
+
+
+def decode(data: bytes, limits: Limits, pieces: int) -> int:
+    """Feed bytes to a decoder; how many it keeps. ProtocolError where it has had enough."""
+    decoder, kept = Decoder(limits), 0
+    while data:
+        target = decoder.target()
+        count = min(len(target), len(data), pieces)
+        target[:count] = data[:count]
+        for frame in decoder.received(count):
+            kept += len(frame.control) + len(frame.body.payload) + sum(len(buffer) for buffer in frame.body.buffers)
+        data = data[count:]
+    return kept
+
+
+@settings(max_examples=300, derandomize=True)
+@given(bits=st.lists(st.integers(0, 8 * 600), max_size=3), end=st.integers(0, 2000), size=st.sampled_from([1, 7, 4096]))
+def test_frames_with_changed_bits_are_frames_or_an_error(bits: list[int], end: int, size: int) -> None:
+    data = VALID[:end]
+    for bit in bits:
+        data = flipped(data, bit) if data else data
+    with contextlib.suppress(ProtocolError):
+        assert decode(data, SMALL, size) <= len(data)
+
+
+@settings(max_examples=300, derandomize=True)
+@given(data=st.binary(max_size=300))
+def test_random_bytes_are_no_reason_to_fail_otherwise(data: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        decode(data, SMALL, 64)
+
+
+@pytest.mark.parametrize("make", [world, far_world])
+@pytest.mark.parametrize(
+    "data",
+    [random.Random(0).randbytes(4096), b"\xff" * 4096, b"\x01" + b"\xff" * 200, VALID[40:200]],
+    ids=["random", "ones", "a huge size", "the middle of a frame"],
+)
+def test_a_member_that_sends_nonsense_is_parted_from(make: Any, data: bytes, tmp_path: Path) -> None:
+    with make(tmp_path, 3) as agents:
+        (mad,) = ties(agents[1], agents[0])
+        mad._stream.write([memoryview(data)], True)  # and no end of it: who dials again before it is read is heard anew
+        until(lambda: len(agents[0].members()) == 2)
+        assert agents[0].call(2, max, (1, 2)).wait() == 2
+
+
+def test_who_is_parted_from_is_the_last_to_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it would dial again, and be heard anew, before it is known that it was lost."""
+    with world(tmp_path, 3) as agents:
+        (mad,), reunion = ties(agents[1], agents[0]), agents[0]._peers._reunion
+        ended: list[bool] = []
+        over = reunion.over
+
+        def watched(tie: Any, ending: Any) -> None:
+            ended.append(tie.connection.ended)
+            over(tie, ending)
+
+        monkeypatch.setattr(reunion, "over", watched)
+        mad._stream.write([memoryview(b"\x01" + b"\xff" * 200)], True)
+        until(lambda: len(agents[0].members()) == 2)
+        assert ended[0] is False
+
+
+# -- messages over the limit
+@pytest.mark.parametrize("make", [world, far_world])
+def test_a_message_over_the_limit_fails_before_anything_is_sent(make: Any, tmp_path: Path) -> None:
+    with make(tmp_path, 2) as agents:
+        for here, there in ((0, 1), (1, 0)):
+            (tie,) = ties(agents[here], agents[there])
+            tie._limits = SMALL
+        with pytest.raises(MessageTooLarge, match="over the limit"):
+            agents[0].call(1, torch.neg, (torch.zeros(1 << 20),)).wait()
+        with pytest.raises(Exception, match="over the limit"):
+            agents[0].call(1, torch.zeros, (1 << 20,)).wait()
+        assert torch.equal(agents[0].call(1, torch.neg, (torch.ones(1000),)).wait(), -torch.ones(1000))
+        assert len(agents[0].members()) == 2
+
+
+def test_a_member_whose_message_is_over_the_limit_is_parted_from(tmp_path: Path) -> None:
+    with world(tmp_path, 3) as agents:
+        agents[0]._peers._limits = SMALL
+        stream, _ = Opener(SECRET).dial(address_of(agents[0]), _as(agents[1]))
+        before = psutil.Process().memory_info().rss
+        first, _ = encode(1, b"x", Body(b"", b"", [bytes(1)]))
+        head = bytearray(b"".join(bytes(part) for part in first))
+        head[-1 - 1 - 8 : -2] = (7 << 30).to_bytes(8, "little")  # the length of its one buffer: 7 GiB
+        stream.write([memoryview(bytes(head))], True)
+        with contextlib.suppress(OSError):
+            assert stream.read_into(memoryview(bytearray(1))) in (0, 1)
+        stream.release()
+        assert psutil.Process().memory_info().rss - before < 64 << 20
+        assert agents[0].call(2, max, (1, 2)).wait() == 2
+
+
+def _as(agent: Agent) -> Identity:
+    return agent._peers.me
+
+
+def test_who_stops_in_the_middle_of_a_handshake_is_hung_up_on(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "HANDSHAKE_SECONDS", 0.5)
+    stream = door.knock()
+    stream.limit(10.0)
+    answer = 0 if door.address.startswith("tls") else 512
+    if answer:
+        stream.write([memoryview(hello())], True)
+    heard = 0
+    while count := stream.read_into(memoryview(bytearray(512))):
+        heard += count
+    assert heard == answer
+    stream.release()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "tls"])
+def test_a_thousand_half_open_connections_delay_nobody_for_long_and_are_told_of(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RPCBENCH_TRANSPORT", "tcp")
+    far = {"remote": "tls://127.0.0.1:0"} if kind == "tls" else {}
+    leader = start_agent(config(tmp_path, 0, **far))
+    place = leader.machine.ask(lambda node: node.members.me.remote or node.members.me.address).partition("://")[2]
+    silent: list[socket.socket] = []
+    try:
+        for _ in range(1000):
+            sock = socket.socket()
+            sock.setblocking(False)
+            sock.connect_ex(listeners.split_address(place))
+            silent.append(sock)
+        until(
+            lambda: "256 connections, most of them from 127.0.0.1, do not prove" in caplog.text,
+            "the first to be closed",
+        )
+        fields = {"leader": f"tls://{place}", "remote": "tls://127.0.0.1:0"} if kind == "tls" else {}
+        directory = tmp_path
+        if kind == "tls":
+            monkeypatch.setenv("RPCBENCH_HOST_ID", "elsewhere")
+            directory = tmp_path / "elsewhere"
+            directory.mkdir()
+        start_agent(config(directory, 1, **fields), timeout=20.0).stop()
+    finally:
+        for sock in silent:
+            sock.close()
+        leader.stop()
+    assert "from 127.0.0.1 did not prove" in leader._peers.entrance.half_open.complaint()
