@@ -46,7 +46,7 @@ NOT_PURE = {"rpcbench.base.futures"}  # is torch's Future
 LOADED_BY_OTHERS = _CLOCKS | {"selectors", "subprocess"}  # what the standard library loads says nothing of us
 
 UNPICKLERS = {  # all but the first: files of the user's own
-    "rpcbench.serialization.pickler", "rpcbench.optim.files",
+    "rpcbench.serialization.pickler", "rpcbench.optim.checkpoint",
 }  # fmt: skip
 UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "torch", "joblib"}
 

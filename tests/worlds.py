@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rpcbench.base.config import WorldConfig
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.transport.stream import StreamConnection

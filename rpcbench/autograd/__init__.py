@@ -25,9 +25,7 @@ from rpcbench.autograd.internals import (
     _release_context,
     _retrieve_context,
 )
-from rpcbench.autograd.modes import same_modes
-from rpcbench.autograd.recorder import recorder
-from rpcbench.autograd.sums import accumulate, accumulator
+from rpcbench.autograd.recorder import accumulate, accumulator, recorder, same_modes
 
 __all__ = [
     "DistAutogradContext",

@@ -1,19 +1,24 @@
-"""Distributed autograd on one worker: the graph behind the tables of `protocol.backward`.
+"""Distributed autograd on one worker: what each context has sent and received, and the gradients of its leaves.
 
-Remembers for each context what was sent (edges into the local graph), what was received, and the gradients of this
-worker's leaves. A message is recorded whatever grad mode its thread is in. `passes` goes back over what is here.
+A message is recorded whatever grad mode its thread is in. `engine` goes back over what is here.
 
 Guarantees
-- What is kept for a context is made under the machine's lock and freed after it, so a late message keeps nothing of a
+- What is kept for a context is made under the protocol's lock and freed after it, so a late message keeps nothing of a
   released one.
+- Grad mode and autocast stay behind, as in torch, unless asked to come along: for one call (`same_modes`), or for all
+  calls of a member (`same_modes=True` of a Cluster or of the options of `init_rpc`).
+- Gradients that add up over contexts (`accumulate`), for micro-batches with a context each, are added exactly once on
+  each worker, however many ways lead to it. The sum is held in a context that knows all these workers, so releasing it
+  releases it everywhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from operator import attrgetter
@@ -22,11 +27,9 @@ from typing import Any
 import torch
 
 from rpcbench.autograd import graph
+from rpcbench.autograd.engine import Engine
 from rpcbench.autograd.gradients import Leaves
-from rpcbench.autograd.modes import same_modes
-from rpcbench.autograd.passes import Passes
-from rpcbench.autograd.recorded import Recorded, SentTensors
-from rpcbench.autograd.told import Told
+from rpcbench.autograd.graph_events import GraphEvents, Recorded, SentTensors
 from rpcbench.base.ids import Counter, Id, first_serial, global_id
 from rpcbench.protocol.backward import Sent
 from rpcbench.protocol.node import Node
@@ -35,6 +38,98 @@ from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.interceptors import InterceptedMessage
 from rpcbench.serialization.tensor_types import Route
 from rpcbench.wire.messages import Scope
+
+_DEVICES = ("cpu", "cuda")
+
+
+class SameModes:
+    """A function that runs under the grad mode and autocast that its maker's thread had."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._grad = torch.is_grad_enabled()
+        self._autocast = [
+            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _DEVICES
+        ]
+        self.__dict__.update(
+            (name, getattr(function, name))
+            for name in ("__qualname__", "_wrapped_async_rpc_function")
+            if hasattr(function, name)
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as modes:
+            modes.enter_context(torch.set_grad_enabled(self._grad))
+            for device, enabled, dtype in self._autocast:
+                if enabled != torch.is_autocast_enabled(device) or enabled:
+                    modes.enter_context(torch.autocast(device, dtype, enabled))
+            return self._function(*args, **kwargs)
+
+
+def same_modes(function: Callable[..., Any]) -> SameModes:
+    """`function`, to be called elsewhere as if it were called here: with this thread's grad mode and autocast.
+
+    >>> w = torch.ones(3, requires_grad=True)
+    >>> with torch.no_grad():
+    ...     rpc.rpc_sync("worker1", dist_autograd.same_modes(torch.mul), (w, 2.0)).requires_grad
+    False
+    """
+    return SameModes(function)
+
+
+_asked = Counter()
+
+
+@contextlib.contextmanager
+def accumulator() -> Iterator[int]:
+    """A context that is no thread's own and only holds sums of gradients; its id. Released everywhere at the end.
+
+    >>> w = torch.ones(3, requires_grad=True)
+    >>> with dist_autograd.accumulator() as total:
+    ...     for factor in (1.0, 2.0):
+    ...         with dist_autograd.context() as context_id:
+    ...             dist_autograd.backward(context_id, [rpc.rpc_sync("worker1", torch.mul, (w, factor)).sum()])
+    ...             dist_autograd.accumulate(total, context_id)
+    ...     dist_autograd.get_gradients(total)[w]
+    tensor([3., 3., 3.])
+    """
+    here = recorder()
+    context_id = here.new_context()
+    try:
+        yield context_id
+    finally:
+        here.release(context_id)
+
+
+def accumulate(into: int, *others: int) -> None:
+    """Add the gradients of other contexts to those of `into`, on all workers that hold some. The others keep theirs.
+
+    `into` may be any context, and works with `DistributedOptimizer.step`. RuntimeError for an unknown context here; an
+    error of a worker that cannot be reached is raised here.
+    """
+    here = recorder()
+    for context_id in (into, *others):
+        here.recorded(context_id)
+    me = here.agent.id
+    with here.inside(into):
+        _add_up(Id(me, _asked.next(), here.agent.incarnation), into, others, (me,))
+
+
+def _add_up(asked: Id, into: int, others: Sequence[int], told: Sequence[int]) -> None:
+    """On each worker: add, and pass it on to the workers that the other contexts have come to from here."""
+    here = recorder()
+    if not here.first_time(into, asked):
+        return
+    workers: set[int] = set()
+    for context_id in set(others) & set(here.contexts()):
+        copies = [(leaf, gradient.clone()) for leaf, gradient in here.gradients(context_id).items()]
+        here.accumulate_leaves(into, copies)
+        workers |= here.known_workers(context_id)
+    workers -= set(told)
+    known = (*told, *workers)
+    for future in [here.agent.call(worker, _add_up, (asked, into, others, known)) for worker in workers]:
+        future.wait()
+
 
 _new = tuple.__new__  # a step less than the class itself takes
 _GLANCE = 256
@@ -62,8 +157,8 @@ class AutogradRecorder:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self._contexts: dict[int, Recorded] = {}
-        self._told = Told(agent, self._contexts)
-        self.passes = Passes(agent, self.recorded, self._told)
+        self._told = GraphEvents(agent, self._contexts)
+        self.passes = Engine(agent, self.recorded, self._told)
         self._machine = agent.machine
         self._lock = threading.Lock()
         self._warned: set[str] = set()

@@ -14,16 +14,25 @@ import torch.distributed as c10d
 from torch.distributed import ReduceOp
 
 from rpcbench.distributed import groups
-from rpcbench.distributed.collectives import all_gather, all_reduce, barrier, broadcast, gather, reduce, scatter
-from rpcbench.distributed.ddp import ddp_all_reduce
-from rpcbench.distributed.groups import AnyGroup, NamedGroup, Outsider, group
-from rpcbench.distributed.multigpu import (
+from rpcbench.distributed.collectives import (
+    Request,
+    all_gather,
     all_gather_multigpu,
+    all_reduce,
     all_reduce_multigpu,
+    barrier,
+    broadcast,
     broadcast_multigpu,
+    gather,
+    irecv,
+    isend,
+    recv,
+    reduce,
     reduce_multigpu,
+    scatter,
+    send,
 )
-from rpcbench.distributed.point_to_point import Request, irecv, isend, recv, send
+from rpcbench.distributed.groups import AnyGroup, NamedGroup, Outsider, ddp_all_reduce, group
 
 __all__ = [
     "NamedGroup", "Outsider", "ReduceOp", "Request", "all_gather", "all_gather_multigpu", "all_reduce",

@@ -5,6 +5,11 @@ Before a tensor moves the ranks compare what each of them calls. Guarantees
   them asks for what cannot be, every rank raises a CollectiveError that tells what each one called; the group goes on
   after it. So what has names keeps them.
 - Each wait ends as `world` says, and a rank that has not come is named.
+- Point to point: the sender says first what comes, and sends once the receiver has a tensor like it. Messages of one
+  rank to another arrive in order, also those of sends and receives in the background.
+- `*_multigpu` functions take several tensors of each rank, one on each of its devices. torch has dropped them for one
+  process to each GPU. Here a rank first combines its own tensors, and then its group does, so they work on whatever
+  devices the backend knows. All ranks pass lists of the same length.
 """
 
 from __future__ import annotations
@@ -17,8 +22,11 @@ import torch.distributed as c10d
 from torch.distributed import ReduceOp
 
 from rpcbench.base.errors import CollectiveError, counted
-from rpcbench.distributed import backends, groups
+from rpcbench.distributed import groups
+from rpcbench.distributed.events import Part
+from rpcbench.distributed.executor import Pending
 from rpcbench.distributed.groups import AnyGroup, Member
+from rpcbench.distributed.world import Wait
 
 NOTE = 256
 """Bytes of what a rank says of its call."""
@@ -85,8 +93,8 @@ def together(
     end: Member, what: str, tensors: Sequence[torch.Tensor], act: Callable[[], object], wrong: str = ""
 ) -> None:
     """Act, if all ranks of the group call the same with tensors alike, and none of them is wrong."""
-    faults = [fault for tensor in tensors if (fault := backends.fault(end.world.backend, tensor))]
-    layouts = ", ".join(map(backends.layout, tensors))
+    faults = [fault for tensor in tensors if (fault := groups.backend_fault(end.world.backend, tensor))]
+    layouts = ", ".join(map(groups.layout_name, tensors))
     call = f"{what} of {layouts}" if tensors else what
     wrong = next(iter(faults), wrong)
 
@@ -161,9 +169,9 @@ def _unlike(tensors: Sequence[torch.Tensor], tensor: torch.Tensor, end: Member, 
     """What is wrong with a list of one tensor for each rank; empty if nothing is."""
     if len(tensors) != len(end.ranks):
         return f"{name} has {counted(len(tensors), 'tensor')} for a group of {len(end.ranks)}"
-    faults = [fault for each in tensors if (fault := backends.fault(end.world.backend, each))]
-    others = [each for each in map(backends.layout, tensors) if each != backends.layout(tensor)]
-    return next(iter([*faults, *(f"{name} has a {other} for {backends.layout(tensor)}" for other in others)]), "")
+    faults = [fault for each in tensors if (fault := groups.backend_fault(end.world.backend, each))]
+    others = [each for each in map(groups.layout_name, tensors) if each != groups.layout_name(tensor)]
+    return next(iter([*faults, *(f"{name} has a {other} for {groups.layout_name(tensor)}" for other in others)]), "")
 
 
 def _one_sided(tensors: Sequence[torch.Tensor] | None, tensor: torch.Tensor, end: Member, where: int, name: str) -> str:
@@ -172,3 +180,184 @@ def _one_sided(tensors: Sequence[torch.Tensor] | None, tensor: torch.Tensor, end
     if me != where:
         return f"{name} is for rank {where}, not for rank {me}" if tensors is not None else ""
     return f"rank {me} passes no {name}" if tensors is None else _unlike(tensors, tensor, end, name)
+
+
+_OFFER, _ANSWER, _DATA = 0x5E4D01, 0x5E4D02, 0x5E4D03
+"""Tags that programs do not use."""
+_FITS = "fits"
+
+
+class Request:
+    """A send or receive in the background. Its tensor must not be touched before `wait` has returned."""
+
+    def __init__(self, end: Member, pending: Pending[int], wait: Wait) -> None:
+        self._end, self._pending, self._wait = end, pending, wait
+
+    def is_completed(self) -> bool:
+        """Whether it is over, well or not."""
+        return self._pending.done or self._end.world.broken
+
+    def wait(self) -> int:
+        """Until it is over; the rank at the other end. Raises what has gone wrong."""
+        return self._end.world.finish(self._pending, self._wait)
+
+
+def send(tensor: torch.Tensor, dst: int, group: AnyGroup = None) -> None:
+    """Send a tensor to rank `dst`; returns once that has received it."""
+    isend(tensor, dst, group).wait()
+
+
+def isend(tensor: torch.Tensor, dst: int, group: AnyGroup = None) -> Request:
+    """As `send`, in the background."""
+    end = _end(tensor, dst, group)
+    wait = Wait(f"send to rank {dst}", f"send {end.key}", 0, (dst,))
+    entered = end.begin(end.between(end.world.rank, dst, tensor))
+    return Request(end, end.world.lane((end.key, "to", dst)).put(lambda: _send(end, tensor, dst, entered)), wait)
+
+
+def recv(tensor: torch.Tensor, src: int | None = None, group: AnyGroup = None) -> int:
+    """Receive into `tensor` from rank `src`, or None: from whoever sends first. The sender's rank."""
+    if src is not None:
+        return irecv(tensor, src, group).wait()
+    end = _end(tensor, None, group)
+    if any(end.world.lane(_from(end, rank)).busy for rank in end.ranks):
+        raise CollectiveError("recv from any rank, while an irecv waits for one: wait for that first")
+    wait = Wait("recv from any rank", f"recv {end.key}", 0, end.wait("").members)
+    entered = end.begin(end.from_any(tensor))
+    return end.world.finish(end.world.lane(_from(end, -1)).put(lambda: _receive(end, tensor, None, entered)), wait)
+
+
+def irecv(tensor: torch.Tensor, src: int, group: AnyGroup = None) -> Request:
+    """As `recv` from one rank, in the background."""
+    end = _end(tensor, src, group)
+    wait = Wait(f"recv from rank {src}", f"recv {end.key}", 0, (src,))
+    entered = end.begin(end.between(src, end.world.rank, tensor))
+    return Request(end, end.world.lane(_from(end, src)).put(lambda: _receive(end, tensor, src, entered)), wait)
+
+
+def _from(end: Member, rank: int) -> tuple[str, str, int]:
+    return end.key, "from", rank
+
+
+def _end(tensor: torch.Tensor, other: int | None, group: AnyGroup) -> Member:
+    """This rank's end; CollectiveError where it cannot send or receive this."""
+    end = groups.member(group)
+    wrong = groups.backend_fault(end.world.backend, tensor)
+    if other is not None:
+        wrong = wrong or stranger(end, other) or (f"rank {other} is this one" if other == end.world.rank else "")
+    if wrong:
+        raise CollectiveError(f"{end.world.named(end.world.rank)} cannot send or receive: {wrong}")
+    return end
+
+
+def _send(end: Member, tensor: torch.Tensor, dst: int, entered: Part) -> int:
+    with entered:
+        c10d.send(note(groups.layout_name(tensor)), dst, end.group, _OFFER)
+        answer = torch.empty(NOTE, dtype=torch.uint8)
+        c10d.recv(answer, dst, end.group, _ANSWER)
+        if said(answer) != _FITS:
+            raise CollectiveError(said(answer))
+        c10d.send(tensor, dst, end.group, _DATA)
+    return dst
+
+
+def _receive(end: Member, tensor: torch.Tensor, src: int | None, entered: Part) -> int:
+    world, offer = end.world, torch.empty(NOTE, dtype=torch.uint8)
+    with entered:
+        source = int(c10d.recv(offer, src, end.group, _OFFER))
+        if src is None:
+            entered.becomes(end.between(source, world.rank, tensor))
+        here, there = groups.layout_name(tensor), said(offer)
+        differs = f"{world.named(source)} sends {there}, but {world.named(world.rank)} receives {here}"
+        c10d.send(note(_FITS if here == there else differs), source, end.group, _ANSWER)
+        if here != there:
+            raise CollectiveError(differs)
+        c10d.recv(tensor, source, end.group, _DATA)
+    return source
+
+
+_COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "SUM": lambda stacked: stacked.sum(0, dtype=stacked.dtype),
+    "PRODUCT": lambda stacked: stacked.prod(0, dtype=stacked.dtype),
+    "MIN": lambda stacked: stacked.amin(0),
+    "MAX": lambda stacked: stacked.amax(0),
+}
+
+
+def broadcast_multigpu(tensor_list: Sequence[torch.Tensor], src: int, group: AnyGroup = None) -> None:
+    """Give all tensors of all ranks what `tensor_list[0]` of rank `src` holds."""
+    end = groups.member(group)
+    what = f"broadcast_multigpu(src={src})"
+    act = lambda: c10d.broadcast(tensor_list[0], src, end.group)  # noqa: E731
+    together(end, what, tensor_list, act, _wrong(tensor_list) or stranger(end, src))
+    _spread(tensor_list)
+
+
+def all_reduce_multigpu(
+    tensor_list: Sequence[torch.Tensor], op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None
+) -> None:
+    """Combine all tensors of all ranks; each of them gets the result."""
+    end = groups.member(group)
+
+    def act() -> None:
+        tensor_list[0].copy_(_combined(tensor_list, op))
+        c10d.all_reduce(tensor_list[0], op, end.group)
+        _spread(tensor_list)
+
+    together(end, f"all_reduce_multigpu({op_name(op)})", tensor_list, act, _wrong(tensor_list, op))
+
+
+def reduce_multigpu(
+    tensor_list: Sequence[torch.Tensor], dst: int, op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None
+) -> None:
+    """Combine all tensors of all ranks in `tensor_list[0]` of rank `dst`; other ranks' tensors stay as they are."""
+    end = groups.member(group)
+
+    def act() -> None:
+        combined = _combined(tensor_list, op)
+        c10d.reduce(combined, dst, op, end.group)
+        if end.world.rank == dst:
+            tensor_list[0].copy_(combined)
+
+    wrong = _wrong(tensor_list, op) or stranger(end, dst)
+    together(end, f"reduce_multigpu({op_name(op)}, dst={dst})", tensor_list, act, wrong)
+
+
+def all_gather_multigpu(
+    output_tensor_lists: Sequence[Sequence[torch.Tensor]], input_tensor_list: Sequence[torch.Tensor],
+    group: AnyGroup = None,
+) -> None:  # fmt: skip
+    """Put tensor j of rank r into `output_tensor_lists[i][r * n + j]`, for each of the n lists, on all ranks."""
+    end = groups.member(group)
+    n, size = len(input_tensor_list), len(end.ranks)
+    wrong = _wrong(input_tensor_list)
+    if not wrong and [len(each) for each in output_tensor_lists] != [n * size] * n:
+        wrong = f"output_tensor_lists wants {counted(n, 'list')} of {n * size} tensors"
+    wrong = wrong or _wrong([input_tensor_list[0], *(each for outputs in output_tensor_lists for each in outputs)])
+
+    def act() -> None:
+        mine = torch.stack([each.to(input_tensor_list[0].device) for each in input_tensor_list])
+        parts = [torch.empty_like(mine) for _ in range(size)]
+        c10d.all_gather(parts, mine, end.group)
+        for outputs in output_tensor_lists:
+            for into, part in zip(outputs, torch.cat(parts), strict=True):
+                into.copy_(part)
+
+    together(end, "all_gather_multigpu", input_tensor_list, act, wrong)
+
+
+def _wrong(tensors: Sequence[torch.Tensor], op: object = ReduceOp.SUM) -> str:
+    if not tensors:
+        return "the list of tensors is empty"
+    if len({groups.layout_name(each) for each in tensors}) > 1:
+        return "the tensors of a list must be alike"
+    return "" if op_name(op) in _COMBINE else f"{op_name(op)} is none of {', '.join(_COMBINE)}"
+
+
+def _combined(tensors: Sequence[torch.Tensor], op: object) -> torch.Tensor:
+    return _COMBINE[op_name(op)](torch.stack([each.to(tensors[0].device) for each in tensors]))
+
+
+def _spread(tensors: Sequence[torch.Tensor]) -> None:
+    for each in tensors[1:]:
+        each.copy_(tensors[0])

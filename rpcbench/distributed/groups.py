@@ -3,26 +3,183 @@
 `new_group` gives torch's own group, which torch's functions and DistributedDataParallel take as well. Guarantees
 - A group of a world that is over, of other ranks, or of somebody else is refused by name before anything is sent.
 - A rank that ends, or Ctrl-C on one, while groups are made frees all ranks.
+
+torch waits in C++ for what other ranks put into the store, deaf to Ctrl-C and to the end of a rank, and holds the
+store's connection meanwhile. gloo gets the store from here, which waits in Python.
+- What ends the world ends torch's own wait, too: no thread stays behind that would change torch's groups later.
+- A rank of this host that has ended before it has joined is named at once, with an agent or without.
+- DistributedDataParallel's all-reduces are told of as other collectives are, by a hook of torch's own for what it does
+  with gradients, which does what it does without one.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as c10d
+from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
 
 from rpcbench.base.errors import CollectiveError, WorkerLostError
-from rpcbench.distributed import backends, making, stores
-from rpcbench.distributed.making import listed
-from rpcbench.distributed.meeting import meet
-from rpcbench.distributed.told import Part
-from rpcbench.distributed.watch import Watch
-from rpcbench.distributed.world import AGAIN, Wait, World
+from rpcbench.distributed import stores
+from rpcbench.distributed.events import Part
+from rpcbench.distributed.stores import polled
+from rpcbench.distributed.world import AGAIN, RankWatch, Wait, World, meet
+from rpcbench.runtime.handles import layout_of
+
+_NUMBERS = {
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool,
+    torch.int8, torch.uint8, torch.int32, torch.int64,
+}  # fmt: skip
+"""What gloo's collectives can move."""
+_DEVICES = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",), "mpi": ("cpu", "cuda")}
+
+
+def torch_backend(name: str) -> str:
+    """What torch is asked for. CollectiveError where this process cannot have it, with the reason.
+
+    NCCL comes with gloo beside it, on which ranks agree before they move tensors of devices.
+    """
+    name = name.lower()
+    if name == "tcp":
+        raise CollectiveError("torch has dropped the backend 'tcp': use 'gloo', which does all of it on CPU tensors")
+    if name not in _DEVICES:
+        raise CollectiveError(f"there is no backend {name!r}: use 'gloo' for CPU tensors, 'nccl' for those on GPUs")
+    if name == "mpi" and not c10d.is_mpi_available():
+        raise CollectiveError("this torch is built without MPI, as all that are on PyPI: use 'gloo', or build torch")
+    if name == "nccl" and not (c10d.is_nccl_available() and torch.cuda.is_available()):
+        raise CollectiveError("NCCL moves tensors between NVIDIA GPUs, and this process has none: use 'gloo'")
+    return "cpu:gloo,cuda:nccl" if name == "nccl" else name
+
+
+def backend_fault(name: str, tensor: object) -> str:
+    """Why the backend cannot take this for a tensor; empty where it can."""
+    if not isinstance(tensor, torch.Tensor):
+        return f"a tensor is wanted, not {type(tensor).__name__}"
+    if tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return f"its {layout_name(tensor)} is not contiguous: pass tensor.contiguous()"
+    if tensor.device.type not in _DEVICES[name]:
+        return f"{name} takes tensors on {' or '.join(_DEVICES[name])}, not on {tensor.device}"
+    if tensor.dtype not in _NUMBERS:
+        return f"{name} moves no {tensor.dtype}: convert it first"
+    return ""
+
+
+def layout_name(tensor: object) -> str:
+    """As `float32[4, 2]`, or `float32[N=4, C=2]`."""
+    return layout_of(tensor) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+
+
+class WatchedStore(Store):
+    """A store for torch, whose waits end with the world. Whatever is not said here, torch's groups do not ask for."""
+
+    def __init__(self, store: Store, world: World) -> None:
+        super().__init__()
+        self._store, self._world = store, world
+        self.ranks: Sequence[int] = range(len(world.ranks))  # those that torch waits for now
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+        self._store.set(key, value)  # type: ignore[arg-type]
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._store.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        return self._store.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._store.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        polled(lambda: self._world.reached(self._store, keys, self.ranks), math.inf)
+
+
+def default_group(world: World, behind: str) -> c10d.ProcessGroup:
+    """torch's default group, of all ranks."""
+    c10d.distributed_c10d._world.group_count = 0  # a founding that failed has counted, and ranks must count alike
+    store: Store = PrefixStore("torch", world.store)
+    if behind == "gloo":  # NCCL asks the store from threads of its own, also while Python ends
+        store = world.kept = WatchedStore(store, world)
+    c10d.init_process_group(
+        behind, store=store, rank=world.rank, world_size=len(world.ranks), timeout=_patience(world)
+    )  # fmt: skip
+    return _in_time(world, c10d.distributed_c10d._get_default_group())
+
+
+def new_group(world: World, ranks: tuple[int, ...]) -> tuple[str, c10d.ProcessGroup]:
+    """The key and torch's group of these ranks; of a rank that is not in it, torch's word for that."""
+    _agree(world, ranks)
+    if isinstance(world.kept, WatchedStore):
+        world.kept.ranks = ranks
+    return str(world.made), _in_time(world, c10d.new_group(list(ranks), timeout=_patience(world)))
+
+
+def _in_time(world: World, made: c10d.ProcessGroup) -> c10d.ProcessGroup:
+    """What torch has made, unless the world has ended meanwhile: torch's groups may be those of the next one then."""
+    if world.broken:
+        c10d.destroy_process_group(made)
+        world.check()
+    return made
+
+
+def _patience(world: World) -> timedelta:
+    """What torch gets: our own deadline comes first, as it tells who has not come."""
+    return timedelta(seconds=2 * world.seconds + 10)
+
+
+def _agree(world: World, ranks: tuple[int, ...]) -> None:
+    """All ranks ask for the same group, or all raise."""
+    world.made += 1
+    everyone = range(len(world.ranks))
+    keys = [f"new/{world.made}/{rank}" for rank in everyone]
+    world.store.set(keys[world.rank], json.dumps(ranks))
+    polled(lambda: world.reached(world.store, keys, everyone), math.inf)
+    asked = [tuple(json.loads(world.store.get(key))) for key in keys]
+    if len(set(asked)) > 1:
+        lines = [f"  {world.named(rank)}: {listed(each)}" for rank, each in enumerate(asked)]
+        raise CollectiveError("\n".join(["ranks make different groups; all must call new_group alike:", *lines]))
+    if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(everyone):
+        raise CollectiveError(f"new_group({listed(ranks)}): name different ranks, from 0 to {len(keys) - 1}")
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """As `[0, 1]`."""
+    return f"[{', '.join(map(str, ranks))}]"
+
+
+# torch reads the annotations of a hook and wants types, so these are no strings here.
+
+
+def ddp_all_reduce(group: AnyGroup, bucket: GradBucket) -> Future[torch.Tensor]:
+    """`model.register_comm_hook(None, rpcbench.distributed.ddp_all_reduce)`: panels and timelines show its all-reduces.
+
+    group: that of the DistributedDataParallel, None for the default one. Gradients are what they are without it.
+    CollectiveError where this rank is not in the group.
+    """
+    end, flat = member(group), bucket.buffer()
+    entered = end.enter("all_reduce(AVG)", layout_name(flat), flat.nbytes)
+    try:
+        future = allreduce_hook(end.group, bucket)
+    except BaseException:
+        entered.leave(failed=True)
+        raise
+    return future.then(lambda done: _left(done, entered))
+
+
+def _left(done: Future[torch.Tensor], entered: Part) -> torch.Tensor:
+    with entered:
+        return done.value()
+
 
 T = TypeVar("T")
 
@@ -76,7 +233,7 @@ class Member:
     def _sent(self, way: str, op: str, ranks: Sequence[int], tensor: torch.Tensor) -> Part:
         self._ways[way] += 1
         scope, ends = f"{self._scope}.{way}", tuple(self.world.ranks[rank].name for rank in ranks)
-        return Part(scope, self._ways[way], self.name, op, ends, backends.layout(tensor), tensor.nbytes)
+        return Part(scope, self._ways[way], self.name, op, ends, layout_name(tensor), tensor.nbytes)
 
     def wait(self, what: str) -> Wait:
         others = tuple(rank for rank in self.ranks if rank != self.world.rank)
@@ -126,14 +283,14 @@ def init(backend: str, method: str, world_size: int, rank: int, name: str, secon
         _State.world.hear()
     if has_world() or (_State.world is None and c10d.is_initialized()):
         raise CollectiveError("trying to initialize the default process group twice: destroy_process_group() first")
-    behind = backends.behind(backend)
+    behind = torch_backend(backend)
     place = stores.read(method, rank, world_size)
     destroy()
     world = _State.world = _world(place, name, backend.lower(), seconds)  # one that breaks now is ended by the next
-    Watch.over(world)
+    RankWatch.over(world)
     everyone = tuple(range(len(world.ranks)))
     wait = Wait("init_process_group", "0", 0, tuple(rank for rank in everyone if rank != world.rank))
-    made = world.finish(world.lane("0").put(lambda: making.default_group(world, behind)), wait)
+    made = world.finish(world.lane("0").put(lambda: default_group(world, behind)), wait)
     _State.members = {"0": Member(world, everyone, made, "0")}
 
 
@@ -227,7 +384,7 @@ def new(ranks: Sequence[int] | None) -> NamedGroup:
     everyone = member(None)
     world = everyone.world
     chosen = everyone.ranks if ranks is None else tuple(ranks)
-    key, made = everyone.carry(lambda: making.new_group(world, chosen), f"new_group({listed(chosen)})")
+    key, made = everyone.carry(lambda: new_group(world, chosen), f"new_group({listed(chosen)})")
     inside = world.rank in chosen
     _State.members[key] = Member(world, tuple(sorted(chosen)), made, key) if inside else Outsider(chosen)
     return NamedGroup(world.token, key, chosen, tuple(world.ranks[rank].name for rank in chosen))

@@ -7,31 +7,149 @@ done of the collective, so it refuses all more, and `init_process_group` founds 
 Guarantees
 - The first reason is told to all ranks, through the store, and every rank raises it.
 - Nobody's end is guessed: it is known from membership, from the system on one host, or not named.
+
+How processes become the ranks of one world at a store: each founding is a round with a number. A round gets one
+verdict, by one atomic step of the store: all have come, or one gave up; so either all its ranks go on, or none does.
+- Ranks that nobody names are handed out in the order of arrival.
+- A process that was late for a round that failed comes into the next one, as the others do that try again; so does one
+  that meets only what a killed process of this host has left there.
+- Groups of different names at one store never see each other.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
+import socket
 import time
+import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TypeVar
 
+import psutil
 import torch
 import torch.distributed as c10d
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from rpcbench.base.conditions import Changes
-from rpcbench.base.errors import CollectiveError, RpcError, RpcTimeoutError, WorkerLostError
-from rpcbench.distributed.lanes import Lane, Pending
-from rpcbench.distributed.meeting import Met
-from rpcbench.distributed.stores import polled
-from rpcbench.distributed.told import Told
+from rpcbench.base.errors import CollectiveError, RpcError, RpcTimeoutError, WorkerLostError, counted
+from rpcbench.distributed.events import CollectiveEvents
+from rpcbench.distributed.executor import BlockingExecutor, Pending
+from rpcbench.distributed.stores import Place, polled, store_at
 from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import creation_site
+from rpcbench.runtime.members import WorkerInfo
+from rpcbench.transport.addresses import host_id
+
+
+class RankWatch:
+    """One to an agent: it looks after the latest world."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._world: weakref.ref[World] | None = None
+        agent.on_member(self._changed)
+
+    @staticmethod
+    def over(world: World) -> None:
+        """Look after a world, where this process has an agent."""
+        if (agent := current.find()) is not None:
+            agent.part(RankWatch)._world = weakref.ref(world)
+
+    def _changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
+        world = self._world() if self._world is not None else None
+        rank = world.rank_of(who.name) if world is not None and kind == "lost" else None
+        if world is not None and rank is not None:
+            world.ends(world.lost([rank], reason))
+
+
+_COMPLETE, _STALE = b"complete", b"stale"
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """The process behind a rank."""
+
+    name: str
+    host: str
+    pid: int
+
+    @staticmethod
+    def here() -> Who:
+        agent = current.find()
+        return Who(agent.name if agent else f"{socket.gethostname()}:{os.getpid()}", host_id(), os.getpid())
+
+    def is_gone(self) -> bool:
+        """Whether it has certainly ended; False of one on another host."""
+        if self.host != host_id():
+            return False
+        try:
+            return bool(psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return True
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A founding that came about: the store of this round, and who has which rank."""
+
+    store: Store
+    rank: int
+    ranks: tuple[Who, ...]
+
+
+def meet(place: Place, group_name: str, seconds: float) -> Met:
+    """Wait until all ranks have come. RpcTimeoutError after `seconds`: who has not, and who gave up."""
+    shared = PrefixStore(f"rpcbench/{group_name}", store_at(place, seconds))
+    while True:
+        number, rank = _arrive(shared, place)
+        store = PrefixStore(f"{number}", shared)
+        if not store.check(["verdict"]) and (met := _wait(store, rank, place, seconds)):
+            return met
+
+
+def _arrive(shared: Store, place: Place) -> tuple[int, int]:
+    """The round and rank of this process."""
+    if place.rank >= 0:
+        return shared.add(f"{place.world_size}/tries/{place.rank}", 1), place.rank
+    number, rank = divmod(shared.add(f"{place.world_size}/tries", 1) - 1, place.world_size)
+    return number + 1, rank
+
+
+def _wait(store: Store, rank: int, place: Place, seconds: float) -> Met | None:
+    """The world, once all are there; None where one that had come is dead."""
+    size = place.world_size
+    store.set(f"here/{rank}", json.dumps(asdict(Who.here())))
+    if store.add("came", 1) == size:
+        dead = any(who.is_gone() for who in _who(store, size))
+        store.compare_set("verdict", "", (_STALE if dead else _COMPLETE).decode())
+    try:
+        polled(lambda: store.check(["verdict"]), seconds)
+    finally:
+        verdict = store.compare_set("verdict", "", _reason(store, rank, size, seconds))
+    if verdict == _STALE:
+        return None
+    if verdict != _COMPLETE:
+        raise RpcTimeoutError(verdict.decode())
+    return Met(store, rank, _who(store, size))
+
+
+def _who(store: Store, size: int) -> tuple[Who, ...]:
+    return tuple(Who(**json.loads(store.get(f"here/{each}"))) for each in range(size))
+
+
+def _reason(store: Store, rank: int, size: int, seconds: float) -> str:
+    missing = [str(each) for each in range(size) if not store.check([f"here/{each}"])]
+    return (
+        f"the process group was not founded: rank {rank} gave up after at most {seconds:g} s. Of "
+        f"{counted(size, 'rank')} {size - len(missing)} had come; missing: {', '.join(missing) or 'none'}. "
+        "Each rank must call init_process_group, with the same world_size and group_name"
+    )
+
 
 T = TypeVar("T")
 
@@ -63,12 +181,12 @@ class World:
         self._changes = Changes()
         self._broken: RpcError | None = None
         self.outdated = False  # ranks are others now
-        self._lanes: dict[object, Lane] = {}
+        self._lanes: dict[object, BlockingExecutor] = {}
         self.made = 0  # groups, counted alike on all ranks
         self.kept: Store | None = None  # what torch waits in: it does not keep a store of Python's itself
         self.token = met.store.compare_set("token", "", secrets.token_hex(8)).decode()
         agent = current.find()
-        self.told = Told() if agent is None else agent.part(Told)
+        self.told = CollectiveEvents() if agent is None else agent.part(CollectiveEvents)
 
     # -- naming
     def named(self, rank: int) -> str:
@@ -80,9 +198,9 @@ class World:
         return next((rank for rank, who in enumerate(self.ranks) if who.name == name), None)
 
     # -- work
-    def lane(self, key: object) -> Lane:
+    def lane(self, key: object) -> BlockingExecutor:
         """The lane of this key, the same for all threads; it has no thread of its own before its first job."""
-        return self._lanes.setdefault(key, Lane(f"rpcbench-group-{key}", self._changes.tell))
+        return self._lanes.setdefault(key, BlockingExecutor(f"rpcbench-group-{key}", self._changes.tell))
 
     @property
     def busy(self) -> bool:

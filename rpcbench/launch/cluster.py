@@ -38,8 +38,8 @@ from rpcbench.launch.stopping import complaint, stopped
 from rpcbench.launch.worker import LEAVE, STOP, Place, meet
 from rpcbench.launch.workforce import START_SECONDS, Workforce, cluster
 from rpcbench.protocol.membership import SILENT
+from rpcbench.rpc.init import start_agent
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
-from rpcbench.rpc.start import start_agent
 from rpcbench.runtime.members import WorkerInfo
 from rpcbench.serialization.tensor_types import Name
 from rpcbench.transport.addresses import bind_address, host_id, outbound_address

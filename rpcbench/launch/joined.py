@@ -26,10 +26,10 @@ from rpcbench.launch.status import Watched
 from rpcbench.launch.torchrun_worker import ENDS, KILL, size_of_world
 from rpcbench.launch.worker import STOP, Place, meet
 from rpcbench.launch.workforce import START_SECONDS, Workforce
-from rpcbench.rpc import rendezvous
+from rpcbench.rpc import init
 from rpcbench.rpc.agent import RpcAgent
+from rpcbench.rpc.init import join
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
-from rpcbench.rpc.start import join
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE, WorkerInfo
 from rpcbench.serialization.tensor_types import Name
@@ -64,7 +64,7 @@ class Joined(Workforce):
         super().__init__()
         if not url.startswith("tcp://"):
             raise ValueError(f"{url!r} is no address of workers; write it as they show it: tcp://HOST:PORT")
-        config = rendezvous.meet(NOTEBOOK, url, 0, None, rpc_timeout, DEFAULT_THREADS)
+        config = init.meet_at(NOTEBOOK, url, 0, None, rpc_timeout, DEFAULT_THREADS)
         config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._completed(config)
         self.url = url
         self._ended: dict[str, str] = {}  # why they say that they end

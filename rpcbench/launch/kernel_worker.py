@@ -29,7 +29,7 @@ from rpcbench.launch.become import leave, settle_torch
 from rpcbench.launch.cells import CellRunner, Job
 from rpcbench.launch.kernel_shell import Loan
 from rpcbench.launch.worker import SPARE_SECONDS, obey
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 
 if TYPE_CHECKING:
     from rpcbench.runtime.agent import Agent

@@ -1,7 +1,7 @@
 """A worker that torchrun has started of itself, in a world that a notebook joins: `torchrun … -m rpcbench.worker`.
 
 The worker of rank 0 founds the world and leads it, the others come to it, and a notebook is its member 0 while that
-stays. They meet as scripts do (`rpc.rendezvous`), never in torch's store. Guarantees
+stays. They meet as scripts do (`rpc.init`), never in torch's store. Guarantees
 - It stays when a notebook leaves. It ends with torchrun, by its signals or (Linux) with its death, however busy its
   main thread is, and a notebook that is there hears why; it ends with its world, too, and then with an error.
 - The variables that torchrun has set stay as they are.
@@ -26,8 +26,7 @@ from rpcbench.base.errors import IncompleteWorldError, RpcError, counted
 from rpcbench.launch.become import end_with, settle_torch
 from rpcbench.launch.cells import CellRunner
 from rpcbench.launch.worker import obey
-from rpcbench.rpc.rendezvous import meet
-from rpcbench.rpc.start import join
+from rpcbench.rpc.init import join, meet_at
 from rpcbench.runtime.agent import Agent
 from rpcbench.transport import run_dir
 from rpcbench.wire.messages import Message, Notice
@@ -56,7 +55,7 @@ def main() -> int:
     end_with(os.getppid(), signal.SIGTERM)
     settle_torch(os.environ)
     rank, url = int(os.environ["RANK"]), meeting_place()
-    config = meet(f"worker{rank + 1}", url, rank + 1, None, DEFAULT_TIMEOUT, DEFAULT_THREADS)
+    config = meet_at(f"worker{rank + 1}", url, rank + 1, None, DEFAULT_TIMEOUT, DEFAULT_THREADS)
     agent = join(config, rank == 0, time.monotonic() + JOIN_SECONDS, parts=[CellRunner, obey, _die_when_told])
     runner = agent.part(CellRunner)
     ending = Ending(agent, runner)

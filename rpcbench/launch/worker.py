@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.launch.cells import CellRunner
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.transport.addresses import host_id

@@ -4,7 +4,7 @@
     x.sum("C")                      # a name wherever torch takes a dimension
     x + named.rand(3, names=("N",))      # NamesError: 'C' against 'N'
 
-`NamedTensor` is a torch.Tensor. Each operator follows its row in `rpcbench.named.table`; one without a row refuses.
+`NamedTensor` is a torch.Tensor. Each operator follows its row in `rpcbench.named.operators`; one without a row refuses.
 torch's functions read dimensions before they ask us: `named.cat([x, y], "N")` stands for `torch.cat`, and so with each
 function that has a row.
 """
@@ -15,14 +15,24 @@ import functools
 from inspect import isroutine
 from typing import Any
 
-from rpcbench.named import gradients as gradients  # who imports this has gradients and files with names
-from rpcbench.named import saving as saving
-from rpcbench.named.call import names_of
-from rpcbench.named.dims import NamesError
-from rpcbench.named.dispatch import FUNCTIONS, HOMES, OWN
-from rpcbench.named.factories import empty, empty_like, ones, rand, randn, tensor, zeros
 from rpcbench.named.modules import contract, name_parameters
-from rpcbench.named.named_tensor import NamedTensor, apply, named
+from rpcbench.named.named_tensor import (
+    FUNCTIONS,
+    HOMES,
+    OWN,
+    NamedTensor,
+    apply,
+    empty,
+    empty_like,
+    named,
+    ones,
+    rand,
+    randn,
+    tensor,
+    zeros,
+)
+from rpcbench.named.names import NamesError
+from rpcbench.named.rules import names_of
 
 __all__ = [
     "NamedTensor",

@@ -1,19 +1,22 @@
-"""Layers with named parameters, and products of tensors by the names of their dimensions.
+"""Layers with named parameters, products of tensors by the names of their dimensions, and named tensors in files.
 
-A layer of torch's whose parameters have names checks what goes in, and names what comes out: the rules are in `layers`.
+A layer of torch's whose parameters have names checks what goes in, and names what comes out: see `rules`. Copies,
+pickles and saved files of named tensors keep their names, and need this package to be read again.
+`torch.load(weights_only=True)`, its default, takes them once `rpcbench.named` has been imported.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from rpcbench.named.call import names_of, show
-from rpcbench.named.dims import NamesError, checked
-from rpcbench.named.named_tensor import NamedTensor, bare, dress, named
+from rpcbench.named.named_tensor import OWN, NamedTensor, bare, dress, named
+from rpcbench.named.names import Names, NamesError, checked
+from rpcbench.named.rules import names_of, show
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
@@ -51,3 +54,41 @@ def contract(*tensors: Tensor, to: Iterable[str]) -> NamedTensor:
         raise NamesError(f"contract of {' and '.join(map(show, tensors))}: none of them has {missing[0]!r}")
     made = torch.einsum(*operands, [letters[str(name)] for name in wanted])
     return cast(NamedTensor, dress(made, wanted))
+
+
+_Parts = tuple[Tensor, Names, bool, dict[str, Any]]
+
+
+def rebuild(plain: Tensor, names: Names, requires_grad: bool, state: dict[str, Any]) -> NamedTensor:
+    """What was copied, pickled or saved; it takes over the plain tensor."""
+    made = cast(NamedTensor, dress(plain, tuple(names)))
+    vars(made).update(state)
+    made.requires_grad_(requires_grad)
+    return made
+
+
+def _parts(tensor: NamedTensor) -> _Parts:
+    state = {key: value for key, value in vars(tensor).items() if key != "_dim_names"}
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach().as_subclass(Tensor), tensor.names, tensor.requires_grad, state
+
+
+def _reduce(tensor: NamedTensor, protocol: object) -> tuple[Any, _Parts]:
+    return rebuild, _parts(tensor)
+
+
+def _deepcopy(tensor: NamedTensor, memo: dict[int, Any]) -> NamedTensor:
+    if not tensor.is_leaf:
+        raise RuntimeError("only a tensor that is a leaf of its graph can be copied deeply: detach() it first")
+    if id(tensor) not in memo:
+        plain, names, requires_grad, state = _parts(tensor)
+        made = rebuild(copy.deepcopy(plain, memo), names, requires_grad, copy.deepcopy(state, memo))
+        memo[id(tensor)] = made
+        if tensor.grad is not None:
+            made.grad = copy.deepcopy(tensor.grad, memo)
+    return cast(NamedTensor, memo[id(tensor)])
+
+
+OWN[Tensor.__reduce_ex__] = _reduce
+OWN[Tensor.__deepcopy__] = _deepcopy
+torch.serialization.add_safe_globals([rebuild])

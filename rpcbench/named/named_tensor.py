@@ -4,25 +4,128 @@ Guarantees
 - It is an ordinary tensor besides: same memory, same graph; what names cost, only named tensors pay.
 - Views and what operators make have the names that the rules give them. Gradients have those of their tensor.
 - Only `rename(None)`, and what gives no tensor, leads out of names.
+- A call of one of torch's operators goes by its rule first, then the operator runs, then what comes out gets names.
+  What does not fit is told before anything is computed or changed, by an error that shows all tensors of the call.
+- An operator without a row in the table refuses tensors that have names; none loses them in silence.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import functional
 from torch.utils import swap_tensors
 
-from rpcbench.named import changes
-from rpcbench.named.call import names_of, show
-from rpcbench.named.dims import Names, NamesError, listed, unify
-from rpcbench.named.dispatch import FUNCTIONS, OWN, Function, dispatch
+from rpcbench.named.names import (
+    Names,
+    NamesError,
+    align_names,
+    flatten_names,
+    listed,
+    refine_names,
+    rename_names,
+    unflatten_names,
+    unify,
+)
+from rpcbench.named.operators import ROWS, Row
+from rpcbench.named.rules import Call, names_of, show
 from rpcbench.runtime.handles import describe
 
-_PLAIN = torch._C.DisableTorchFunctionSubclass
+Function = Callable[..., Any]
+HOMES = (torch, functional, torch._C._nn, torch.special, torch.linalg)
+"""Where torch offers functions that have a row."""
+_NO_DISPATCH = torch._C.DisableTorchFunctionSubclass
+
+
+def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Names | None]:
+    """What `function` gives, and the names it is to have; None where it is to be left as it is."""
+    row = FUNCTIONS.get(function)
+    with _NO_DISPATCH():
+        if row is None:
+            return _unlisted(function, args, kwargs), None
+        infer = row.infer
+        if infer is None and not row.dims:
+            return function(*args, **kwargs), None
+        call = Call(row, args, kwargs)
+        try:
+            if row.dims:
+                call.resolve()
+            names = infer(call) if infer is not None else None
+            if names is not None and (row.inplace or "out" in kwargs):
+                _fits(row, call, names)
+        except NamesError as error:
+            raise NamesError(f"{row.name} of {call.shown()}: {error}") from None
+        result = function(*call.args, **call.kwargs)
+        if names is not None and not row.inplace and any(result is each for each in call.args):
+            # torch gives back what it was given where there is nothing to do, as in to().
+            return (result, None) if names == names_of(result) else (result.as_subclass(Tensor), names)
+        return result, names
+
+
+def _fits(row: Row, call: Call, names: Names) -> None:
+    """What is written to may have no names, and gets them then, or must have these."""
+    target = call.kwargs.get("out", call.args[0])
+    for each in target if isinstance(target, tuple | list) else (target,):
+        own = names_of(each)
+        strict = "out" in call.kwargs or row.name == "copy_"
+        if strict and any(own) and own != names:
+            raise NamesError(f"the result is {listed(names)}, and out is {listed(own)}: rename that first")
+        if type(each) is not Tensor and not hasattr(each, "_dim_names") and own != names:
+            raise NamesError(f"a {type(each).__name__} without names would become {listed(names)}: name it before")
+
+
+def _unlisted(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Tensors that have no names are taken by any operator."""
+    tensors = [each for each in _inside((args, kwargs)) if any(names_of(each))]
+    if tensors:
+        raise NamesError(
+            f"{_label(function)} has no rule for names, so it cannot take {' and '.join(map(show, tensors))}. "
+            "Go on without them, by tensor.rename(None), and name what comes out: named(result, 'N', 'C')"
+        )
+    return function(*args, **kwargs)
+
+
+def _inside(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _inside(each)
+    elif isinstance(value, dict):
+        yield from _inside([*value.values()])
+
+
+def _label(function: Function) -> str:
+    owner = getattr(function, "__self__", None)
+    name: str = getattr(function, "__name__", repr(function))
+    return f"tensor.{owner.__name__}" if name in ("__get__", "__set__") and owner is not None else name
+
+
+def functions(row: Row) -> Iterator[Function]:
+    """All by which torch offers an operator."""
+    method = getattr(Tensor, row.name, None)
+    if callable(method):
+        yield method
+    elif method is not None:
+        yield method.__get__
+    yield from (found for home in HOMES if callable(found := getattr(home, row.name, None)))
+
+
+FUNCTIONS: dict[Function, Row] = {function: row for row in reversed(ROWS.values()) for function in functions(row)}
+"""The row of each function that torch tells us of."""
+FUNCTIONS[Tensor.requires_grad.__set__] = ROWS["requires_grad_"]  # type: ignore[attr-defined]
+FUNCTIONS[Tensor.data.__set__] = ROWS["data="]  # type: ignore[attr-defined]
+OWN: dict[Function, Function] = {}
+"""What runs in place of a function, without the table: it looks after names itself."""
+
+
+_NO_DISPATCH = torch._C.DisableTorchFunctionSubclass
 _Grad: Any = Tensor.grad
 
 
@@ -64,19 +167,19 @@ class NamedTensor(Tensor):
         `rename(None)` is a plain torch.Tensor.
         """
         if names == (None,) and not renamed:
-            with _PLAIN():
+            with _NO_DISPATCH():
                 return self.as_subclass(Tensor)
-        return alias(self, told("rename", self, lambda: changes.renamed(self.names, names, renamed)))
+        return alias(self, told("rename", self, lambda: rename_names(self.names, names, renamed)))
 
     def rename_(self, *names: Any, **renamed: str | None) -> NamedTensor:
         """As `rename`, of this very tensor; `rename_(None)` leaves it without names."""
         given = (None,) * len(self.names) if names == (None,) else names
-        self._dim_names = told("rename_", self, lambda: changes.renamed(self.names, given, renamed))
+        self._dim_names = told("rename_", self, lambda: rename_names(self.names, given, renamed))
         return self
 
     def refine_names(self, *names: Any) -> NamedTensor:
         """The same memory, with names for dimensions that had none; where one had a name it must be the same."""
-        return alias(self, told("refine_names", self, lambda: changes.refined(self.names, names)))
+        return alias(self, told("refine_names", self, lambda: refine_names(self.names, names)))
 
     def align_to(self, *names: Any) -> NamedTensor:
         """A view with its dimensions in this order, and one of size 1 for each name it does not have.
@@ -93,8 +196,8 @@ class NamedTensor(Tensor):
 
     def _aligned(self, label: str, names: tuple[Any, ...]) -> NamedTensor:
         current = self.names
-        made = told(label, self, lambda: changes.aligned(current, names))
-        with _PLAIN():
+        made = told(label, self, lambda: align_names(current, names))
+        with _NO_DISPATCH():
             view = Tensor.permute(self, [current.index(name) for name in made if name in current])
             for place, name in enumerate(made):
                 view = view if name in current else Tensor.unsqueeze(view, place)
@@ -105,20 +208,20 @@ class NamedTensor(Tensor):
 
         Also `flatten("C", "W", "features")`, from the one to the other. The new dimension need not have a name.
         """
-        first, last, made = told("flatten", self, lambda: changes.flattened(self.names, *dims, **given))
-        with _PLAIN():
+        first, last, made = told("flatten", self, lambda: flatten_names(self.names, *dims, **given))
+        with _NO_DISPATCH():
             flat = Tensor.flatten(self, first, last)
         return alias(flat, made) if flat is self else cast(NamedTensor, dress(flat, made))
 
     def unflatten(self, dim: Any, sizes: Any) -> NamedTensor:
         """`unflatten("features", [("C", 3), ("H", 8)])`: one dimension becomes several, of these names and sizes."""
-        place, shape, made = told("unflatten", self, lambda: changes.unflattened(self.names, dim, sizes))
-        with _PLAIN():
+        place, shape, made = told("unflatten", self, lambda: unflatten_names(self.names, dim, sizes))
+        with _NO_DISPATCH():
             return cast(NamedTensor, dress(Tensor.unflatten(self, place, shape), made))  # type: ignore[no-untyped-call]
 
     def detach_(self) -> NamedTensor:
         """As torch's, also for a view, which is what `named` and `rename` give, unless a graph holds that view."""
-        with _PLAIN():
+        with _NO_DISPATCH():
             if not self.requires_grad or not self._is_view():
                 return cast(NamedTensor, Tensor.detach_(self)) if self.requires_grad else self
             detached = alias(Tensor.detach(self), self.names)
@@ -133,24 +236,24 @@ class NamedTensor(Tensor):
     @property
     def grad(self) -> Tensor | None:
         """The gradient, under the names of this tensor."""
-        with _PLAIN():
+        with _NO_DISPATCH():
             found: Tensor | None = _Grad.__get__(self)
         return found if found is None else dress(found, self.names)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        with _PLAIN():
+        with _NO_DISPATCH():
             _Grad.__set__(self, value if value is None else self._fitting("grad", value))
 
     @grad.deleter
     def grad(self) -> None:
-        with _PLAIN():
+        with _NO_DISPATCH():
             _Grad.__set__(self, None)
 
     def register_hook(self, hook: Callable[[Any], Any]) -> Any:
         """As torch's; the hook's gradient has the names of this tensor."""
         names = self.names
-        with _PLAIN():
+        with _NO_DISPATCH():
             return Tensor.register_hook(self, lambda gradient: hook(alias(gradient, names)))  # type: ignore[no-untyped-call]
 
     def backward(self, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
@@ -177,7 +280,7 @@ class NamedTensor(Tensor):
         return format(bare(self) if spec and not self.dim() else repr(self), spec)
 
     def __repr__(self, **options: Any) -> str:  # type: ignore[override]
-        with _PLAIN():
+        with _NO_DISPATCH():
             text = Tensor.__repr__(self, **options)  # type: ignore[no-untyped-call]
         return f"{text[:-1]}, {show(self)})"
 
@@ -248,7 +351,7 @@ def named(tensor: Tensor, *names: Any) -> NamedTensor:
     """
     if isinstance(tensor, NamedTensor):
         return tensor.refine_names(*names)
-    return alias(tensor, told("named", tensor, lambda: changes.refined((None,) * tensor.dim(), names)))
+    return alias(tensor, told("named", tensor, lambda: refine_names((None,) * tensor.dim(), names)))
 
 
 def bare(value: Any) -> Any:
@@ -258,7 +361,7 @@ def bare(value: Any) -> Any:
 
 def alias(tensor: Tensor, names: Names) -> NamedTensor:
     """The same memory, and graph, under these names."""
-    with _PLAIN():
+    with _NO_DISPATCH():
         made = tensor.as_subclass(NamedTensor)
     made._dim_names = names
     return made
@@ -270,3 +373,100 @@ def told(label: str, tensor: Tensor, work: Callable[[], Any]) -> Any:
         return work()
     except NamesError as error:
         raise NamesError(f"{label} of {show(tensor)}: {error}") from None
+
+
+def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """torch.autograd.grad, called with plain tensors: hooks of the user's on the way find torch as it always is."""
+    if kwargs.get("is_grads_batched"):
+        raise NamesError("grad with is_grads_batched knows no names: take tensor.rename(None)")
+    roots, leaves = _list(outputs), _list(inputs)
+    given = None if grad_outputs is None else _list(grad_outputs)
+    _check(roots, given)
+    edges = _edges(leaves)
+    found = torch.autograd.grad([*map(bare, roots)], edges, given and [*map(bare, given)], *args, **kwargs)
+    pairs = zip(leaves, found, strict=True)
+    return tuple(gradient if gradient is None else with_names_of(leaf, gradient) for leaf, gradient in pairs)
+
+
+def _backward(
+    tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
+    grad_variables: Any = None, inputs: Any = None,
+) -> None:  # fmt: skip
+    """torch.autograd.backward, called so too."""
+    roots = _list(tensors)
+    given = grad_variables if grad_tensors is None else grad_tensors
+    given = None if given is None else _list(given)
+    _check(roots, given)
+    leaves = None if inputs is None else _edges(_list(inputs))
+    torch.autograd.backward(
+        [*map(bare, roots)], given and [*map(bare, given)], retain_graph, create_graph, inputs=leaves
+    )
+
+
+def with_names_of(tensor: Tensor | GradientEdge, gradient: Tensor) -> Tensor:
+    """A gradient of `tensor`, under its names if it has some."""
+    return alias(gradient, tensor.names) if isinstance(tensor, NamedTensor) else gradient
+
+
+def _check(roots: Sequence[Tensor | GradientEdge], gradients: Sequence[Tensor | None] | None) -> None:
+    for root, gradient in zip(roots, gradients or (), strict=False):
+        if gradient is not None and isinstance(root, Tensor):
+            told("grad", root, partial(unify, names_of(root), names_of(gradient)))
+
+
+def _edges(leaves: Sequence[Tensor | GradientEdge]) -> list[GradientEdge]:
+    with torch._C.DisableTorchFunctionSubclass():
+        return [get_gradient_edge(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return [value] if isinstance(value, Tensor | GradientEdge) else [*value]
+
+
+OWN[torch.autograd.grad] = _grad
+OWN[torch.autograd.backward] = _backward
+
+
+_Names = Iterable[str | None]
+
+
+def tensor(data: Any, *, names: _Names, **options: Any) -> NamedTensor:
+    """`torch.tensor` with names: `tensor([[1.0]], names=("N", "C"))`. NamesError where they do not fit."""
+    return _made(torch.tensor, (data,), names, options)
+
+
+def zeros(*size: Any, names: _Names, **options: Any) -> NamedTensor:
+    """`torch.zeros` with names: `zeros(32, 3, names=("N", "C"))`."""
+    return _made(torch.zeros, size, names, options)
+
+
+def ones(*size: Any, names: _Names, **options: Any) -> NamedTensor:
+    """`torch.ones` with names."""
+    return _made(torch.ones, size, names, options)
+
+
+def empty(*size: Any, names: _Names, **options: Any) -> NamedTensor:
+    """`torch.empty` with names."""
+    return _made(torch.empty, size, names, options)
+
+
+def rand(*size: Any, names: _Names, **options: Any) -> NamedTensor:
+    """`torch.rand` with names."""
+    return _made(torch.rand, size, names, options)
+
+
+def randn(*size: Any, names: _Names, **options: Any) -> NamedTensor:
+    """`torch.randn` with names."""
+    return _made(torch.randn, size, names, options)
+
+
+def empty_like(input: Tensor, *, names: _Names | None = None, **options: Any) -> NamedTensor:
+    """`torch.empty_like`; without `names` it has those of `input`, which must have some then."""
+    given = input.names if names is None and isinstance(input, NamedTensor) else names or ()
+    return _made(torch.empty_like, (bare(input),), given, options)
+
+
+def _made(make: Callable[..., Tensor], args: tuple[Any, ...], names: _Names, options: dict[str, Any]) -> NamedTensor:
+    made = make(*args, **options)
+    fitting = told(make.__name__, made, lambda: refine_names((None,) * made.dim(), tuple(names)))
+    return cast(NamedTensor, dress(made, fitting))

@@ -29,7 +29,7 @@ import torch
 
 from rpcbench.base.errors import PipelineError
 from rpcbench.base.rebuild import add_note
-from rpcbench.optim import files
+from rpcbench.optim import checkpoint
 from rpcbench.pipeline import shards
 from rpcbench.pipeline.chance import StepSeeds
 from rpcbench.pipeline.crew import Crew
@@ -190,7 +190,7 @@ def _read(folder: Path, optimizer: str) -> dict[str, Any]:
     if not path.exists():
         raise PipelineError(f"{folder} has no whole checkpoint: there is no {MANIFEST}")
     try:
-        manifest = files.manifest(path, _checked)
+        manifest = checkpoint.manifest(path, _checked)
     except ValueError as error:
         raise PipelineError(str(error)) from None
     if manifest.get("format") != _FORMAT:
@@ -240,7 +240,7 @@ def _discard(folder: Path, token: str) -> None:
 def _publish(path: Path, text: str) -> None:
     """Let a file have this content, all of it or, whatever happens, what it had before."""
     draft = path.with_suffix(f".{secrets.token_hex(4)}.draft")
-    with files.new_file(draft) as file:
+    with checkpoint.new_file(draft) as file:
         file.write(text.encode())
     draft.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)

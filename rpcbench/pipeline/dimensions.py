@@ -53,7 +53,7 @@ def _under(dims: Stated, values: Iterable[tuple[str, Any]], who: str) -> tuple[A
 
 def _named(value: Any, dims: Dims, who: str) -> Any:
     from rpcbench.named import NamesError, named
-    from rpcbench.named.call import show
+    from rpcbench.named.rules import show
 
     if not isinstance(value, torch.Tensor):
         raise PipelineError(f"{who} as {_listed(dims)}, but it is no tensor: {value!r}")
@@ -72,7 +72,7 @@ def stated(what: str, values: Values | None) -> Stated:
 
 
 def _checked(what: str, value: str, dims: Sequence[str | None]) -> Dims:
-    from rpcbench.named import dims as names
+    from rpcbench.named import names
 
     if isinstance(dims, str):
         raise PipelineError(f'{what}={{{value!r}: {dims!r}}}: names of dimensions are a tuple, as ("N", "C")')

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rpcbench.base.errors import PipelineError, counted
-from rpcbench.optim import LocalOptimizer, files
+from rpcbench.optim import LocalOptimizer, checkpoint
 from rpcbench.rpc import RRef
 
 Shapes = dict[str, tuple[int, ...]]
@@ -50,7 +50,7 @@ def shapes(module: RRef[Any]) -> Shapes:
 def write(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, folder: str, name: str) -> Shard:
     """Write what a stage holds to a new file."""
     path, local = Path(folder) / name, _local(optimizer)
-    with worker.local_value().between_steps(), files.new_file(path) as file:
+    with worker.local_value().between_steps(), checkpoint.new_file(path) as file:
         torch.save(_held(module.local_value(), local), file)
     with path.open("rb") as written:
         digest = hashlib.file_digest(written, "sha256").hexdigest()
@@ -105,7 +105,7 @@ def take(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, tens
 def _opened(source: Source, mmap: bool = False) -> dict[str, Any]:
     """What a file holds. PipelineError where that is not what its manifest says."""
     try:
-        held = files.load(Path(source.path), mmap)
+        held = checkpoint.load(Path(source.path), mmap)
     except ValueError as error:
         raise PipelineError(str(error)) from None
     match held:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rpcbench.distributed.told import Part, Told
+from rpcbench.distributed.events import CollectiveEvents, Part
 from rpcbench.pipeline import gloo
 from rpcbench.pipeline.batchnorm import Deferred
 from rpcbench.pipeline.buckets import Bucket, buckets
@@ -40,7 +40,7 @@ class Column:
         self._agent, self._key, self._slots, self._send = agent, key, slots, send
         self.ids, self.rank = homes.column, homes.replica
         self.peers = [rank for rank in range(len(self.ids)) if rank != self.rank]
-        self._told, self._names = agent.part(Told), tuple(agent.roster.name(id_) for id_ in self.ids)
+        self._told, self._names = agent.part(CollectiveEvents), tuple(agent.roster.name(id_) for id_ in self.ids)
         self._count = 0  # of what they have done together for a stage in a step
         self.since = _NOBODY  # the step in which the group was made, on all of them
         self._group: Any = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 from rpcbench.autograd import _get_debug_info as _autograd_debug_info
 from rpcbench.base.futures import Future
 from rpcbench.rpc import api, backend_registry, constants, functions, internal, options
-from rpcbench.rpc.accounting import _delete_all_user_and_unforked_owner_rrefs, _rref_context_get_debug_info
 from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.api import (
     AllGatherStates,
@@ -39,15 +38,8 @@ from rpcbench.rpc.constants import (
     _DEFAULT_RPC_TIMEOUT_SEC,
     _UNSET_RPC_TIMEOUT,
 )
-from rpcbench.rpc.options import (
-    RpcBackendOptions,
-    TensorPipeRpcBackendOptions,
-    _is_tensorpipe_available,
-    _TensorPipeRpcBackendOptionsBase,
-)
-from rpcbench.rpc.rref import RRef
-from rpcbench.rpc.server_process_global_profiler import _server_process_global_profile
-from rpcbench.rpc.world import (
+from rpcbench.rpc.gather import _delete_all_user_and_unforked_owner_rrefs, _rref_context_get_debug_info
+from rpcbench.rpc.init import (
     RpcBackend,
     _init_rpc_backend,
     init_model_parallel,
@@ -56,6 +48,14 @@ from rpcbench.rpc.world import (
     join_rpc,
     wait_all_workers,
 )
+from rpcbench.rpc.options import (
+    RpcBackendOptions,
+    TensorPipeRpcBackendOptions,
+    _is_tensorpipe_available,
+    _TensorPipeRpcBackendOptionsBase,
+)
+from rpcbench.rpc.rref import RRef
+from rpcbench.rpc.server_process_global_profiler import _server_process_global_profile
 from rpcbench.runtime.current import cancelled
 from rpcbench.runtime.members import WorkerInfo
 

@@ -1,4 +1,8 @@
-"""The functions of torch.distributed.rpc.api: calls, RRefs, who is there, and the end."""
+"""The functions of torch.distributed.rpc.api: calls, RRefs, who is there, and the end.
+
+Calls appear in profiles of torch's legacy profiler under torch's names: `rpc_sync#aten::add(worker0 -> worker1)`. Such
+an event lasts until the reply is there. torch's other profilers see what runs in their own process.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +15,25 @@ from numbers import Real
 from types import BuiltinFunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
+import torch
+from torch.jit._builtins import _find_builtin
+
 from rpcbench.base.config import JOIN_SECONDS
 from rpcbench.base.errors import NOT_INITIALIZED, WorkerLostError
 from rpcbench.base.futures import Future, wait_all
 from rpcbench.rpc import overloads
-from rpcbench.rpc.accounting import (
-    _delete_all_user_and_unforked_owner_rrefs,
-    _rref_context_get_debug_info,
-    check_leaks,
-)
 from rpcbench.rpc.agent import _get_current_rpc_agent
 from rpcbench.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
-from rpcbench.rpc.gathering import (
+from rpcbench.rpc.gather import (
     AllGatherStates,
     _all_gather,
     _barrier,
     _broadcast_to_followers,
+    _delete_all_user_and_unforked_owner_rrefs,
     _gather_to_leader,
+    _rref_context_get_debug_info,
     _wait_all_workers,
+    check_leaks,
 )
 from rpcbench.rpc.internal import (
     PythonUDF,
@@ -37,12 +42,54 @@ from rpcbench.rpc.internal import (
     _internal_rpc_pickler,
     _run_pickled,
 )
-from rpcbench.rpc.naming import Named
-from rpcbench.rpc.profiling import profiled
+from rpcbench.rpc.overloads import NamedFunction
 from rpcbench.rpc.rref import RRef
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.handles import label_of
 from rpcbench.runtime.members import WorkerInfo
+
+_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+_LEGACY = torch._C._profiler.ActiveProfilerType.LEGACY
+
+
+def _get_should_profile() -> bool:
+    """Whether the legacy profiler watches this thread."""
+    return _enabled() and torch._C._autograd._profiler_type() == _LEGACY
+
+
+Until = Callable[[Future[Any]], Future[Any]]
+"""Takes the future at whose end the event ends; who waits for the one it returns finds the event in the profile."""
+
+
+@contextlib.contextmanager
+def _event(key: str) -> Iterator[Until]:
+    with torch.autograd.profiler.record_function(key) as record:
+        yield lambda future: _ended(record, future)
+
+
+def _ended(record: Any, future: Future[Any]) -> Future[Any]:
+    whole: Future[Any] = Future(on_cancel=future.cancel)
+
+    def pass_on(_: object) -> None:
+        try:
+            whole.set_result(future.value())
+        except Exception as error:  # noqa: BLE001  (whatever the call raised)
+            whole.set_exception(error)
+
+    record._call_end_callbacks_on_future(future).add_done_callback(pass_on)
+    future.follow()
+    return whole
+
+
+def profiled(agent: Agent, mode: RPCExecMode, func: Any, to: Any) -> contextlib.AbstractContextManager[Until] | None:
+    """Around the start of a call, see `Until`; None where nobody watches."""
+    if not _enabled() or not _get_should_profile():
+        return None
+    builtin = None if isinstance(func, str) else _find_builtin(func)  # type: ignore[no-untyped-call]
+    name = func if isinstance(func, str) else builtin or label_of(func)
+    return _event(_build_rpc_profiling_key(mode, name, agent.name, agent.member(to).name))
+
 
 __all__ = [
     "AllGatherStates",
@@ -167,11 +214,11 @@ def _call(agent: Agent, to: int | str | WorkerInfo, call: _Call, timeout: float)
 def _prepare(func: Function, args: Sequence[Any] | None, kwargs: dict[str, Any] | None) -> _Call:
     """What is really called over there. TypeError for what cannot be."""
     args, kwargs = arguments_of(args, kwargs)
-    function = Named(func) if isinstance(func, str) else func
+    function = NamedFunction(func) if isinstance(func, str) else func
     if not callable(function):
         raise TypeError("function should be callable.")
     if type(function) is BuiltinFunctionType:
-        overloads.check(function, args, kwargs)
+        overloads.check_overload(function, args, kwargs)
     if _default_pickler is not _internal_rpc_pickler:
         return _run_pickled, _default_pickler.serialize(PythonUDF(function, args, kwargs)), {}
     return function, args, kwargs

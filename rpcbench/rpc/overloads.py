@@ -1,11 +1,17 @@
-"""Calls of torch's own operators are checked here, before anything is sent: `rpc_sync("w1", torch.add, ("a", 1))`.
+"""Functions of a call that need a look before anything is sent: torch's own operators, and functions by name.
 
-torch parses the arguments and then asks the innermost function mode what to do; ours does nothing, so only the
-parsing happens. What Python would accept is accepted, which is more than TorchScript's schemas say.
+torch parses the arguments of `rpc_sync("w1", torch.add, ("a", 1))`, and then asks the innermost function mode what to
+do; ours does nothing, so only the parsing happens. What Python would accept is accepted, which is more than
+TorchScript's schemas say.
+
+A caller may know a function by name only: `rpc_sync("w1", "train")`, `rpc_sync("w1", "mylib.data:Loader.open")`. A
+plain name is looked up in the callee's main namespace: what its script, or the cells run on it, define.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import BuiltinFunctionType
 from typing import Any
@@ -14,6 +20,42 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from rpcbench.base.errors import NoOverloadError
+from rpcbench.runtime import current
+from rpcbench.runtime.server import ASYNC_MARK, DeferredResult
+from rpcbench.serialization.closures import MissingCodeError
+
+_MAIN = "__main__"
+
+
+class NamedFunction:
+    """Stands for the function of that name on whichever worker it is called."""
+
+    def __init__(self, name: str) -> None:
+        self.name = self.__qualname__ = name
+
+    def __reduce__(self) -> Any:
+        return NamedFunction, (self.name,)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        function = _find(self.name)
+        result = function(*args, **kwargs)
+        return DeferredResult(result) if getattr(function, ASYNC_MARK, None) is not None else result
+
+
+def _find(name: str) -> Any:
+    module, _, path = name.rpartition(":")
+    try:
+        found: Any = sys.modules[_MAIN] if module in ("", _MAIN) else importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (AttributeError, ImportError) as error:
+        place = "its main namespace" if module in ("", _MAIN) else f"module {module}"
+        here = current.current().name
+        raise MissingCodeError(f"{here} has no function {path!r} in {place}: {error}") from error
+    if not callable(found):
+        raise TypeError(f"{name!r} on {current.current().name} is no function but a {type(found).__name__}")
+    return found
+
 
 _C: Any = torch._C
 _HOMES = {
@@ -36,7 +78,7 @@ _fit: set[tuple[Callable[..., Any], int]] = set()
 """Operators that so many tensors, and nothing else, have been seen to fit: what tensors they are does not matter."""
 
 
-def check(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check_overload(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """NoOverloadError where `function` is an operator of torch that does not take these arguments."""
     if type(function) is not BuiltinFunctionType:
         return

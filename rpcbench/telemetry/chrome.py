@@ -98,11 +98,11 @@ def _messages(messages: Table) -> Iterator[Event]:
         name = f"{row['kind']} {row['label']}".rstrip()
         args = {field: row[field] for field in ("call", "rrefs", "context", "bytes", "state", "tries")}
         ends = ((row["sent"], row["from"], OUT), (row["received"], row["to"], IN))
-        for time, member, track in ends:
-            if time is not None:
-                at = {"pid": member, "tid": track, "ts": time, "dur": SHORTEST}
+        for when, member, track in ends:
+            if when is not None:
+                at = {"pid": member, "tid": track, "ts": when, "dur": SHORTEST}
                 yield {"ph": "X", "name": name, "cat": "message", **at, "args": args}
         if row["sent"] is not None and row["received"] is not None:
-            for phase, (time, member, track) in zip(("s", "f"), ends, strict=True):
-                at = {"pid": member, "tid": track, "ts": time}
+            for phase, (when, member, track) in zip(("s", "f"), ends, strict=True):
+                at = {"pid": member, "tid": track, "ts": when}
                 yield {"ph": phase, "bp": "e", "name": "message", "cat": "message", "id": key, **at}

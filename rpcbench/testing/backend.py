@@ -15,8 +15,8 @@ import torch
 
 from rpcbench.rpc import backend_registry
 from rpcbench.rpc.constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
+from rpcbench.rpc.init import join_world
 from rpcbench.rpc.options import RpcBackendOptions
-from rpcbench.rpc.world import join_world
 from rpcbench.runtime.agent import Agent
 from rpcbench.testing.faults import Faults
 from rpcbench.wire import messages as m

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rpcbench.autograd.blame import failure_of, raised
+from rpcbench.autograd.engine import failure_of, raised
 from rpcbench.base.errors import RemoteError, RpcError
 from rpcbench.base.ids import Id
 from rpcbench.serialization.pickler import Codec

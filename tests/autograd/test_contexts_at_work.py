@@ -20,7 +20,7 @@ from rpcbench import autograd
 from rpcbench.base.errors import MessageTooLarge, RpcError
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.rpc import RRef, functions, remote, rpc_async, rpc_sync
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.wire.framing import Limits

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rpcbench import Cluster, autograd
-from rpcbench.autograd import replicas
+from rpcbench.autograd import gradients
 from rpcbench.rpc import RRef, rpc_sync
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -123,4 +123,4 @@ def test_what_reduces_in_a_way_of_its_own_is_refused(cluster: Cluster, tmp_path:
 
 def test_leaves_without_replicas_take_no_detour() -> None:
     leaves = [(torch.ones(1), torch.ones(1))]
-    assert replicas.apart(leaves) == (leaves, [])
+    assert gradients.split_replicas(leaves) == (leaves, [])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rpcbench.autograd.names import Names, names
+from rpcbench.autograd.graph_events import LeafNames, leaf_names
 
 
 class Shy:
@@ -30,7 +30,7 @@ def test_variables_modules_and_shared_objects_give_names() -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 1, bias=False)))
     stage: Any = nn.Sequential(nn.Linear(2, 2))
     server = Shy()
-    found = names({"w": w, "net": model, "_": model, "number": 3}, [stage[0].bias, stage, server, w, 7])
+    found = leaf_names({"w": w, "net": model, "_": model, "number": 3}, [stage[0].bias, stage, server, w, 7])
     assert found == {
         id(w): "w",
         id(model[0].weight): "net.0.weight",
@@ -52,7 +52,7 @@ def test_each_leaf_is_looked_for_once_and_then_forgotten_with_it() -> None:
         asked.append(1)
         return stages
 
-    known = Names(shared)
+    known = LeafNames(shared)
     assert known.of([stages[0].weight, stray]) == ["weight", ""]
     assert known.of([stray, stages[0].weight]) == ["", "weight"]
     assert asked == [1]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from random_graphs import RandomGraph, same
 
-from rpcbench.autograd import parts, taps
+from rpcbench.autograd import regions
 from rpcbench.autograd.graph import edges, receive
 from rpcbench.autograd.regions import LocalPass
 from rpcbench.base.errors import ProtocolError
@@ -55,14 +55,14 @@ def captured(starts, ends, taps_, retain_graph):
 
 
 MUTANTS = {
-    "captured, not tapped": (taps, "run", captured),
-    "only what the engine computes anyway": (taps, "_compute", lambda node, up, targets: [None] * 9),
-    "the last gradient, no sum": (parts.Part, "add", lambda part, edge, grad: part.entries.update({edge: grad})),
-    "leaves with hooks shared": (parts, "_is_bare_leaf", parts.is_leaf),
+    "captured, not tapped": (regions, "run_tapped", captured),
+    "only what the engine computes anyway": (regions, "_compute", lambda node, up, targets: [None] * 9),
+    "the last gradient, no sum": (regions.Part, "add", lambda part, edge, grad: part.entries.update({edge: grad})),
+    "leaves with hooks shared": (regions, "_is_bare_leaf", regions.is_leaf),
     "leaves shared always": (
-        parts.Plan,
+        regions.Plan,
         "_place",
-        lambda plan, *args, _place=parts.Plan._place, **share: _place(plan, *args, share=True),
+        lambda plan, *args, _place=regions.Plan._place, **share: _place(plan, *args, share=True),
     ),
 }
 
@@ -93,8 +93,8 @@ def test_a_reply_is_fired_before_what_was_sent_for_it_gets_its_gradient():
 
 def test_one_root_is_one_call_of_torch(monkeypatch):
     calls = []
-    run = taps._engine_run_backward
-    monkeypatch.setattr(taps, "_engine_run_backward", lambda *args, **how: calls.append(args) or run(*args, **how))
+    run = regions._engine_run_backward
+    monkeypatch.setattr(regions, "_engine_run_backward", lambda *args, **how: calls.append(args) or run(*args, **how))
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 3))
     (x,) = receive([torch.randn(2, 3).requires_grad_()], "x")
     y = model(x)
@@ -110,8 +110,8 @@ def test_one_root_is_one_call_of_torch(monkeypatch):
 
 def test_micro_batches_with_shared_weights_are_one_call_each_and_one_for_the_sums(monkeypatch):
     calls = []
-    run = taps._engine_run_backward
-    monkeypatch.setattr(taps, "_engine_run_backward", lambda *args, **how: calls.append(args) or run(*args, **how))
+    run = regions._engine_run_backward
+    monkeypatch.setattr(regions, "_engine_run_backward", lambda *args, **how: calls.append(args) or run(*args, **how))
     model = torch.nn.Linear(3, 3)
     outputs = [model(torch.randn(2, 3)) for _ in range(4)]
     local = LocalPass({key: edges([output]) for key, output in enumerate(outputs)})

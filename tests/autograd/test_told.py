@@ -11,7 +11,7 @@ import torch
 from worlds import nothing_left, until, world
 
 from rpcbench import autograd
-from rpcbench.autograd import told
+from rpcbench.autograd import graph_events
 from rpcbench.base.events import Made
 from rpcbench.protocol import backward
 from rpcbench.rpc import rpc_sync
@@ -137,13 +137,13 @@ def test_leaves_of_every_layout_can_be_told() -> None:
     parts = [torch.ones(2), torch.ones(3)]
     nested = [torch.nested.nested_tensor(parts, layout=layout) for layout in (torch.strided, torch.jagged)]
     leaves = [*nested, torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.half)]
-    told_of = [told._leaf("w", leaf) for leaf in leaves]
+    told_of = [graph_events._leaf("w", leaf) for leaf in leaves]
     assert [one["shape"] for one in told_of] == ["nested", "nested", "[2, 2]", "[2]"]
     assert [one["bytes"] for one in told_of] == [0, 0, 0, 4]
 
 
 def test_more_leaves_than_a_row_takes_are_counted(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told, "MOST_LEAVES", 2)
+    monkeypatch.setattr(graph_events, "MOST_LEAVES", 2)
     leaves = [torch.ones(1, requires_grad=True) for _ in range(5)]
     with autograd.context() as context:
         autograd.backward(context, [torch.cat(leaves).sum()])
@@ -151,5 +151,5 @@ def test_more_leaves_than_a_row_takes_are_counted(agents: list[Agent], monkeypat
 
 
 def test_while_nobody_listens_no_name_is_looked_for(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told.Told, "_row", lambda *_: pytest.fail("a row was made"))
+    monkeypatch.setattr(graph_events.GraphEvents, "_row", lambda *_: pytest.fail("a row was made"))
     one_step()

@@ -18,7 +18,7 @@ import rpcbench
 import rpcbench.distributed as dist
 from rpcbench.base.errors import CollectiveError, RpcError
 from rpcbench.base.futures import wait_all
-from rpcbench.distributed import groups, making
+from rpcbench.distributed import groups
 from rpcbench.distributed.world import World
 
 pytestmark = pytest.mark.process
@@ -47,7 +47,7 @@ def found() -> None:
 
 def torch_does(name: str, deed: Callable[..., None]) -> None:
     """On a worker: what torch does in place of its own from now on."""
-    setattr(making.c10d, name, deed)
+    setattr(groups.c10d, name, deed)
 
 
 def begin(cluster: rpcbench.Cluster) -> None:
@@ -119,21 +119,21 @@ def lanes() -> list[str]:
 
 def too_late(method: str) -> tuple[str, bool, bool, float]:
     """On a worker: a world that ends while torch is about to be ready; what is left of it, and the next one."""
-    torchs, ours = making.c10d.init_process_group, making.default_group
+    torchs, ours = groups.c10d.init_process_group, groups.default_group
 
     def ended(world: World, behind: str) -> Any:
         def late(*args: Any, **given: Any) -> None:
             torchs(*args, **given)
             world.ends(CollectiveError("over"))
 
-        making.c10d.init_process_group = late
+        groups.c10d.init_process_group = late
         return ours(world, behind)
 
-    making.default_group = ended
+    groups.default_group = ended
     said = outcome(dist.init_process_group, "gloo", method, 1, 0)
     until(lambda: not lanes())
     left = torch.distributed.is_initialized(), dist.is_initialized()
-    making.c10d.init_process_group, making.default_group = torchs, ours
+    groups.c10d.init_process_group, groups.default_group = torchs, ours
     dist.init_process_group("gloo", method, 1, 0)
     dist.all_reduce(x := torch.ones(1))
     return said, *left, x.item()
@@ -146,10 +146,10 @@ def test_what_torch_makes_too_late_is_destroyed(cluster: rpcbench.Cluster, tmp_p
 
 SCRIPT = """
 import os, sys, torch, rpcbench.distributed as dist
-from rpcbench.distributed import making
+from rpcbench.distributed import groups
 dist.init_process_group("gloo", "file://" + sys.argv[1], world_size=3, timeout=200)
 if dist.get_rank() == 1:
-    making.c10d.new_group = lambda *_, **__: os.kill(os.getpid(), 9)
+    groups.c10d.new_group = lambda *_, **__: os.kill(os.getpid(), 9)
 dist.new_group([0, 1, 2])
 """
 

@@ -19,7 +19,7 @@ import rpcbench
 import rpcbench.distributed as dist
 from rpcbench.base.errors import CollectiveError
 from rpcbench.base.futures import wait_all
-from rpcbench.distributed import backends, stores
+from rpcbench.distributed import groups, stores
 
 
 @pytest.fixture(scope="module")
@@ -175,11 +175,11 @@ BACKENDS = [("tcp", "torch has dropped the backend 'tcp': use 'gloo'"), ("smoke"
 @pytest.mark.parametrize(("name", "words"), BACKENDS)
 def test_backends_that_cannot_be(name: str, words: str) -> None:
     with pytest.raises(CollectiveError, match=words):
-        backends.behind(name)
+        groups.torch_backend(name)
 
 
 def test_backends_answer_for_what_this_torch_has() -> None:
     has = {"gloo": True, "mpi": torch.distributed.is_mpi_available(), "nccl": torch.cuda.is_available()}
     for name, there in has.items():
-        reason = outcome(backends.behind, name)
+        reason = outcome(groups.torch_backend, name)
         assert (reason == "") is there, reason

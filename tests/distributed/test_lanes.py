@@ -12,8 +12,8 @@ import torch.distributed as c10d
 from worlds import until
 
 from rpcbench.distributed import world
-from rpcbench.distributed.lanes import Lane
-from rpcbench.distributed.meeting import Met, Who
+from rpcbench.distributed.executor import BlockingExecutor
+from rpcbench.distributed.world import Met, Who
 
 ROUNDS, THREADS = 300, 4
 
@@ -30,7 +30,7 @@ def restless() -> Iterator[None]:
 def crowded(number: int) -> tuple[Counter[int], set[int]]:
     """Which jobs of a new lane have run, and on how many threads, where all were put at once."""
     ran: list[tuple[int, int]] = []
-    lane, together = Lane(f"lane {number}", lambda: None), threading.Barrier(THREADS)
+    lane, together = BlockingExecutor(f"lane {number}", lambda: None), threading.Barrier(THREADS)
 
     def put(job: int) -> None:
         together.wait()
@@ -55,14 +55,14 @@ def test_each_job_runs_once_and_all_on_one_thread() -> None:
 
 def test_two_threads_that_ask_for_a_new_lane_get_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world.World(Met(c10d.HashStore(), 0, (Who.here(),)), "gloo", 20)
-    others: list[Lane] = []
+    others: list[BlockingExecutor] = []
 
-    class Slow(Lane):
+    class Slow(BlockingExecutor):
         """While it is made, somebody else asks for it."""
 
         def __init__(self, *args: object) -> None:
             super().__init__(*args)  # type: ignore[arg-type]
-            monkeypatch.setattr(world, "Lane", Lane)
+            monkeypatch.setattr(world, "Lane", BlockingExecutor)
             others.append(here.lane("0"))
 
     monkeypatch.setattr(world, "Lane", Slow)

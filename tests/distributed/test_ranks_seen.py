@@ -18,11 +18,10 @@ import rpcbench.distributed as dist
 from rpcbench.base.errors import CollectiveError
 from rpcbench.base.events import Row
 from rpcbench.base.futures import wait_all
-from rpcbench.distributed import told
+from rpcbench.distributed import events
+from rpcbench.distributed.events import CollectiveEvents, Part
 from rpcbench.distributed.groups import Member
-from rpcbench.distributed.meeting import Met, Who
-from rpcbench.distributed.told import Part, Told
-from rpcbench.distributed.world import World
+from rpcbench.distributed.world import Met, Who, World
 from rpcbench.runtime import current
 from rpcbench.runtime.events import EventLog
 from rpcbench.telemetry.collect import Collector, Traced
@@ -233,7 +232,7 @@ def gradients(told: bool) -> list[list[float]]:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
     data = torch.randn(4, 2, 8)
     whole = DistributedDataParallel(model, bucket_cap_mb=1e-4)  # a bucket for each layer, from the second pass on
-    if told:
+    if events:
         whole.register_comm_hook(None, dist.ddp_all_reduce)
     for _ in range(2):
         model.zero_grad()
@@ -280,14 +279,14 @@ def part(number: int, scope: str = "w.0") -> Part:
     return Part(scope, number, "world", "barrier", ("worker1",))
 
 
-def of(bus: EventLog) -> Told:
-    return Told(SimpleNamespace(bus=bus))  # type: ignore[arg-type]
+def of(bus: EventLog) -> CollectiveEvents:
+    return CollectiveEvents(SimpleNamespace(bus=bus))  # type: ignore[arg-type]
 
 
 def test_of_what_has_ended_the_latest_are_kept_and_all_that_is_under_way(
     bus: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(told, "KEPT", 3)
+    monkeypatch.setattr(events, "KEPT", 3)
     made = of(bus)
     hangs = made.enter(part(0))
     tables: dict[str, Any] = {}
@@ -334,4 +333,4 @@ def test_nobody_listens_and_nothing_is_told(bus: EventLog) -> None:
     bus.listening = False
     with of(bus).enter(part(1)):
         pass
-    assert bus.drain(10).rows == {} and Told().table() == {}
+    assert bus.drain(10).rows == {} and CollectiveEvents().table() == {}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rpcbench import named
-from rpcbench.named.table import ROWS, Row, Rule
+from rpcbench.named.operators import ROWS, Row, Rule
 
 NC = ("N", "C")
 Make = Callable[[], Tensor]

@@ -15,7 +15,7 @@ from torch import Tensor
 from rpcbench import named
 from rpcbench.named import NamedTensor, names_of
 from rpcbench.named.named_tensor import bare
-from rpcbench.named.table import ROWS, Row, Rule
+from rpcbench.named.operators import ROWS, Row, Rule
 
 FACTORIES = {*["empty", "empty_like", "ones", "zeros", "rand", "randn", "tensor"]}  # tested with names=
 PATCHED = {"manual_seed"}  # torch.export puts another in its place

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from rpcbench import named
 from rpcbench.named import NamesError
+from rpcbench.named.operators import ROWS, Row, Rule
 from rpcbench.named.rules import keeps, removes, unifies
-from rpcbench.named.table import ROWS, Row, Rule
 
 MORE = [row for row in ROWS.values() if not row.documented]
 ARGUMENTS: dict[str, tuple[Any, ...]] = {

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from rpcbench import named
 from rpcbench.named import NamedTensor, NamesError, names_of
-from rpcbench.named.dispatch import FUNCTIONS, functions
-from rpcbench.named.named_tensor import bare
-from rpcbench.named.table import ROWS, Row, Rule
+from rpcbench.named.named_tensor import FUNCTIONS, bare, functions
+from rpcbench.named.operators import ROWS, Row, Rule
 
 DOCUMENTED = documented(*Rule)
 OWN_TESTS = {"cat", "grad"} | (set() if torch.cuda.is_available() else {"cuda"})

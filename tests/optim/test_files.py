@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spoiled import DAMAGE, damaged, disk_of
 
-from rpcbench.optim import checkpoint, files
+from rpcbench.optim import checkpoint
 from rpcbench.runtime import current
 
 
@@ -40,18 +40,18 @@ class Evil:
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_a_full_disk_is_told_with_file_and_worker_and_leaves_nothing(tmp_path: Path, size: int) -> None:
     told = pytest.raises(OSError, match="worker7 cannot write this file")
-    with disk_of(50), told as caught, files.new_file(tmp_path / "share.pt") as file:
+    with disk_of(50), told as caught, checkpoint.new_file(tmp_path / "share.pt") as file:
         torch.save({"weight": torch.zeros(size)}, file)
     assert caught.value.filename == str(tmp_path / "share.pt") and str(tmp_path / "share.pt") in str(caught.value)
     assert not [*tmp_path.iterdir()]
 
 
 def test_another_failure_leaves_nothing_either(tmp_path: Path) -> None:
-    with pytest.raises(KeyError, match="own"), files.new_file(tmp_path / "share.pt"):
+    with pytest.raises(KeyError, match="own"), checkpoint.new_file(tmp_path / "share.pt"):
         raise KeyError("own")
     assert not [*tmp_path.iterdir()]
     (tmp_path / "there").write_text("x")
-    with pytest.raises(FileExistsError), files.new_file(tmp_path / "there"):
+    with pytest.raises(FileExistsError), checkpoint.new_file(tmp_path / "there"):
         pass
     assert (tmp_path / "there").read_text() == "x"
 
@@ -65,7 +65,7 @@ def test_a_foreign_pickle_is_refused_and_does_nothing(tmp_path: Path, make: Any,
     with pytest.raises(
         ValueError, match=r"share\.pt (holds objects of .*|is no file of a checkpoint).*Nothing"
     ) as caught:
-        files.load(path, mmap)
+        checkpoint.load(path, mmap)
     assert "weights_only" not in str(caught.value) and caught.value.__cause__ is None
     assert caught.value.__suppress_context__ and [*tmp_path.iterdir()] == [path]
 
@@ -78,7 +78,7 @@ def test_a_damaged_file_is_a_value_error_that_names_it(tmp_path: Path, data: Any
         torch.save({"weight": torch.arange(4.0)}, whole)
     path.write_bytes(damaged(whole.read_bytes(), data.draw))
     try:
-        files.load(path)
+        checkpoint.load(path)
     except ValueError as error:
         assert str(path) in str(error)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sizes import examples, sized
 
-from rpcbench.autograd import parts, taps
+from rpcbench.autograd import regions
 from rpcbench.autograd.regions import LocalPass
 from rpcbench.protocol import backward
 
@@ -45,16 +45,16 @@ def parts_run_before_all_roots_have_come(patch: pytest.MonkeyPatch) -> None:
 
 
 def gradients_replace_each_other(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(parts.Part, "add", lambda part, edge, grad: part.entries.update({edge: grad}))
+    patch.setattr(regions.Part, "add", lambda part, edge, grad: part.entries.update({edge: grad}))
 
 
 def the_engine_hands_out_what_leaves_a_part(patch: pytest.MonkeyPatch) -> None:
     def captured(starts: Any, ends: Any, taps_: Any, retain: bool) -> Any:
         every = [*ends, *dict.fromkeys(target for edges in taps_.values() for _, target in edges)]
-        grads = taps._grad(starts, every, retain)
+        grads = regions._grad(starts, every, retain)
         return grads[: len(ends)], list(zip(every[len(ends) :], grads[len(ends) :], strict=True))
 
-    patch.setattr(taps, "run", captured)
+    patch.setattr(regions, "run_tapped", captured)
 
 
 def messages_tell_nothing_of_what_lies_further_back(patch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import torch
 import rpcbench.rpc as rpc
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcTimeoutError, UnknownWorkerError, WorkerLostError
-from rpcbench.rpc import api, world
+from rpcbench.rpc import api, init
 from rpcbench.transport.base import Link
 from rpcbench.wire.messages import View
 
@@ -242,7 +242,7 @@ class LateNews(Link):
 
 def leader_dies_as_soon_as_it_is_in(rank: int, url: str) -> None:
     options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=20, init_method=url)
-    world.join_world(None, f"rank{rank}", rank, 3, options, LateNews())
+    init.join_world(None, f"rank{rank}", rank, 3, options, LateNews())
     if rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -345,14 +345,14 @@ _heard = threading.Event()
 
 
 def goes_first(url: str, late: Path, over: Path) -> None:
-    world = rpc._get_current_rpc_agent()._peers.me.epoch
+    init = rpc._get_current_rpc_agent()._peers.me.epoch
     for other in ("rank1", "rank2"):  # a worker that leaves does not wait for what it has yet to answer
         rpc.rpc_sync(other, heard)
     rpc.shutdown()
     await_file(over)
     join(0, url, world_size=None)
     agent = rpc._get_current_rpc_agent()
-    assert [info.name for info in agent.members()] == ["rank0"] and agent._peers.me.epoch != world
+    assert [info.name for info in agent.members()] == ["rank0"] and agent._peers.me.epoch != init
     assert rpc.rpc_sync("rank0", who) == "rank0"
     rpc.shutdown()
     late.unlink()

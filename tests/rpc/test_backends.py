@@ -13,7 +13,7 @@ import torch
 from worlds import until
 
 import rpcbench.rpc as rpc
-from rpcbench.rpc import BackendType, world
+from rpcbench.rpc import BackendType, init
 from rpcbench.rpc.backend_registry import _Backends
 
 
@@ -35,16 +35,16 @@ def options(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[rpc.Ten
 
 def test_members_are_found_by_name_and_stay_themselves(registry: None) -> None:
     first, before = BackendType.TENSORPIPE, list(BackendType)
-    made = rpc.register_backend("OTHER", rpc.RpcBackendOptions, world.join_world)
+    made = rpc.register_backend("OTHER", rpc.RpcBackendOptions, init.join_world)
     assert made is BackendType["OTHER"] is BackendType.OTHER and first is BackendType.TENSORPIPE
     assert list(BackendType) == [*before, made] and len(BackendType) == len(before) + 1 and first in before
     assert set(BackendType.__members__) == {member.name for member in before} | {"OTHER"}
     assert repr(made) == "BackendType.OTHER" and isinstance(made, BackendType) and made.name == "OTHER"
-    assert made.value == rpc.BackendValue(rpc.RpcBackendOptions, world.join_world)
+    assert made.value == rpc.BackendValue(rpc.RpcBackendOptions, init.join_world)
     assert rpc.backend_registered("OTHER") and not rpc.backend_registered("NO")
     assert pickle.loads(pickle.dumps(made)) is made
     with pytest.raises(RuntimeError, match=r"^RPC backend OTHER: already registered$"):
-        rpc.register_backend("OTHER", rpc.RpcBackendOptions, world.join_world)
+        rpc.register_backend("OTHER", rpc.RpcBackendOptions, init.join_world)
     with pytest.raises(AttributeError, match=r"no RPC backend .NO. is registered; there are: TENSORPIPE, .*OTHER"):
         BackendType.NO
     with pytest.raises(KeyError):
@@ -68,7 +68,7 @@ def test_a_backend_of_ones_own_joins_and_is_known_by_its_options(
 
     def join(**kwargs: Any) -> Any:
         asked.append(kwargs)
-        return world.join_world(**kwargs)
+        return init.join_world(**kwargs)
 
     backend = rpc.register_backend("OWN", lambda rpc_timeout, init_method: OwnOptions(rpc_timeout, init_method), join)
     own = rpc.construct_rpc_backend_options(backend, init_method=options.init_method)

@@ -15,8 +15,8 @@ from worlds import config, until, world
 import rpcbench.rpc as rpc
 from rpcbench.base.errors import RpcTimeoutError, ShutdownError, WorkerLostError
 from rpcbench.rpc import api
-from rpcbench.rpc.gathering import _Gathering
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.gather import _Gathering
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 

@@ -13,7 +13,7 @@ from worlds import until, world
 
 from rpcbench.base.errors import ProtocolError, RpcError, WorkerLostError
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
-from rpcbench.rpc.rref_proxy import run_there
+from rpcbench.rpc.rref import run_method_there
 from rpcbench.runtime.agent import Agent
 from rpcbench.serialization.pickler import _REDUCERS
 
@@ -156,7 +156,7 @@ def test_what_has_gone_is_not_waited_for(agents: list[Agent]) -> None:
     assert agents[1].values.named(*name)._rref == box._rref
     box.release()
     until(lambda: not agents[1].machine.ask(lambda node: node.rrefs.owned), "the value has gone")
-    for ask in (agents[1].values.named, lambda *name: rpc_sync("worker1", run_there, (*name[:3], "__str__"))):
+    for ask in (agents[1].values.named, lambda *name: rpc_sync("worker1", run_method_there, (*name[:3], "__str__"))):
         with pytest.raises(RpcError, match="has been let go of"):
             ask(*name)
     assert agents[1].values._kept == {}

@@ -11,8 +11,8 @@ import pytest
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import IncompleteWorldError, RefusedError, TurnedAwayError
-from rpcbench.rpc import petition
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc import init
+from rpcbench.rpc.init import start_agent
 from rpcbench.transport.addresses import Opener, host_id
 from rpcbench.transport.handshake import Identity
 from rpcbench.transport.rendezvous import Rendezvous
@@ -35,13 +35,13 @@ def answers(monkeypatch: pytest.MonkeyPatch, *said: Identity | RefusedError) -> 
             raise found
         return found
 
-    monkeypatch.setattr(petition, "_first_answer", answer)
+    monkeypatch.setattr(init, "_first_answer", answer)
     return left
 
 
 def test_who_had_the_rank_may_only_just_have_died(config: WorldConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, HELD, HELD, LEADER)
-    asked = petition.ask(config, False, time.monotonic() + 60)
+    asked = init.request_incarnation(config, False, time.monotonic() + 60)
     assert (asked.led_by, asked.incarnation) == (1, 3)
 
 
@@ -49,7 +49,7 @@ def test_who_has_it_still_a_little_later_is_alive(config: WorldConfig, monkeypat
     left = answers(monkeypatch, HELD)
     begun = time.monotonic()
     with pytest.raises(RefusedError, match="notebook has it already"):
-        petition.ask(config, False, begun + 60)
+        init.request_incarnation(config, False, begun + 60)
     assert len(list(left)) > 500, "it does not ask for all of the time that it has"
 
 
@@ -63,7 +63,7 @@ def test_who_waits_for_a_world_that_cannot_be_founded_is_told_why(tmp_path: Path
     def wait() -> None:
         waiting.set()
         with pytest.raises(IncompleteWorldError) as error:
-            petition.ask(config("worker1", 1), False, time.monotonic() + 60)
+            init.request_incarnation(config("worker1", 1), False, time.monotonic() + 60)
         told.append(error.value)
 
     waiter = threading.Thread(target=wait)

@@ -17,8 +17,8 @@ import rpcbench.rpc as rpc
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import IncompleteWorldError, RpcError
 from rpcbench.launch.process import ProcessLauncher
-from rpcbench.rpc import world
-from rpcbench.rpc.rendezvous import meet
+from rpcbench.rpc import init
+from rpcbench.rpc.init import meet_at
 from rpcbench.transport.run_dir import RunDirectory
 
 pytestmark = pytest.mark.process
@@ -197,8 +197,8 @@ def test_a_world_that_stays_incomplete_is_given_up(
     message: str,
     census: str,
 ) -> None:
-    monkeypatch.setattr(world, "JOIN_SECONDS", 2.0)
-    monkeypatch.setattr(world, "_LONG_SECONDS", 1.5)  # by then this process is in its world, alone
+    monkeypatch.setattr(init, "JOIN_SECONDS", 2.0)
+    monkeypatch.setattr(init, "_LONG_SECONDS", 1.5)  # by then this process is in its world, alone
     with pytest.raises(IncompleteWorldError, match=message) as caught:
         rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2, rpc_backend_options=alone)
     assert f"rank{rank} waits for its world; only" in caplog.text and census in caplog.text
@@ -221,10 +221,10 @@ def test_names_that_no_worker_can_have(alone: rpc.TensorPipeRpcBackendOptions, n
 
 def test_a_rank_that_is_taken_is_refused(alone: rpc.TensorPipeRpcBackendOptions) -> None:
     rpc.init_rpc("first", rank=0, rpc_backend_options=alone)
-    from rpcbench.rpc.start import start_agent
+    from rpcbench.rpc.init import start_agent
 
     with pytest.raises(RpcError, match="another process already listens"):
-        start_agent(meet("second", alone.init_method, 0, None, 0.3, 4))
+        start_agent(meet_at("second", alone.init_method, 0, None, 0.3, 4))
 
 
 ENVIRONMENT = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "4"}
@@ -234,17 +234,17 @@ ENVIRONMENT = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "1", 
 def test_urls_of_one_place_lead_to_one_world(runtime: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     for key, value in ENVIRONMENT.items():
         monkeypatch.setenv(key, value)
-    found = meet("me", url, *((1, 4) if url.endswith("29500") else (-1, None)), 5.0, 3)
+    found = meet_at("me", url, *((1, 4) if url.endswith("29500") else (-1, None)), 5.0, 3)
     assert (found.id, found.world_size, found.rpc_timeout, found.threads) == (1, 4, 5.0, 3)
-    assert found.cluster == meet("me", "env://", 0, None, 5.0, 3).cluster
-    assert found.secret == meet("me", "env://", 0, None, 5.0, 3).secret
-    assert found.cluster != meet("me", "tcp://localhost:29501", 0, 4, 5.0, 3).cluster
+    assert found.cluster == meet_at("me", "env://", 0, None, 5.0, 3).cluster
+    assert found.secret == meet_at("me", "env://", 0, None, 5.0, 3).secret
+    assert found.cluster != meet_at("me", "tcp://localhost:29501", 0, 4, 5.0, 3).cluster
 
 
 def test_what_the_call_says_counts_more_than_the_environment(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in ENVIRONMENT.items():
         monkeypatch.setenv(key, value)
-    found = meet("me", "env://", 3, 8, 5.0, 3)
+    found = meet_at("me", "env://", 3, 8, 5.0, 3)
     assert (found.id, found.world_size) == (3, 8)
 
 
@@ -265,7 +265,7 @@ def test_urls_that_lead_nowhere(
     for key in ENVIRONMENT:
         monkeypatch.delenv(key, raising=False)
     with pytest.raises(error, match=message):
-        meet("me", url, -1, None, 5.0, 3)
+        meet_at("me", url, -1, None, 5.0, 3)
 
 
 @pytest.mark.parametrize(

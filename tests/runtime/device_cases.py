@@ -11,7 +11,7 @@ import torch
 import rpcbench.autograd as dist_autograd
 from rpcbench.base.errors import SerializationError
 from rpcbench.nn import RemoteModule
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
 from rpcbench.serialization.pickler import Codec
 from rpcbench.serialization.tensor_types import Route

@@ -24,7 +24,7 @@ from rpcbench.base.errors import (  # fmt: skip
 )
 from rpcbench.base.rebuild import MOST_TEXT
 from rpcbench.rpc import RRef, remote, rpc_sync
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import connections, current
 from rpcbench.runtime.acceptor import Acceptor
 from rpcbench.runtime.agent import Agent

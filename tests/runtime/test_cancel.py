@@ -15,7 +15,7 @@ from worlds import config, nothing_left, until, world
 
 from rpcbench.base.errors import CallCancelled, RpcTimeoutError
 from rpcbench.rpc import RRef, cancelled, remote, rpc_sync
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime.agent import Agent
 
 _gates: list[threading.Event] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current, values
 from rpcbench.transport.base import Link
 from rpcbench.wire.messages import Member, View

@@ -12,7 +12,7 @@ import pytest
 from worlds import address_of, config, until
 
 from rpcbench.base.errors import TurnedAwayError
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime.agent import Agent
 from rpcbench.transport.base import Link
 from rpcbench.transport.rendezvous import Rendezvous

@@ -11,7 +11,7 @@ from worlds import address_of, config, until, world
 
 from rpcbench.base.errors import RpcError, WorkerLostError
 from rpcbench.rpc import rpc_sync, wait_for
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import Handle

@@ -9,7 +9,7 @@ from typing import Any
 from worlds import config, nothing_left, until
 
 from rpcbench.rpc import remote
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
 from rpcbench.runtime.interceptors import Interceptors
 from rpcbench.transport.base import Link

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from worlds import SECRET, address_of, config, far_world, ties, until, world
 
 from rpcbench.base.errors import MessageTooLarge, ProtocolError
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime.agent import Agent
 from rpcbench.transport import addresses, listeners
 from rpcbench.transport.addresses import Opener

@@ -14,7 +14,7 @@ from worlds import config, until, world
 
 from rpcbench.base.config import LAST_WORDS_SECONDS
 from rpcbench.rpc import RRef, remote, rpc_sync
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import events
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.publisher import Publisher

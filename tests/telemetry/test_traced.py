@@ -13,7 +13,7 @@ from worlds import config, until, world
 
 from rpcbench.base.events import MESSAGES
 from rpcbench.rpc import remote, rpc_sync
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import events
 from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry import collect, messages

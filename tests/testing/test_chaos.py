@@ -12,7 +12,7 @@ from worlds import config, nothing_left, until, world
 from rpcbench.base.errors import ConnectionLostError, RpcTimeoutError
 from rpcbench.base.ids import OWN
 from rpcbench.rpc import rpc_async, rpc_sync
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime.agent import Agent
 from rpcbench.testing import Drill
 from rpcbench.testing.chaos import Chaos, Settings

@@ -12,7 +12,7 @@ from worlds import config, nothing_left, until
 
 from rpcbench.base.errors import ConnectionLostError, RpcTimeoutError
 from rpcbench.rpc import RRef, remote
-from rpcbench.rpc.start import start_agent
+from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.testing import Faults, install

@@ -44,7 +44,7 @@ class Pending(Generic[T]):
         return self._values[0]
 
 
-class Lane:
+class BlockingExecutor:
     """One thread, from its first job until `close`. `tell` is called after each job."""
 
     def __init__(self, name: str, tell: Callable[[], None]) -> None:

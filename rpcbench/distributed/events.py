@@ -65,7 +65,7 @@ class Part:
         self.told.leave(self, kind is not None)
 
 
-class Told:
+class CollectiveEvents:
     """One for each agent: `agent.part(Told)`. Without an agent nobody can look."""
 
     def __init__(self, agent: Agent | None = None) -> None:
@@ -121,4 +121,4 @@ def _nothing() -> None:
     """Of what is forgotten there is no row."""
 
 
-_NOWHERE = Told()
+_NOWHERE = CollectiveEvents()

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from rpcbench.named import layers, rules
-from rpcbench.named.call import Call
-from rpcbench.named.dims import Names
+from rpcbench.named import rules
+from rpcbench.named.names import Names
+from rpcbench.named.rules import Call
 
 
 class Rule(Enum):
@@ -162,13 +162,13 @@ _MORE_NONE = """
     _has_compatible_shallow_copy_type _is_zerotensor
 """
 _LAYERS = {
-    "linear": layers.linear, "conv1d": layers.convolution, "conv2d": layers.convolution, "conv3d": layers.convolution,
-    "layer_norm": layers.layer_norm, "rms_norm": layers.layer_norm, "batch_norm": layers.batch_norm,
-    "group_norm": layers.group_norm, "instance_norm": layers.batch_norm, "einsum": layers.einsum,
-    "embedding": layers.embedding,
-    "scaled_dot_product_attention": layers.attention, "mse_loss": layers.loss, "l1_loss": layers.loss,
-    "smooth_l1_loss": layers.loss, "huber_loss": layers.loss, "binary_cross_entropy": layers.loss,
-    "binary_cross_entropy_with_logits": layers.loss, "cross_entropy": layers.of_classes, "nll_loss": layers.of_classes,
+    "linear": rules.linear, "conv1d": rules.convolution, "conv2d": rules.convolution, "conv3d": rules.convolution,
+    "layer_norm": rules.layer_norm, "rms_norm": rules.layer_norm, "batch_norm": rules.batch_norm,
+    "group_norm": rules.group_norm, "instance_norm": rules.batch_norm, "einsum": rules.einsum,
+    "embedding": rules.embedding,
+    "scaled_dot_product_attention": rules.attention, "mse_loss": rules.loss, "l1_loss": rules.loss,
+    "smooth_l1_loss": rules.loss, "huber_loss": rules.loss, "binary_cross_entropy": rules.loss,
+    "binary_cross_entropy_with_logits": rules.loss, "cross_entropy": rules.of_classes, "nll_loss": rules.of_classes,
 }  # fmt: skip
 
 

@@ -1,7 +1,9 @@
-"""Backward passes on one worker: answers the questions of `protocol.backward` with the graph that was recorded.
+"""The engine of distributed backward passes on one worker.
 
-A pass runs on one thread at a time; gradients that arrive meanwhile queue. What belongs to a pass that began here runs
-on the thread that called `backward`, the rest on pool threads. Several passes may run at once.
+It answers the questions of `protocol.backward` with the graph that was recorded. A pass runs on one thread at a time;
+gradients that arrive meanwhile queue. What belongs to a pass that began here runs on the thread that called `backward`,
+the rest on pool threads. Several passes may run at once. An error goes from the worker where it was raised to the one
+that began the pass.
 """
 
 from __future__ import annotations
@@ -10,21 +12,61 @@ import queue
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
-from rpcbench.autograd import graph, replicas
-from rpcbench.autograd.blame import failure_of, raised
-from rpcbench.autograd.gradients import LeafGradients, Leaves
-from rpcbench.autograd.recorded import Grads, Pass, Recorded, SentTensors
+from rpcbench.autograd import graph
+from rpcbench.autograd.gradients import LeafGradients, Leaves, reduce_replicas, split_replicas
+from rpcbench.autograd.graph_events import Grads, GraphEvents, Pass, Recorded, SentTensors
 from rpcbench.autograd.regions import Fired, LocalPass
-from rpcbench.autograd.told import Told
+from rpcbench.base.errors import RemoteError, RpcError, WorkerLostError
 from rpcbench.base.futures import blocked
 from rpcbench.base.ids import Counter, Id, worker_of
+from rpcbench.base.rebuild import fill, remade, set_field, story, words
 from rpcbench.protocol.backward import ROOT
 from rpcbench.runtime.agent import Agent
+from rpcbench.serialization.pickler import Codec
 from rpcbench.serialization.tensor_types import Route
-from rpcbench.wire.messages import Body, Gradients, WalkFailed
+from rpcbench.wire.messages import EMPTY, Body, Gradients, WalkFailed
+
+
+def failure_of(error: BaseException, context: int, walk: Id, worker: int, codec: Codec) -> WalkFailed:
+    """An error that was raised here, as a message: itself where its class can travel, and always its story."""
+    text = f"Error on Node {worker}: {words(error, str)}\n{story(error)}"
+    body = codec.encode_error(error) if isinstance(error, Exception) else EMPTY
+    return WalkFailed(context, walk, worker, type(error).__name__, text, body)
+
+
+def raised(failure: WalkFailed, worker: str, codec: Codec) -> Exception:
+    """What to raise where the pass began: an error of both RpcError and the original type, with its story as cause."""
+    original: Any = None
+    if failure.body.payload:
+        try:
+            original = codec.decode(failure.body)
+        except Exception:  # noqa: BLE001  (its class cannot be rebuilt here; its story can be shown)
+            original = None
+    if original is None and failure.type == WorkerLostError.__name__:
+        return WorkerLostError(failure.text)
+    error = _both(failure.text.splitlines()[0] if failure.text else failure.type, original)
+    set_field(error, "__cause__", RemoteError(worker, f"{failure.type} while gradients went back:\n{failure.text}"))
+    return error
+
+
+def _both(text: str, original: Any) -> Exception:
+    """An exception of both kinds, where the original's class allows it."""
+    if not isinstance(original, Exception) or isinstance(original, RpcError):
+        return original if isinstance(original, RpcError) else RpcError(text)
+    kind = type(original)
+    try:
+        both: Any = type(kind.__name__, (RpcError, kind), {"__module__": kind.__module__})
+        inner = (original.exceptions,) if isinstance(original, ExceptionGroup) else ()
+        made: Exception = remade(both, text, *inner)
+        fill(made, ((text,), vars(original), {}))
+    except Exception:  # noqa: BLE001  (a user's __init_subclass__ or __setstate__, or classes that have no subclass)
+        return RpcError(text)
+    return made
+
 
 Job = Callable[[], object]
 
@@ -45,10 +87,10 @@ class _Begun:
         self.failure: WalkFailed | None = None
 
 
-class Passes:
+class Engine:
     """All passes on one worker. `recorded`: what is kept for a context; RuntimeError where that is not there."""
 
-    def __init__(self, agent: Agent, recorded: Callable[[int], Recorded], told: Told) -> None:
+    def __init__(self, agent: Agent, recorded: Callable[[int], Recorded], told: GraphEvents) -> None:
         self._agent = agent
         self._machine = agent.machine
         self._codec = agent.values.codec
@@ -208,9 +250,9 @@ class Passes:
 
     def _finish(self, context: int, held: Recorded, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """All has run here: keep the gradients, the replicas' too where a leaf has any."""
-        own, common = replicas.apart(leaves)
+        own, common = split_replicas(leaves)
         if common:
-            held.gradients.replace(replicas.reduced(common, held.gradients.copy()))
+            held.gradients.replace(reduce_replicas(common, held.gradients.copy()))
         self._keep(context, held.gradients, own, held.gradients.add)
 
     def add(self, context: int, leaves: Leaves) -> None:

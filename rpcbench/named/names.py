@@ -1,0 +1,184 @@
+"""Names of dimensions as tuples: which are allowed, what two tuples make together, and what `rename`, `refine_names`,
+`align_to`, `flatten` and `unflatten` make of them.
+
+No tensor comes in here, so every rule about names can be read, and tried, by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rpcbench.base.errors import NamesError as NamesError
+
+Names = tuple[str | None, ...]
+"""One for each dimension; None where it has no name."""
+
+
+def checked(names: Iterable[object], ndim: int) -> Names:
+    """`names` as those of a tensor with `ndim` dimensions: identifiers, none twice, one for each."""
+    given = tuple(names)
+    for name in given:
+        if name is not None and not (isinstance(name, str) and name.isidentifier()):
+            raise NamesError(f"{name!r} is no name of a dimension: a name is an identifier such as 'N', or None")
+    if len(given) != ndim:
+        raise NamesError(f"{len(given)} names, {listed(given)}, for a tensor of {ndim} dimensions")
+    return unique(given)  # type: ignore[arg-type]
+
+
+def unique(names: Names) -> Names:
+    """`names`, where none stands twice."""
+    said = [name for name in names if name is not None]
+    if len(set(said)) < len(said):
+        twice = next(name for name in said if said.count(name) > 1)
+        raise NamesError(f"{twice!r} would stand twice in {listed(names)}: rename one of them first")
+    return names
+
+
+def unify(first: Names, second: Names) -> Names:
+    """The names of two tensors that broadcast: compared from the right, a name fits itself and None.
+
+    A name that meets None must not stand elsewhere in the tensor without it: that is two tensors out of line.
+    """
+    if first == second:
+        return first
+    longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
+    offset = len(longer) - len(shorter)
+    made = list(longer)
+    for place, name in enumerate(shorter, offset):
+        other = longer[place]
+        if name == other:
+            continue
+        if name is not None and other is not None:
+            raise _differ(first, second, place - len(longer))
+        if (name or other) in (longer if other is None else shorter):
+            raise _misaligned(first, second, str(name or other))
+        made[place] = name or other
+    return tuple(made)
+
+
+def _differ(first: Names, second: Names, position: int) -> NamesError:
+    return NamesError(
+        f"at position {position} (from the right) the first has {first[position]!r} and the second "
+        f"{second[position]!r}. Bring them in line by second.align_as(first), or rename one"
+    )
+
+
+def _misaligned(first: Names, second: Names, name: str) -> NamesError:
+    one, other = (names.index(name) - len(names) for names in (first, second))
+    return NamesError(
+        f"{name!r} stands at position {one} of the first and {other} of the second (from the right), next to a "
+        "dimension without a name. Bring them in line by second.align_as(first), once all dimensions have names"
+    )
+
+
+def position(dim: Any, names: Names) -> Any:
+    """The index of a dimension that is named, or given as an index already; lists and tuples of them likewise."""
+    if isinstance(dim, str):
+        if dim not in names:
+            raise NamesError(f"no dimension {dim!r} in {listed(names)}")
+        return names.index(dim)
+    if isinstance(dim, list | tuple):
+        return tuple(position(each, names) for each in dim)
+    return dim
+
+
+def listed(names: Sequence[object]) -> str:
+    """`(N, C)`; a dimension without a name is `None`."""
+    return f"({', '.join(map(str, names))})"
+
+
+def shown(names: Names, shape: Sequence[int]) -> str:
+    """`(N=32, C=3)`; a dimension without a name is its size alone."""
+    return listed([f"{name}={size}" if name else size for name, size in zip(names, shape, strict=True)])
+
+
+def rename_names(names: Names, given: Sequence[Any], mapping: Mapping[str, str | None]) -> Names:
+    """New names in order, `...` for those that stay; or new ones for old ones."""
+    if given and mapping:
+        raise NamesError("new names come in order, or each for an old one (N='batch'), not both ways")
+    if given or not mapping:
+        return checked(_filled(given, names), len(names))
+    if unknown := [name for name in mapping if name not in names]:
+        raise NamesError(f"there is no dimension {unknown[0]!r} to rename")
+    return checked([mapping.get(name, name) if name else None for name in names], len(names))
+
+
+def refine_names(names: Names, given: Sequence[Any]) -> Names:
+    """Names for dimensions that have none; the others must stay what they are."""
+    made = checked(_filled(given, names), len(names))
+    for place, (old, new) in enumerate(zip(names, made, strict=True)):
+        if old not in (None, new):
+            raise NamesError(f"{old!r} at position {place} cannot become {new!r}: rename changes a name")
+    return made
+
+
+def align_names(names: Names, given: Sequence[Any]) -> Names:
+    """The names of a tensor that has been aligned to `given`; `...` stands for all names that are not there."""
+    if None in names:
+        raise NamesError("give all its dimensions names first, by refine_names")
+    left = tuple(name for name in names if name not in given)
+    dots = _dots(given)
+    wanted = given if dots is None else (*given[:dots], *left, *given[dots + 1 :])
+    made = checked(wanted, len(wanted))
+    if None in made:
+        raise NamesError(f"{listed(made)}: None is no name to align to")
+    if missing := [name for name in names if name not in made]:
+        raise NamesError(f"{listed(made)} leaves out {listed(missing)}")
+    return made
+
+
+def flatten_names(
+    names: Names, start_dim: Any = 0, end_dim: Any = -1, out_dim: str | None = None, dims: Any = None
+) -> tuple[int, int, Names]:
+    """First and last of the dimensions that become one, and the names then.
+
+    Called as `("C", "W", "features")`, with indices or names, or as `(["C", "H", "W"], "features")`.
+    """
+    chosen = start_dim if dims is None else dims
+    if not isinstance(chosen, list | tuple):
+        first, last = _places(names, (start_dim, end_dim))
+        return first, last, _merged(names, first, last, out_dim)
+    out_dim = out_dim if dims is not None or out_dim is not None else end_dim
+    order = _places(names, chosen)
+    if not order or order != [*range(order[0], order[0] + len(order))]:
+        raise NamesError(f"{listed(chosen)} do not stand side by side in this order: align_to first")
+    return order[0], order[-1], _merged(names, order[0], order[-1], out_dim)
+
+
+def _merged(names: Names, first: int, last: int, name: str | None) -> Names:
+    if first > last:
+        raise NamesError(f"dimension {first} does not stand before {last}")
+    return checked((*names[:first], name, *names[last + 1 :]), max(len(names) - last + first, 1))
+
+
+def unflatten_names(names: Names, dim: Any, sizes: Any) -> tuple[int, list[int], Names]:
+    """Which dimension becomes several, their sizes, and the names then."""
+    parts = [*(sizes.items() if isinstance(sizes, Mapping) else sizes)]
+    if not parts:
+        raise NamesError("into no dimensions at all")
+    pairs = [part if isinstance(part, tuple | list) else (None, part) for part in parts]
+    (place,) = _places(names, (dim,))
+    new = unique(tuple(name for name, _ in pairs))
+    made = checked((*names[:place], *new, *names[place + 1 :]), len(names) - 1 + len(new))
+    return place, [size for _, size in pairs], made
+
+
+def _places(names: Names, dims: Sequence[Any]) -> list[int]:
+    return [position(dim, names) % max(len(names), 1) for dim in dims]
+
+
+def _dots(given: Sequence[Any]) -> int | None:
+    found = [place for place, name in enumerate(given) if name is ... or name == "..."]
+    if len(found) > 1:
+        raise NamesError("'...' stands for all names that are left: it can be there once")
+    return found[0] if found else None
+
+
+def _filled(given: Sequence[Any], names: Names) -> tuple[Any, ...]:
+    """`given` with those of `names` in place of its `...` that stand at the same positions."""
+    dots = _dots(given)
+    if dots is None:
+        return tuple(given)
+    behind = len(given) - dots - 1
+    return (*given[:dots], *names[dots : max(dots, len(names) - behind)], *given[dots + 1 :])
