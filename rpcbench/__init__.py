@@ -35,7 +35,7 @@ _HOMES = {
     "register_reducer": "rpcbench.serialization.pickler",
     "panel": "rpcbench.panels",
     "trace": "rpcbench.telemetry.trace",
-    "collectives": "rpcbench.telemetry.collective_timeline",
+    "collectives": "rpcbench.telemetry.trace",
     "record": "rpcbench.telemetry.recording",
     "replay": "rpcbench.panels.replay",
 }

@@ -44,7 +44,7 @@ from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import creation_site
 from rpcbench.runtime.members import WorkerInfo
-from rpcbench.transport.addresses import host_id
+from rpcbench.transport.hosts import host_id
 
 
 class RankWatch:

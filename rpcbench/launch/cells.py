@@ -48,7 +48,10 @@ OUTPUT = "cell"
 SHOWN = "shown"
 INTERRUPT = "interrupt"
 HEARD = "heard"
-_RUNTIME = tuple(f"{Path(__file__).parents[1] / floor}{os.sep}" for floor in ("wire", "protocol", "transport", "agent"))
+_RUNTIME = tuple(
+    f"{Path(__file__).parents[1] / floor}{os.sep}"
+    for floor in ("wire", "serialization", "protocol", "transport", "runtime")
+)
 _PATIENCES = [0.02 * 2**i for i in range(7)]
 _CALM_SECONDS = 0.2
 """After a KeyboardInterrupt was raised in a cell no second one is for so long: the first must find its way out."""

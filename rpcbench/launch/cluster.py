@@ -42,7 +42,7 @@ from rpcbench.rpc.init import start_agent
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.runtime.members import WorkerInfo
 from rpcbench.serialization.tensor_types import Name
-from rpcbench.transport.addresses import bind_address, host_id, outbound_address
+from rpcbench.transport.hosts import bind_address, host_id, outbound_address
 from rpcbench.transport.run_dir import RunDirectory
 
 if TYPE_CHECKING:

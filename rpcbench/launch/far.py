@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.launch import worker
-from rpcbench.transport import addresses
-from rpcbench.transport.addresses import host_id
+from rpcbench.transport import hosts
+from rpcbench.transport.hosts import host_id
 from rpcbench.transport.run_dir import RunDirectory
 
 
@@ -28,7 +28,7 @@ def main(config: WorldConfig) -> None:
 def settled(config: WorldConfig) -> Iterator[WorldConfig]:
     """The configuration with what only this host knows; its directory goes at the end of the block."""
     here = replace(
-        config, remote=addresses.address_towards(config.leader.removeprefix("tls://")), bind=addresses.bind_address()
+        config, remote=hosts.address_towards(config.leader.removeprefix("tls://")), bind=hosts.bind_address()
     )
     if here.host == host_id():
         yield here

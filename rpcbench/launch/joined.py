@@ -33,7 +33,7 @@ from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE, WorkerInfo
 from rpcbench.serialization.tensor_types import Name
-from rpcbench.transport.addresses import host_id
+from rpcbench.transport.hosts import host_id
 
 JOIN_SECONDS = 10.0
 _KILL_SECONDS = 10.0

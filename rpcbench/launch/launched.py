@@ -14,7 +14,7 @@ from rpcbench.base.events import Row, Table
 from rpcbench.launch.worker import Place
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.publisher import Health
-from rpcbench.transport.addresses import host_id
+from rpcbench.transport.hosts import host_id
 
 LINES = 8
 _WIDEST = 300

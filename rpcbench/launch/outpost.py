@@ -30,7 +30,7 @@ from typing import Any
 from rpcbench.base.config import PROTOCOL, WorldConfig
 from rpcbench.base.errors import RpcError, VersionMismatch
 from rpcbench.launch.zygote import kill_group, signal_group
-from rpcbench.transport.addresses import host_id
+from rpcbench.transport.hosts import host_id
 from rpcbench.transport.run_dir import RunDirectory
 
 ENTRY = "rpcbench.launch.far:main"

@@ -33,7 +33,7 @@ from rpcbench.launch.ray_actor import Arrival, Keeper, words
 from rpcbench.launch.ray_places import STRATEGIES, Place, Places
 from rpcbench.launch.ray_session import tell
 from rpcbench.launch.stopping import stopped
-from rpcbench.transport.addresses import host_id
+from rpcbench.transport.hosts import host_id
 from rpcbench.transport.run_dir import RunDirectory
 
 _ARRIVE_SECONDS = 60.0

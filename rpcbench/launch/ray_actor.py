@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from rpcbench.launch import outpost
 from rpcbench.launch.handle import tail
-from rpcbench.transport.addresses import host_id
+from rpcbench.transport.hosts import host_id
 
 _APART = ("sh", "-c", '"$@"; exit $?', "sh")
 """Ray kills the children of an actor that it ends. The outpost must be none: it has to end the worker first."""

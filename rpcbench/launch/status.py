@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psutil
 
 from rpcbench.launch.worker import Place
-from rpcbench.transport.addresses import host_id
+from rpcbench.transport.hosts import host_id
 
 _MB = 1 << 20
 

@@ -13,7 +13,7 @@ from rpcbench.launch.cells import CellRunner
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
-from rpcbench.transport.addresses import host_id
+from rpcbench.transport.hosts import host_id
 
 LEAVE = "leave"
 """The notice that asks a worker to leave."""

@@ -15,6 +15,7 @@ import functools
 from inspect import isroutine
 from typing import Any
 
+from rpcbench.named.dimnames import NamesError
 from rpcbench.named.modules import contract, name_parameters
 from rpcbench.named.named_tensor import (
     FUNCTIONS,
@@ -31,7 +32,6 @@ from rpcbench.named.named_tensor import (
     tensor,
     zeros,
 )
-from rpcbench.named.names import NamesError
 from rpcbench.named.rules import names_of
 
 __all__ = [

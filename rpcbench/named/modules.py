@@ -14,8 +14,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from rpcbench.named.dimnames import Names, NamesError, checked
 from rpcbench.named.named_tensor import OWN, NamedTensor, bare, dress, named
-from rpcbench.named.names import Names, NamesError, checked
 from rpcbench.named.rules import names_of, show
 
 Layer = TypeVar("Layer", bound=nn.Module)

@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 from torch.utils import swap_tensors
 
-from rpcbench.named.names import (
+from rpcbench.named.dimnames import (
     Names,
     NamesError,
     align_names,

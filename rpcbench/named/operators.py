@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rpcbench.named import rules
-from rpcbench.named.names import Names
+from rpcbench.named.dimnames import Names
 from rpcbench.named.rules import Call
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rpcbench.named.names import Names, NamesError, listed, position, shown, unify, unique
+from rpcbench.named.dimnames import Names, NamesError, listed, position, shown, unify, unique
 
 
 class Along(Protocol):

@@ -1,5 +1,13 @@
-"""The magics: `%cluster`, `%%remote`, `%remote`, `%autoremote`, `%panel`. They parse and delegate; all else is done
-elsewhere."""
+"""The magics `%cluster`, `%%remote`, `%remote`, `%autoremote` and `%panel`: they parse and delegate.
+
+Rules
+- With `%autoremote worker1` cells run there, without a first line that says so. A cell that begins with a magic of its
+  own (`%%…`, `%cluster`, `%remote`, `%panel`, …) runs as it says. Lines that such a cell shows begin with the worker's
+  name.
+- Errors of calls are shown as far as the user's code. So are errors that a worker raised, those that say themselves
+  what is wrong (RpcError, PipelineError, NamesError), and Ctrl-C; and what they came of. Any other error that is raised
+  in this package shows where.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +17,14 @@ import math
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
-from rpcbench.base.errors import UnknownWorkerError, WorkerLostError
+from rpcbench.base.errors import NamesError, PipelineError, RemoteError, RpcError, UnknownWorkerError, WorkerLostError
 from rpcbench.launch import process
 from rpcbench.launch.cluster import cluster
 from rpcbench.launch.collapse import collapsed
@@ -23,25 +32,71 @@ from rpcbench.launch.debugger import POST_MORTEM
 from rpcbench.launch.desk import Answer, Ask, CellDesk, Way
 from rpcbench.launch.screen import Screen, one_below_the_other
 from rpcbench.launch.targets import Targets
-from rpcbench.launch.tracebacks import short, shown_as
+from rpcbench.launch.tracebacks import of_user, short, shown_as
 from rpcbench.launch.workforce import Workforce
+from rpcbench.notebook import require_extra, with_help
 from rpcbench.notebook.assist import Assist
-from rpcbench.notebook.auto import AutoRemote
-from rpcbench.notebook.commands import Commands, running
-from rpcbench.notebook.debug import DebugMagics
-from rpcbench.notebook.drills import DrillMagics
-from rpcbench.notebook.frames import Frames
-from rpcbench.notebook.handle import CellHandle
-from rpcbench.notebook.help import helps
-from rpcbench.notebook.needs import needs
-from rpcbench.notebook.record import RecordMagics
+from rpcbench.notebook.async_cells import CellHandle, in_tabs
+from rpcbench.notebook.cluster_magic import Commands, running
+from rpcbench.notebook.fault_magics import DebugMagics, DrillMagics, RecordMagics, TraceMagics
 from rpcbench.notebook.sidebar import Sidebar
-from rpcbench.notebook.tabs import in_tabs
-from rpcbench.notebook.trace import TraceMagics
 from rpcbench.notebook.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+
+
+_OURS = ("%cluster", "%remote", "%autoremote", "%panel", "%record", "%debug ")
+_OWN = ("%%", *_OURS, "%load_ext", "%unload_ext", "%reload_ext")
+
+
+class AutoRemote:
+    """A transformer of input lines, for IPython's `input_transformers_cleanup`."""
+
+    def __init__(self) -> None:
+        self.targets = ""
+        """As `%%remote` takes them; empty: cells run here."""
+
+    def __call__(self, lines: list[str]) -> list[str]:
+        if self.before("".join(lines)) is None:
+            return lines
+        return [f"%%remote --label {self.targets}\n", *lines]
+
+    def before(self, code: str) -> str | None:
+        """Where the cell goes; None where it runs as it says."""
+        first = code.lstrip()
+        return self.targets if self.targets and first and not first.startswith(_OWN) else None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside runs here."""
+        targets, self.targets = self.targets, ""
+        try:
+            yield
+        finally:
+            self.targets = targets
+
+
+class Frames:
+    """Stands before `shell.showtraceback` until it is given back."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._before = shell.showtraceback
+        shell.showtraceback = self._show
+
+    def give_back(self) -> None:
+        self._shell.showtraceback = self._before
+
+    def _show(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        kind, error, frames = exc_tuple or sys.exc_info()
+        from_worker = isinstance(getattr(error, "__cause__", None), RemoteError)
+        if from_worker or isinstance(error, RpcError | PipelineError | NamesError | KeyboardInterrupt):
+            exc_tuple = kind, error, of_user(frames)
+            while (error := getattr(error, "__cause__", None)) is not None:
+                error.__traceback__ = of_user(error.__traceback__)
+        self._before(exc_tuple, *args, **kwargs)
+
 
 _HERE = Way()
 
@@ -77,7 +132,7 @@ class ClusterMagics(Magics):
         self.commands = Commands(self.targets, lambda running: shell.push({"cluster": running}))
 
     @line_magic
-    @helps
+    @with_help
     def cluster(self, line: str) -> None:
         """The workers of this notebook.
 
@@ -109,7 +164,7 @@ class ClusterMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
-    @helps
+    @with_help
     def remote(self, line: str, cell: str | None = None) -> Any:
         """`%%remote worker1 [worker2 … | all | [1:] | GROUP] [options]`: run the cell there; its output appears here.
 
@@ -194,7 +249,7 @@ class ClusterMagics(Magics):
         return {name: self._shell.user_ns[name] for name in names}
 
     @line_magic
-    @helps
+    @with_help
     def panel(self, line: str) -> None:
         """Show a live panel.
 
@@ -204,7 +259,7 @@ class ClusterMagics(Magics):
         %panel pipeline    where each micro-batch is, and how long workers stood idle
         %panel messages    what members say to each other and do together, as a sequence diagram
         """
-        with needs("a panel", "ipywidgets", "anywidget"):
+        with require_extra("a panel", "ipywidgets", "anywidget"):
             from rpcbench.panels import PANELS, panel
 
         name = line.strip()
@@ -214,7 +269,7 @@ class ClusterMagics(Magics):
             display(panel(name))  # type: ignore[no-untyped-call]
 
     @line_magic
-    @helps
+    @with_help
     def autoremote(self, line: str) -> None:
         """`%autoremote worker1`: run each cell there, as `%%remote --label worker1` does, until `%autoremote off`."""
         words = shlex.split(line)

@@ -7,6 +7,12 @@ Rules
 - Pages ask on a subshell, so while a cell runs, too. Nothing is done on the thread that hears: each deed has its own.
 - What is done to workers goes through `launch.actions`, as what a panel's buttons do: what runs, all pages see. The
   sentences are those of `%cluster`.
+
+`Watchers` are the pages that watch a notebook's clusters, and the thread that tells them of changes.
+- A page hears the present state when it comes, and again after each change, at most once a `period`, or at once after
+  `changed()`; never on the kernel's event loop, which starves while a cell runs.
+- While no page watches there is no thread. A page that has gone without a word is forgotten `lease` seconds after it
+  was last heard of. After `close` nothing more is said.
 """
 
 from __future__ import annotations
@@ -15,25 +21,145 @@ import contextlib
 import functools
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import comm
 from IPython.core.error import UsageError
 
+from rpcbench.base.conditions import Changes
 from rpcbench.base.errors import counted
 from rpcbench.launch.actions import ALL, Actions
 from rpcbench.launch.cluster import Progress
 from rpcbench.launch.mirrors import heard_where_asked
 from rpcbench.launch.workforce import Workforce
-from rpcbench.notebook.commands import Commands, Voice, running, warn_of_room
-from rpcbench.notebook.needs import needs
-from rpcbench.notebook.sentences import NONE_RUNS, interrupted, restarted, sentence
-from rpcbench.notebook.standing import Standing, State
-from rpcbench.notebook.watchers import Watchers
+from rpcbench.notebook import require_extra
+from rpcbench.notebook.cluster_magic import (
+    NONE_RUNS,
+    ClusterState,
+    ClusterStatus,
+    Commands,
+    Voice,
+    interrupted,
+    restarted,
+    running,
+    sentence,
+    warn_of_room,
+)
 
 logger = logging.getLogger(__name__)
+
+PageState = dict[str, Any]
+
+
+class Page(Protocol):
+    """The comm of one page."""
+
+    comm_id: str
+
+    def send(self, data: PageState) -> object: ...
+    def close(self, data: PageState) -> object: ...
+
+
+@dataclass(slots=True)
+class _Watcher:
+    page: Page
+    heard: float = field(default_factory=time.monotonic)
+    told: PageState | None = None
+
+
+class Watchers:
+    """`look()` gives the present state, a dict that nobody changes later."""
+
+    def __init__(self, look: Callable[[], PageState], period: float = 1.0, lease: float = 150.0) -> None:
+        self._look = look
+        self._period = period
+        self._lease = lease
+        self._lock = threading.Lock()
+        self._changes = Changes()
+        self._stale = False
+        self._watching: dict[str, _Watcher] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, page: Page) -> None:
+        """Tell it the present state, and go on."""
+        with self._lock:
+            self._watching[page.comm_id] = _Watcher(page)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rpcbench-sidebar", daemon=True)
+                self._thread.start()
+        self.changed()
+
+    def stay(self, comm_id: str) -> bool:
+        """That page is still there; False if it has been forgotten."""
+        with self._lock:
+            watcher = self._watching.get(comm_id)
+            if watcher is not None:
+                watcher.heard = time.monotonic()
+            return watcher is not None
+
+    def remove(self, comm_id: str) -> None:
+        """That page has closed its comm."""
+        with self._lock:
+            self._watching.pop(comm_id, None)
+        self.changed()
+
+    def changed(self) -> None:
+        """Look again now. From any thread."""
+        self._stale = True
+        self._changes.tell()
+
+    def close(self) -> None:
+        """Nobody watches any more; the pages are told."""
+        with self._lock:
+            left, self._watching = list(self._watching.values()), {}
+            thread = self._thread
+        self.changed()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        for watcher in left:
+            watcher.page.close({})
+
+    def _run(self) -> None:
+        while watching := self._present():
+            self._stale = False  # before the look: what changes meanwhile is seen next time
+            state = self._state()
+            for watcher in watching:
+                if watcher.told != state:
+                    watcher.told = state
+                    self._tell(watcher, state)
+            self._changes.wait_for(lambda: self._stale, self._period)
+
+    def _present(self) -> list[_Watcher]:
+        """Those that are still there; with the last one the thread goes."""
+        oldest = time.monotonic() - self._lease
+        with self._lock:
+            late = [key for key, watcher in self._watching.items() if watcher.heard < oldest]
+            gone = [self._watching.pop(key) for key in late]
+            watching = list(self._watching.values())
+            if not watching:
+                self._thread = None
+        for watcher in gone:
+            watcher.page.close({})
+        return watching
+
+    def _state(self) -> PageState:
+        try:
+            return self._look()
+        except Exception as error:
+            logger.exception("the clusters could not be looked at")
+            return {"problem": f"{type(error).__name__}: {error}"}
+
+    def _tell(self, watcher: _Watcher, state: PageState) -> None:
+        try:
+            watcher.page.send(state)
+        except Exception:
+            logger.exception("a page could not be told of the clusters")
+            self.remove(watcher.page.comm_id)
+
 
 TARGET = "rpcbench"
 SPEAKS = 2
@@ -46,7 +172,7 @@ class Sidebar:
     def __init__(self, commands: Commands, auto: Callable[[], str]) -> None:
         self._commands = commands
         self._auto = auto
-        self._standing = Standing()
+        self._standing = ClusterStatus()
         self._watchers = Watchers(self.state)
         self._known: weakref.WeakSet[Workforce] = weakref.WeakSet()
         self._alone = threading.Lock()  # of two that start a cluster, the second finds that of the first
@@ -61,7 +187,7 @@ class Sidebar:
         for comm_id in list(self._panels):
             self._shut(comm_id)
 
-    def state(self) -> State:
+    def state(self) -> ClusterState:
         """What pages that watch see."""
         clusters, chosen = self._commands.present(), running()
         for one in [one for one in clusters.values() if one not in self._known]:
@@ -154,7 +280,7 @@ class Sidebar:
 
     # -- panels
     def _open(self, page: Any, name: str) -> None:
-        with needs("a panel", "ipywidgets", "anywidget"):
+        with require_extra("a panel", "ipywidgets", "anywidget"):
             from rpcbench.panels import panel
 
         self._panels[page.comm_id] = made = panel(name)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rpcbench.launch.kinds import KINDS, names
 from rpcbench.launch.targets import ALL
-from rpcbench.notebook.commands import OPTIONS
+from rpcbench.notebook.cluster_magic import OPTIONS
 
 _OF_WORKERS = ("restart", "interrupt", "logs")
 """Actions that take workers."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from rpcbench.panels.autograd import AutogradPanel
-from rpcbench.panels.base import Panel
+from rpcbench.panels.base import Panel, Source
 from rpcbench.panels.messages import MessagesPanel
 from rpcbench.panels.pipeline import PipelinePanel
-from rpcbench.panels.publisher import Source
 from rpcbench.panels.rrefs import RRefPanel
 from rpcbench.panels.workers import WorkersPanel
 

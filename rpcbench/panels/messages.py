@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Self
 
 from rpcbench.panels.base import Panel, asset
-from rpcbench.telemetry import collect
-from rpcbench.telemetry.collect import Traced
+from rpcbench.telemetry import collector
+from rpcbench.telemetry.collector import Traced
 from rpcbench.telemetry.messages import messages_view
 
 
@@ -24,4 +24,4 @@ class MessagesPanel(Panel):
     @classmethod
     def live(cls) -> Self:
         """A panel of the current cluster, all members of which tell of their messages as long as it is open."""
-        return cls(Traced(collect.current()))
+        return cls(Traced(collector.current_collector()))

@@ -1,5 +1,5 @@
 // Plays a record in one panel, in a page of its own: no kernel, and nothing is asked of anybody. The page has the common
-// part and the panel's own, as `widget`, and what `rpcbench.panels.page` has worked out: a view's difference per frame.
+// part and the panel's own, as `widget`, and what `rpcbench.panels.replay` has worked out: a view's difference per frame.
 
 const MILLISECONDS = 200;
 

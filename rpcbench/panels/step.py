@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from rpcbench.base.errors import RpcError
-from rpcbench.panels.base import Panel, asset
-from rpcbench.panels.publisher import Publisher
+from rpcbench.panels.base import Panel, Publisher, asset
 from rpcbench.telemetry.views import View, World
 
 logger = logging.getLogger(__name__)

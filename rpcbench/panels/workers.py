@@ -8,18 +8,17 @@ from typing import Any, Self
 import traitlets
 
 from rpcbench.launch.actions import Actions
-from rpcbench.panels.base import SESSION, Panel, asset
-from rpcbench.panels.publisher import Publisher, Source
+from rpcbench.panels.base import SESSION, Panel, Publisher, Source, asset
 from rpcbench.runtime import current
-from rpcbench.telemetry.pulse import Pulse
-from rpcbench.telemetry.workers import workers_view
+from rpcbench.telemetry.collector import HealthPoller
+from rpcbench.telemetry.views import workers_view
 
 Act = Callable[[str, str], object]
 """(action, target), as `rpcbench.launch.actions.Actions.begin` takes them."""
 
 
 class WorkersPanel(Panel):
-    """A row for each worker; see `rpcbench.telemetry.workers.workers_view`. Without `act` it has no buttons."""
+    """A row for each worker; see `rpcbench.telemetry.views.workers_view`. Without `act` it has no buttons."""
 
     look = staticmethod(workers_view)
     sentence = "Workers, live while this notebook's kernel runs. Run the cell to see the panel."
@@ -35,7 +34,7 @@ class WorkersPanel(Panel):
     def live(cls) -> Self:
         agent = current.current()
         actions = agent.part(Actions)
-        return cls(agent.part(Pulse), act=actions.begin if actions.offered else None)
+        return cls(agent.part(HealthPoller), act=actions.begin if actions.offered else None)
 
     def heard(self, content: dict[str, Any]) -> None:
         match content:

@@ -72,13 +72,13 @@ def stated(what: str, values: Values | None) -> Stated:
 
 
 def _checked(what: str, value: str, dims: Sequence[str | None]) -> Dims:
-    from rpcbench.named import names
+    from rpcbench.named import dimnames
 
     if isinstance(dims, str):
         raise PipelineError(f'{what}={{{value!r}: {dims!r}}}: names of dimensions are a tuple, as ("N", "C")')
     try:
-        return names.checked(dims, len(dims))
-    except names.NamesError as error:
+        return dimnames.checked(dims, len(dims))
+    except dimnames.NamesError as error:
         raise PipelineError(f"{what}={{{value!r}: {tuple(dims)!r}}}: {error}") from None
 
 

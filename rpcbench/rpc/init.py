@@ -62,10 +62,11 @@ from rpcbench.runtime.deadlocks import Watchdog
 from rpcbench.runtime.members import WorkerInfo
 from rpcbench.runtime.publisher import Health, Publisher
 from rpcbench.runtime.timers import keep_what_is_freed
-from rpcbench.transport import addresses, listeners, run_dir
-from rpcbench.transport.addresses import Opener, host_id
+from rpcbench.transport import hosts, listeners, run_dir
+from rpcbench.transport.addresses import Opener
 from rpcbench.transport.base import Link
 from rpcbench.transport.handshake import UNBORN, Identity
+from rpcbench.transport.hosts import host_id
 from rpcbench.transport.rendezvous import Rendezvous
 from rpcbench.transport.run_dir import shared_directory, shared_secret
 
@@ -163,7 +164,7 @@ def meet_at(name: str, url: str, rank: int, world_size: int | None, rpc_timeout:
         leader=f"tls://{place.leader}" if place.leader else "",
         remote=_remote(place) if place.leader else "",
         launched=False,
-        bind=addresses.bind_address(),
+        bind=hosts.bind_address(),
     )
 
 
@@ -179,7 +180,7 @@ def _remote(place: Place) -> str:
     """Where workers on other hosts find this one, unless it founds an open world."""
     if place.rank == 0 and place.world_size is not None:
         return f"tls://{place.leader}"
-    return addresses.address_towards(place.leader)
+    return hosts.address_towards(place.leader)
 
 
 def _resolve(url: str, rank: int, world_size: int | None) -> Place:

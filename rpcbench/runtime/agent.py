@@ -40,8 +40,8 @@ from rpcbench.runtime.requests import PendingCalls, RequestSender, waited_for
 from rpcbench.runtime.server import MessageDispatcher
 from rpcbench.runtime.timers import TICK, Heartbeat, MaintenanceThread
 from rpcbench.runtime.values import MakeHandle, ObjectStore, validate_device_maps
-from rpcbench.transport.addresses import host_id
 from rpcbench.transport.base import Link, MemoryConnection, Transmit
+from rpcbench.transport.hosts import host_id
 from rpcbench.wire import messages as m
 from rpcbench.wire.encoding import pack
 

@@ -31,9 +31,10 @@ from rpcbench.runtime.pool import Pool
 from rpcbench.runtime.receiver import receive
 from rpcbench.runtime.reconnect import ConnectionEntry, ConnectionTable, OnEnd, Reconnector
 from rpcbench.transport import handshake
-from rpcbench.transport.addresses import Opener, host_id
+from rpcbench.transport.addresses import Opener
 from rpcbench.transport.base import Connection, Stream
 from rpcbench.transport.handshake import NEWCOMER, Identity, Objection
+from rpcbench.transport.hosts import host_id
 from rpcbench.transport.rendezvous import Rendezvous
 from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.wire.encoding import unpack

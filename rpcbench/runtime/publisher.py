@@ -30,7 +30,7 @@ from rpcbench.base.events import MESSAGES, Row, Table
 from rpcbench.protocol.node import Node
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE
-from rpcbench.transport.addresses import host_id
+from rpcbench.transport.hosts import host_id
 
 LOOK = "look"
 """The notice that asks: the number of the question."""

@@ -3,14 +3,22 @@
 A view is `{section: {key: row}}`; rows are flat dicts that JSON can carry, numbers below 2**53 or strings. Panels, the
 command line and saved pictures all draw these same dicts. `diff` and `patch` move a view forward in small messages:
 `patch(old, diff(old, new)) == new`, and rows that did not change are not copied.
+
+The views: RRefs and their forks; distributed autograd (what each context has recorded, how far its passes are, where
+gradients are held; context ids are strings, as JavaScript's numbers are too small for them); pipeline steps (where each
+micro-batch is, what waits for what, what stages hold, how idle workers are); and how all workers are.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from rpcbench.base.events import Row, Table
+from rpcbench.pipeline.timeline import idle_share
 
 World = dict[int, dict[str, Any]]
 View = dict[str, Table]
@@ -117,3 +125,287 @@ def patch(old: View, delta: Delta) -> View:
         kept = {key: row for key, row in old.get(section, {}).items() if key not in gone}
         new[section] = {**kept, **change["set"]}
     return new
+
+
+def autograd_view(world: World) -> View:
+    """What each distributed-autograd context has recorded. Sections: workers, contexts, members, links, passes, leaves.
+
+    `members` (key `context/worker`): sends, recvs and gradients of one worker. `links` (`context/from>to`): messages
+    `sent` and `received` between two workers, `open` how many lack the other half; `state` is `paired`, `open` (the
+    other half will come) or `lost` (its worker is gone). `passes` (`context/pass/worker`): gradients `needed`,
+    `arrived` and still `left`, and how many of the worker's `regions` have run (None before it has cut its graph).
+    `leaves` (`context/worker/place`): name (or ""), shape and bytes of each leaf whose gradient a worker holds, as far
+    as it lists them.
+    """
+    contexts: Table = {}
+    members: Table = {}
+    passes: Table = {}
+    leaves: Table = {}
+    sent: dict[tuple[str, int, int], set[int]] = defaultdict(set)
+    received: dict[tuple[str, int, int], set[int]] = defaultdict(set)
+    up = living(world)
+    graphs = {(worker, key): row for worker, key, row in rows_of(up, "graphs")}
+    for worker, key, row in rows_of(up, "contexts"):
+        graph = graphs.get((worker, key))
+        members[f"{key}/{worker}"] = _member(key, worker, row)
+        for send in row["sends"]:
+            sent[key, worker, send["to"]].add(send["message"])
+        for recv in row["recvs"]:
+            received[key, recv["from"], worker].add(recv["message"])
+        for one in row["passes"]:
+            passes[f"{key}/{one['pass']}/{worker}"] = _pass(key, worker, one, graph)
+        for place, leaf in enumerate(graph["leaves"] if graph else ()):
+            leaves[f"{key}/{worker}/{place}"] = {"context": key, "worker": worker, "place": place, **leaf}
+        _count(contexts.setdefault(key, _context(key)), row)
+    pairs = {pair: (sent[pair], received[pair]) for pair in sent.keys() | received.keys()}
+    links = {f"{key}/{a}>{b}": _link(key, a, b, *halves, world) for (key, a, b), halves in pairs.items()}
+    for link in links.values():
+        contexts[link["context"]]["open"] += link["open"] if link["state"] == "open" else 0
+    workers = everybody(world, {end for _, *ends in pairs for end in ends})
+    found = {"workers": workers, "contexts": contexts, "members": members, "links": links, "passes": passes}
+    return {**found, "leaves": leaves}
+
+
+def _context(key: str) -> Row:
+    return {"context": key, "workers": 0, "sends": 0, "recvs": 0, "open": 0, "gradients": 0, "passes": 0}
+
+
+def _count(context: Row, row: Row) -> None:
+    """Add one worker's part of a context to its totals."""
+    context["workers"] += 1
+    context["sends"] += len(row["sends"])
+    context["recvs"] += len(row["recvs"])
+    context["gradients"] += row["gradients"]
+    context["passes"] = max(context["passes"], len(row["passes"]))
+
+
+def _member(key: str, worker: int, row: Row) -> Row:
+    counts = {"sends": len(row["sends"]), "recvs": len(row["recvs"]), "gradients": row["gradients"]}
+    return {"context": key, "worker": worker, **counts}
+
+
+def _pass(key: str, worker: int, one: Row, graph: Row | None) -> Row:
+    counts = {name: one[name] for name in ("state", "needed", "arrived", "waiting")}
+    left = max(0, one["needed"] - one["arrived"])
+    known = [cut for cut in (graph["passes"] if graph else ()) if cut["pass"] == one["pass"]]
+    regions, ran = (known[0]["regions"], known[0]["ran"]) if known else (None, None)
+    return {
+        "context": key, "pass": one["pass"], "worker": worker, **counts, "left": left, "regions": regions, "ran": ran,
+    }  # fmt: skip
+
+
+def _link(key: str, source: int, to: int, sent: set[int], received: set[int], world: World) -> Row:
+    halves = len(sent ^ received)
+    state = "paired" if not halves else "open" if is_up(world, source) and is_up(world, to) else "lost"
+    counts = {"sent": len(sent), "received": len(received), "open": halves}
+    return {"context": key, "from": source, "to": to, "state": state, **counts}
+
+
+STEPS_DRAWN = 4
+STEPS_LISTED = 8
+_UNTOLD = "untold"
+
+
+def pipeline_view(world: World) -> View:
+    """Where each micro-batch is. Sections: workers, steps, lanes, ops.
+
+    `steps` lists the latest steps. A step's `state` is `complete` once all workers have said so, `failed` where an
+    operation has raised, the step was given up or a worker is lost, else `running`; one that a worker has not told the
+    end of before it left is not listed: nobody knows how that was. A complete one has its measured `idle` share;
+    `ideal` is what the schedule cannot avoid. `ops` holds the operations of the latest few, times in monotonic seconds,
+    `end` None while an op runs, `held` the bytes of activations that its stage holds after it. `lanes` (`step/worker`)
+    sum that up for a worker: its stages, of which `replica` where there are several, how many operations are `done` of
+    those `planned`, which is `next` while it waits for something, how `busy` it was, bytes `held` now and at `peak`.
+    Steps are ordered by when they began, as a new pipeline counts from 0 again.
+    """
+    found = sorted(_gathered(world).values(), key=lambda step: step.begin)
+    known = [(row, step) for step in found if (row := _step(step, world))["state"] != _UNTOLD]
+    steps = {str(step.number): row for row, step in known[-STEPS_LISTED:]}
+    drawn = known[-STEPS_DRAWN:]
+    return {
+        "workers": everybody(world, ()),
+        "steps": steps,
+        "lanes": {key: lane for row, step in drawn for key, lane in _lanes(row, step)},
+        "ops": {key: row for _, step in drawn for key, row in step.ops.items()},
+    }
+
+
+@dataclass(slots=True)
+class _Step:
+    """The rows of one step: of each worker's part, and of operations."""
+
+    number: int
+    begin: float = math.inf
+    parts: dict[int, Row] = field(default_factory=dict)
+    ops: Table = field(default_factory=dict)
+
+
+def _gathered(world: World) -> dict[int, _Step]:
+    """All steps of which an operation is known."""
+    steps: dict[int, _Step] = {}
+    for _, key, row in rows_of(world, "ops"):
+        step = steps.get(row["step"])
+        if step is None:
+            step = steps[row["step"]] = _Step(row["step"])
+        step.ops[key] = row
+        step.begin = min(step.begin, row["begin"])
+    for worker, _, row in rows_of(world, "steps"):
+        if row["step"] in steps:
+            steps[row["step"]].parts[worker] = row
+    return steps
+
+
+def _step(step: _Step, world: World) -> Row:
+    rows = step.ops.values()
+    state = _state(step, world)
+    end = max(row["begin"] if row["end"] is None else row["end"] for row in rows)
+    return {
+        "step": step.number,
+        "state": state,
+        "begin": step.begin,
+        "end": end,
+        "ops": len(rows),
+        "idle": idle_share(rows) if state == "complete" else None,
+        "ideal": next((part["ideal"] for part in step.parts.values()), None),
+    }
+
+
+def _state(step: _Step, world: World) -> str:
+    states = {part["state"] for part in step.parts.values()}
+    workers = {worker for part in step.parts.values() for worker in part["workers"]}
+    if workers and workers <= step.parts.keys() and states == {"done"}:
+        return "complete"
+    members = {world[worker]["state"] if worker in world else "lost" for worker in workers}
+    if "failed" in states or "lost" in members:
+        return "failed"
+    return _UNTOLD if "left" in members else "running"
+
+
+def _lanes(row: Row, step: _Step) -> Iterator[tuple[str, Row]]:
+    by_worker: dict[int, list[Row]] = defaultdict(list)
+    for op in step.ops.values():
+        by_worker[op["worker"]].append(op)
+    for worker in sorted(step.parts.keys() | by_worker.keys()):
+        ops = sorted(by_worker[worker], key=lambda op: float(op["begin"]))
+        yield f"{step.number}/{worker}", _lane(row, worker, step.parts.get(worker), ops)
+
+
+def _lane(step: Row, worker: int, part: Row | None, ops: list[Row]) -> Row:
+    plan = part["plan"] if part else []
+    span = step["end"] - step["begin"]
+    ended = [op for op in ops if op["end"] is not None]
+    time = sum(op["end"] - op["begin"] for op in ended)
+    waits = step["state"] == "running" and len(ended) == len(ops) < len(plan)
+    held, peak = _held(ended)
+    return {
+        "step": step["step"],
+        "worker": worker,
+        "stages": sorted({op["stage"] for op in ops}),
+        "replica": part.get("replica") if part else None,
+        "done": len(ended),
+        "planned": len(plan),
+        "next": plan[len(ops)] if waits else "",
+        "busy": time / span if span > 0 else None,
+        "held": held,
+        "peak": peak,
+    }
+
+
+def _held(ended: list[Row]) -> tuple[int, int]:
+    """Bytes that the stages of a worker hold after these operations, and the most at any time."""
+    stages: dict[int, int] = {}
+    peak = 0
+    for op in ended:
+        stages[op["stage"]] = op["held"]
+        peak = max(peak, sum(stages.values()))
+    return sum(stages.values()), peak
+
+
+PERIOD = 0.5
+"""Seconds between two questions of `Pulse`."""
+_SILENT = 4
+"""So many questions that others have answered meanwhile make a member silent."""
+_FIGURES = ("pid", "host", "cpu", "memory", "busy", "queued", "cells")
+
+
+def workers_view(world: World) -> View:
+    """How each member is. Sections: workers, links, logs, actions.
+
+    `workers`: `state` is `up`, `suspect`, `stopped`, `starts`, `lost` or `left`; `doing` says in a word what it does:
+    `cell`, `busy`, `waits`, `idle`, or `silent` for `silent` seconds; `ended` how its process ended. `cpu` is a share
+    of one core, `memory` bytes; `busy` functions run, `waiting` ones wait for something of ours, `queued` calls have
+    not begun, `cells` run or wait; `calls` of other members wait for it. All are None until it has told. `sent` and
+    `received` are sums of bytes, `links` (`worker/peer`) those of each pair as the worker counts them. `logs` are the
+    last lines that it wrote outside cells and calls. `actions` run, or have failed. Who left in good order is not
+    listed, unless the whole world is over.
+    """
+    launched = {key: row for member in world.values() for key, row in _table(member, "launched").items()}
+    there = _listed(world) | {
+        int(key): _absent(int(key), row) for key, row in launched.items() if int(key) not in world
+    }
+    asked = max((_health(member).get("question", 0) for member in there.values()), default=0)
+    calls = Counter(row["to"] for member in there.values() for row in _table(member, "calls").values())
+    return {
+        "workers": {
+            str(i): _worker(member, launched.get(str(i), {}), asked, calls[i]) for i, member in sorted(there.items())
+        },
+        "links": {
+            f"{i}/{peer}": {"worker": i, "peer": int(peer), "sent": count[0], "received": count[1]}
+            for i, member in there.items()
+            for peer, count in _health(member).get("peers", {}).items()
+        },
+        "logs": {key: {"worker": int(key), "text": row["log"]} for key, row in launched.items() if int(key) in there},
+        "actions": {key: row for member in there.values() for key, row in _table(member, "actions").items()},
+    }
+
+
+def _listed(world: World) -> World:
+    over = bool(world) and all(member["state"] == "left" for member in world.values())
+    return {i: member for i, member in world.items() if over or member["state"] != "left"}
+
+
+def _absent(id_: int, process: Row) -> dict[str, Any]:
+    """A process that is no member: it is about to be one, or was lost before anybody looked."""
+    state = "starts" if process["state"] in ("serves", "stopped") else "lost"
+    own = {"id": id_, "name": process["name"], "incarnation": process["incarnation"]}
+    return {**own, "state": state, "tables": {}, "left_out": 0}
+
+
+def _worker(member: dict[str, Any], process: Row, asked: int, calls: int) -> Row:
+    told = _health(member) if member["state"] in ("up", "suspect") else {}
+    behind = asked - told.get("question", asked)
+    silent = round(behind * PERIOD) if behind >= _SILENT else 0
+    stopped = member["state"] == "up" and process.get("state") == "stopped"
+    peers = told.get("peers", {}).values()
+    cells = told.get("cells") or 0
+    figures = {name: told.get(name) for name in _FIGURES}
+    waiting = max(0, told["waiting"] - cells) if told else None  # the threads that wait for a cell's end aside
+    figures["pid"] = figures["pid"] or process.get("pid")
+    own = {name: member[name] for name in ("id", "name", "incarnation", "left_out")}
+    return {
+        **own, **figures,
+        "state": "stopped" if stopped else member["state"],
+        "doing": _doing(told, waiting or 0, bool(silent)),
+        "waiting": waiting, "calls": calls, "silent": silent,
+        "ended": process.get("state", "") if member["state"] == "lost" else "",
+        "sent": sum(count[0] for count in peers), "received": sum(count[1] for count in peers),
+    }  # fmt: skip
+
+
+def _doing(told: Row, waiting: int, silent: bool) -> str:
+    if not told:
+        return ""
+    if silent:
+        return "silent"
+    return "cell" if told["cells"] else "busy" if told["busy"] else "waits" if waiting else "idle"
+
+
+def _health(member: dict[str, Any]) -> Row:
+    """What it has told of itself, the present process."""
+    row = _table(member, "health").get(str(member["id"]))
+    return {} if row is None else row
+
+
+def _table(member: dict[str, Any], name: str) -> Table:
+    table: Table = member["tables"].get(name, {})
+    return table

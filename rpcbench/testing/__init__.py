@@ -17,8 +17,7 @@ from rpcbench.testing.backend import (
     faulty_backend,
     faulty_options,
 )
-from rpcbench.testing.chaos import Drill
-from rpcbench.testing.faults import Faults, install
+from rpcbench.testing.faults import Drill, Faults, install
 from rpcbench.testing.stepper import Held, Stepper
 
 __all__ = [

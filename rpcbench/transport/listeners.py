@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from rpcbench.base.conditions import Flag
 from rpcbench.base.errors import AuthenticationError, NotConnectedError
 from rpcbench.transport.base import Stream
-from rpcbench.transport.stream import SocketStream
+from rpcbench.transport.sockets import SocketStream
 
 _PAUSE = 0.2
 """Seconds until the next try: nothing announces a descriptor that is free again."""

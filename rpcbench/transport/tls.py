@@ -22,7 +22,7 @@ import time
 from rpcbench.base.errors import AuthenticationError
 from rpcbench.transport import listeners
 from rpcbench.transport.base import Stream
-from rpcbench.transport.stream import SocketStream
+from rpcbench.transport.sockets import SocketStream
 from rpcbench.wire.framing import Parts
 
 _PIECE = 1 << 18

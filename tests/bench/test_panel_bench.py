@@ -14,7 +14,7 @@ from rpcbench.bench import frames, pace, watching
 from rpcbench.bench.watching import Bound
 from rpcbench.cli.main import main
 from rpcbench.panels import PANELS
-from rpcbench.telemetry.collect import Collector
+from rpcbench.telemetry.collector import Collector
 from rpcbench.telemetry.views import diff
 
 

@@ -65,7 +65,7 @@ def words(tables):
 def agrees(page, notebook, compared):
     """Wait until, with all quiet, the two views that `compared()` gives are the same. Figures move seldom meanwhile: on
     a busy machine half a second is not enough to ask all and to look."""
-    notebook.value("0", after="import rpcbench.telemetry.pulse as pulse\npulse.PERIOD = 2.0")
+    notebook.value("0", after="import rpcbench.telemetry.collector as pulse\npulse.PERIOD = 2.0")
     settles(page, lambda: unlike(*compared()), None)
     notebook.value("0", after="pulse.PERIOD = 0.5")
 

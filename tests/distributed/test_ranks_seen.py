@@ -24,10 +24,10 @@ from rpcbench.distributed.groups import Member
 from rpcbench.distributed.world import Met, Who, World
 from rpcbench.runtime import current
 from rpcbench.runtime.events import EventLog
-from rpcbench.telemetry.collect import Collector, Traced
-from rpcbench.telemetry.collective_timeline import CollectiveTimeline
-from rpcbench.telemetry.collectives import began_since, collectives_view
-from rpcbench.telemetry.record import Player, load
+from rpcbench.telemetry.collector import Collector, Traced
+from rpcbench.telemetry.messages import began_since, collectives_view
+from rpcbench.telemetry.recording import Player, load
+from rpcbench.telemetry.trace import CollectiveTimeline
 
 pytestmark = pytest.mark.process
 View = dict[str, dict[str, Row]]

@@ -11,8 +11,8 @@ import pytest
 
 import rpcbench
 from rpcbench.launch.targets import Targets
-from rpcbench.notebook.commands import Commands
-from rpcbench.transport import addresses
+from rpcbench.notebook.cluster_magic import Commands
+from rpcbench.transport import hosts
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "launch"))
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.process
 @pytest.fixture(autouse=True)
 def commands(no_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     provide(tmp_path, monkeypatch.setenv, HOSTS)
-    monkeypatch.setenv(addresses.BIND_VARIABLE, "127.0.0.1")  # no interface of the machine that runs this is used
+    monkeypatch.setenv(hosts.BIND_VARIABLE, "127.0.0.1")  # no interface of the machine that runs this is used
 
 
 def test_the_page_has_a_block_for_each_way() -> None:

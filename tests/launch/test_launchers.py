@@ -11,7 +11,7 @@ import pytest
 import rpcbench
 from rpcbench.base.errors import RpcError
 from rpcbench.launch import kinds
-from rpcbench.transport import addresses
+from rpcbench.transport import hosts
 
 PLUGIN = """
 from rpcbench.launch.process import ProcessLauncher
@@ -89,22 +89,22 @@ def test_the_metadata_of_the_package_names_the_same_launchers() -> None:
 
 # -- where the notebook is found
 def test_an_address_is_read_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert addresses.outbound_address("10.0.0.1:29500") == "tls://10.0.0.1:29500"
-    assert addresses.outbound_address("node7") == "tls://node7:0"
-    assert addresses.outbound_address("[fe80::1]:7") == "tls://[fe80::1]:7"
-    monkeypatch.setenv(addresses.BIND_VARIABLE, "10.9.9.9")
-    assert addresses.outbound_address(":29500") == "tls://10.9.9.9:29500"
+    assert hosts.outbound_address("10.0.0.1:29500") == "tls://10.0.0.1:29500"
+    assert hosts.outbound_address("node7") == "tls://node7:0"
+    assert hosts.outbound_address("[fe80::1]:7") == "tls://[fe80::1]:7"
+    monkeypatch.setenv(hosts.BIND_VARIABLE, "10.9.9.9")
+    assert hosts.outbound_address(":29500") == "tls://10.9.9.9:29500"
     for wrong in ("host:port", "tls://10.0.0.1", "me@host", "a/b", "host:70000"):
         with pytest.raises(ValueError, match=r"address=.* is none; write"):
-            addresses.outbound_address(wrong)
+            hosts.outbound_address(wrong)
 
 
 def test_without_a_way_outward_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(host: str, port: int) -> str:
         raise OSError("Network is unreachable")
 
-    monkeypatch.delenv(addresses.BIND_VARIABLE, raising=False)
-    monkeypatch.setattr(addresses.tcp, "interface_towards", unreachable)
-    monkeypatch.setattr(addresses.psutil, "net_if_addrs", dict)
+    monkeypatch.delenv(hosts.BIND_VARIABLE, raising=False)
+    monkeypatch.setattr(hosts.listeners, "interface_towards", unreachable)
+    monkeypatch.setattr(hosts.psutil, "net_if_addrs", dict)
     with pytest.raises(RpcError, match=r"none but loopback\): pass address="):
-        addresses.outbound_address()
+        hosts.outbound_address()

@@ -14,7 +14,7 @@ from pathlib import Path
 from launch_bench import until
 from ray_here import MARKS, begun, free, groups, prepared, start
 
-from rpcbench.transport import addresses
+from rpcbench.transport import hosts
 
 pytestmark = MARKS
 
@@ -59,7 +59,7 @@ def test_each_gets_a_node_of_its_own_where_there_are_as_many(leak_check):
 
 def test_the_block_of_the_page_starts_a_ray_and_ends_it(leak_check, monkeypatch):
     (block,) = (each for each in re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S) if '"ray"' in each)
-    monkeypatch.setenv(addresses.BIND_VARIABLE, "127.0.0.1")
+    monkeypatch.setenv(hosts.BIND_VARIABLE, "127.0.0.1")
     command = [sys.executable, "-W", "error", "-c", f"import rpcbench\n{block}\n{CHECKS}"]
     with prepared(leak_check):
         environ = {name: value for name, value in os.environ.items() if name != "RAY_USAGE_STATS_ENABLED"}

@@ -23,8 +23,7 @@ from rpcbench.base.errors import RpcError, UnknownWorkerError, WorkerLostError
 from rpcbench.launch import torchrun_worker
 from rpcbench.launch.joined import Joined
 from rpcbench.launch.targets import Targets
-from rpcbench.notebook.commands import Commands
-from rpcbench.notebook.sentences import NONE_RUNS
+from rpcbench.notebook.cluster_magic import NONE_RUNS, Commands
 from rpcbench.transport import run_dir
 
 __all__ = ["hosts"]
@@ -241,7 +240,7 @@ def test_on_two_hosts_over_tls(hosts: tuple[Host, Host], no_leaks: None, tmp_pat
 
 ELSEWHERE = """
 import sys, rpcbench
-from rpcbench.transport.addresses import host_id
+from rpcbench.transport.hosts import host_id
 
 with rpcbench.Cluster.join(sys.argv[1]) as cluster:
     if sys.argv[2:] == ["stays"]:

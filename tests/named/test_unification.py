@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rpcbench import named
 from rpcbench.named import NamesError
-from rpcbench.named.names import Names, unify
+from rpcbench.named.dimnames import Names, unify
 
 LETTERS = "ABCD"
 

@@ -11,7 +11,7 @@ from worlds import PATIENCE, stop
 
 from rpcbench.launch.names import Names
 from rpcbench.notebook.assist import Assist, Spot
-from rpcbench.notebook.commands import OPTIONS
+from rpcbench.notebook.cluster_magic import OPTIONS
 from rpcbench.notebook.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.process

@@ -107,7 +107,7 @@ def test_the_stop_button_works_after_a_breakpoint(failed, stop):
 
 def test_unloading_gives_the_magic_back(failed):
     unloaded = (
-        "from rpcbench.notebook.debug import DebugMagics\nshell = get_ipython()\n"
+        "from rpcbench.notebook.fault_magics import DebugMagics\nshell = get_ipython()\n"
         "before = shell.find_line_magic('debug')\n"
         "made = DebugMagics(shell, bool, print)\nshell.register_magics(made)\nduring = shell.find_line_magic('debug')\n"
         "made.give_back()\n"

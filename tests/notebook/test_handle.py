@@ -11,7 +11,7 @@ from worlds import PATIENCE
 
 from rpcbench.base.errors import CallCancelled
 from rpcbench.launch.desk import _Part
-from rpcbench.notebook.handle import CellHandle
+from rpcbench.notebook.async_cells import CellHandle
 
 
 class Sent:

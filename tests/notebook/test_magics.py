@@ -14,7 +14,7 @@ from rpcbench.launch.desk import Answer, Ask, Way
 from rpcbench.launch.history import Rerun
 from rpcbench.launch.status import ClusterStatus, WorkerStatus
 from rpcbench.launch.tracebacks import Failed, interrupted, raised, shown_as
-from rpcbench.notebook import commands, magics
+from rpcbench.notebook import cluster_magic, magics
 
 
 class Desk:
@@ -86,7 +86,7 @@ def made(shell, desk, monkeypatch):
     """The magics in a notebook with a cluster of two."""
     running = Running(desk.agent)
     monkeypatch.setattr(magics, "cluster", lambda: running)
-    monkeypatch.setattr(commands, "cluster", lambda: running)
+    monkeypatch.setattr(cluster_magic, "cluster", lambda: running)
     return magics.ClusterMagics(shell)
 
 
@@ -336,7 +336,7 @@ def test_without_a_cluster_every_magic_says_how_to_start_one(made, monkeypatch, 
         raise RuntimeError("no cluster is running: %cluster start 2")
 
     monkeypatch.setattr(magics, "cluster", none)
-    monkeypatch.setattr(commands, "cluster", none)
+    monkeypatch.setattr(cluster_magic, "cluster", none)
     with pytest.raises(RuntimeError, match="%cluster start 2") as caught:
         made.remote("worker1", "code")
     assert caught.value._render_traceback_() == ["RuntimeError: no cluster is running: %cluster start 2"]

@@ -8,8 +8,8 @@ import sys
 import pytest
 from IPython.core.error import UsageError
 
-from rpcbench.notebook.needs import needs
-from rpcbench.notebook.tabs import in_tabs
+from rpcbench.notebook import require_extra
+from rpcbench.notebook.async_cells import in_tabs
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -98,7 +98,7 @@ def test_a_missing_part_is_named_with_the_command_that_brings_it(monkeypatch):
 
 
 def test_what_is_missing_besides_is_not_hidden():
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"), needs("a panel", "ipywidgets"):
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"), require_extra("a panel", "ipywidgets"):
         import no_such_module  # noqa: F401
 
 

@@ -9,7 +9,7 @@ from IPython.core.error import UsageError
 
 from rpcbench.launch import kinds, room
 from rpcbench.launch.targets import Targets
-from rpcbench.notebook.commands import OPTIONS, Commands
+from rpcbench.notebook.cluster_magic import OPTIONS, Commands
 from rpcbench.notebook.vocabulary import Vocabulary
 
 GB = 1 << 30
@@ -50,31 +50,31 @@ def test_workers_that_may_be_elsewhere_lack_nothing_here():
 
 @pytest.mark.parametrize("words", ["2 --launcher", "2 --launcher nope", "2 --launcher command template=x 3"])
 def test_launchers_that_are_none_are_told_with_those_there_are(words):
-    commands = Commands(Targets(), lambda cluster: None)
+    cluster_magic = Commands(Targets(), lambda cluster: None)
     with pytest.raises(UsageError, match="local, kernel, command" if words.count(" ") < 3 else "say how many"):
-        commands.by_name["start"](words.split())
-    assert commands.started == []
+        cluster_magic.by_name["start"](words.split())
+    assert cluster_magic.started == []
 
 
 def test_what_does_not_fit_a_launcher_is_a_mistake_of_usage(no_leaks):
     """In a notebook one sentence, and no frames of ours."""
-    commands = Commands(Targets(), lambda cluster: None)
+    cluster_magic = Commands(Targets(), lambda cluster: None)
     with pytest.raises(UsageError, match=r"names a \{host\}: pass hosts="):
-        commands.by_name["start"](["2", "--launcher", "command", "template=ssh {host} {cmd}"])
-    assert commands.started == []
+        cluster_magic.by_name["start"](["2", "--launcher", "command", "template=ssh {host} {cmd}"])
+    assert cluster_magic.started == []
 
 
 @pytest.mark.process
 def test_workers_of_another_kind_are_not_taken_for_those_that_run(no_leaks):
-    commands = Commands(Targets(), lambda cluster: None)
+    cluster_magic = Commands(Targets(), lambda cluster: None)
     try:
         for words in ("1", "1 --kind process", "1 --launcher local"):
-            assert "1 worker: worker1." in commands.by_name["start"](words.split())
+            assert "1 worker: worker1." in cluster_magic.by_name["start"](words.split())
         for words in ("1 --kind kernel", "1 --launcher command template={cmd}"):
             with pytest.raises(UsageError, match="workers of kind process run here"):
-                commands.by_name["start"](words.split())
+                cluster_magic.by_name["start"](words.split())
     finally:
-        commands.stop_started()
+        cluster_magic.stop_started()
 
 
 def test_names_of_launchers_are_offered():
@@ -142,7 +142,7 @@ def test_a_restarted_worker_runs_its_cells_again_and_tells_what_failed(kernel):
 
 
 def test_unloading_stops_what_was_started_here_and_nothing_else(monkeypatch):
-    from rpcbench.notebook import commands
+    from rpcbench.notebook import cluster_magic
 
     def acted():
         agent = SimpleNamespace(running=True)
@@ -151,8 +151,8 @@ def test_unloading_stops_what_was_started_here_and_nothing_else(monkeypatch):
     own, other = acted(), acted()
     own.shutdown = lambda: own.stopped.append(True)
     current = [other]
-    monkeypatch.setattr(commands, "cluster", lambda: current[-1])
-    monkeypatch.setattr(commands, "Cluster", lambda size, **options: own)
+    monkeypatch.setattr(cluster_magic, "cluster", lambda: current[-1])
+    monkeypatch.setattr(cluster_magic, "Cluster", lambda size, **options: own)
     made = Commands(None, lambda cluster: None)
     made.by_name["start"](["1", "--name", "mine"])
     current.append(own)

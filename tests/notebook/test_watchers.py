@@ -9,8 +9,8 @@ import pytest
 from worlds import PATIENCE
 
 from rpcbench.launch.status import WorkerStatus
-from rpcbench.notebook.standing import worker
-from rpcbench.notebook.watchers import Watchers
+from rpcbench.notebook.cluster_magic import worker
+from rpcbench.notebook.sidebar import Watchers
 
 LONG = 3600.0
 

@@ -9,8 +9,8 @@ from typing import Any
 from pictures import gpipe, send, world
 
 from rpcbench.pipeline.slices import TRACK
-from rpcbench.telemetry.chrome import IN, OUT, chrome, save
-from rpcbench.telemetry.clocks import Clock
+from rpcbench.telemetry.messages import Clock
+from rpcbench.telemetry.trace import IN, OUT, chrome, save
 
 Event = dict[str, Any]
 

@@ -9,15 +9,11 @@ from xml.etree import ElementTree
 import pytest
 from pictures import meet, send, world
 
-from rpcbench.telemetry.chrome import chrome
-from rpcbench.telemetry.clocks import Clock
-from rpcbench.telemetry.collective_timeline import FAILED, LAST, MOVES, WAITS, CollectiveTimeline
-from rpcbench.telemetry.collectives import Straggler, began_since, collectives_view
-from rpcbench.telemetry.messages import messages_view
-from rpcbench.telemetry.record import Cleaner, Player, Record, flat
-from rpcbench.telemetry.stills import Snapshot
+from rpcbench.telemetry.messages import Clock, Straggler, began_since, collectives_view, messages_view
+from rpcbench.telemetry.recording import Cleaner, Player, Record, flat
 from rpcbench.telemetry.summary import text
-from rpcbench.telemetry.trace import _since
+from rpcbench.telemetry.svg import Snapshot
+from rpcbench.telemetry.trace import FAILED, LAST, MOVES, WAITS, CollectiveTimeline, _since, chrome
 from rpcbench.telemetry.views import World, diff
 
 

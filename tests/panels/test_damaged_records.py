@@ -14,7 +14,7 @@ from pictures import gpipe, launch, meet, own, record, run_backward, send, tell,
 from spoiled import DAMAGE, damaged
 
 from rpcbench.panels import PANELS
-from rpcbench.telemetry.record import FORMAT, VERSION, Player, Record, flat, load
+from rpcbench.telemetry.recording import FORMAT, VERSION, Player, Record, flat, load
 from rpcbench.telemetry.views import diff
 
 

@@ -21,11 +21,11 @@ from worlds import PATIENCE, nothing_left, until, world
 
 from rpcbench import autograd, panels
 from rpcbench.bench.frames import CHROMIUM, FLAGS, HOST
-from rpcbench.panels.publisher import Publisher
+from rpcbench.panels.base import Publisher
 from rpcbench.pipeline import Pipeline, split
 from rpcbench.rpc import remote, rpc_sync
 from rpcbench.runtime import current, events
-from rpcbench.telemetry.collect import Collector
+from rpcbench.telemetry.collector import Collector
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")]
 

@@ -12,8 +12,8 @@ from nbclient import NotebookClient
 from pictures import own, send, use, world
 
 from rpcbench.bench.frames import CHROMIUM, FLAGS
-from rpcbench.panels import PANELS, page
-from rpcbench.telemetry.record import FORMAT, VERSION, Player, Record, flat
+from rpcbench.panels import PANELS, replay
+from rpcbench.telemetry.recording import FORMAT, VERSION, Player, Record, flat
 from rpcbench.telemetry.views import diff, patch
 
 NASTY = "</script><img src=x onerror='parent.hit = 1'>&lt;\u2028"
@@ -44,7 +44,7 @@ def record():
 
 @pytest.mark.parametrize("name", PANELS)
 def test_each_frame_has_the_view_of_that_frame(record, name):
-    played, player, view = page.played(record, PANELS[name]), Player(record), {}
+    played, player, view = replay.played(record, PANELS[name]), Player(record), {}
     assert (played["seconds"], played["note"]) == (2.0, "")
     for at, frame in enumerate(json.loads(json.dumps(played))["frames"]):
         player.go(at)
@@ -56,36 +56,36 @@ def test_each_frame_has_the_view_of_that_frame(record, name):
 
 @pytest.mark.parametrize("name", PANELS)
 def test_what_workers_say_is_no_markup(record, name):
-    made = page.page(record, PANELS[name])
+    made = replay.page(record, PANELS[name])
     data = re.search(r'id="record">(.*?)</script>', made)[1]
-    assert "<" not in data and json.loads(data) == json.loads(json.dumps(page.played(record, PANELS[name])))
+    assert "<" not in data and json.loads(data) == json.loads(json.dumps(replay.played(record, PANELS[name])))
     assert made.count("</script>") == 2 and "onerror" not in made.replace(data, "")
     assert re.findall(r"https?://[^\s\"']+", made) == ["http://www.w3.org/2000/svg"]
-    inside = page.folded(record, PANELS[name])
+    inside = replay.folded(record, PANELS[name])
     assert inside.count("<iframe") == 1 and 'sandbox="allow-scripts"' in inside and "<img" not in inside
 
 
 def test_a_long_record_leaves_frames_out_but_none_with_a_name(monkeypatch):
     changes = [lambda at, n=n: own(at, 1, f"0.{n}") for n in range(100)]
     long = recorded(*changes, names=[f"mark {n}" if n in (7, 41) else "" for n in range(100)])
-    monkeypatch.setattr(page, "MOST_FRAMES", 10)
-    played = page.played(long, PANELS["rrefs"])
+    monkeypatch.setattr(replay, "MOST_FRAMES", 10)
+    played = replay.played(long, PANELS["rrefs"])
     assert {"mark 7", "mark 41", ""} == {frame["name"] for frame in played["frames"]}
     assert len(played["frames"]) == 13 and played["note"].startswith("87 of 100 frames are left out")
     assert len(played["frames"][-1]["delta"]["rrefs"]["set"]) > 0 and played["frames"][-1]["time"] == 49.5
-    monkeypatch.setattr(page, "MOST_BYTES", 5000)
-    shorter = page.played(long, PANELS["rrefs"])
+    monkeypatch.setattr(replay, "MOST_BYTES", 5000)
+    shorter = replay.played(long, PANELS["rrefs"])
     assert 1 <= len(shorter["frames"]) < 13 and len(json.dumps(shorter)) < 8000
 
 
 def test_a_record_of_many_rows_has_fewer_frames(monkeypatch):
     changes = [lambda at, n=n: own(at, 1, f"0.{n}") for n in range(60)]
-    monkeypatch.setattr(page, "MOST_ROWS", 300)
-    assert len(page.played(recorded(*changes), PANELS["rrefs"])["frames"]) <= 6
+    monkeypatch.setattr(replay, "MOST_ROWS", 300)
+    assert len(replay.played(recorded(*changes), PANELS["rrefs"])["frames"]) <= 6
 
 
 def test_an_empty_record_is_a_page_too():
-    played = page.played(Record({}, ()), PANELS["rrefs"])
+    played = replay.played(Record({}, ()), PANELS["rrefs"])
     assert [frame["name"] for frame in played["frames"]] == ["empty"]
 
 

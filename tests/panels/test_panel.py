@@ -12,8 +12,8 @@ from pictures import gpipe, own, use, world
 
 import rpcbench.panels as panels
 from rpcbench.panels.base import Panel
-from rpcbench.telemetry.chrome import chrome
-from rpcbench.telemetry.still import Still as StillWorld
+from rpcbench.telemetry.recording import Still as StillWorld
+from rpcbench.telemetry.trace import chrome
 from rpcbench.telemetry.views import patch, rref_view
 
 

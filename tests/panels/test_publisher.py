@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from rpcbench.panels.publisher import Publisher
+from rpcbench.panels.base import Publisher
 
 PATIENCE = 20.0
 

@@ -11,7 +11,7 @@ from pictures import own, send, use, world
 
 import rpcbench
 from rpcbench.panels import PANELS
-from rpcbench.telemetry.record import FORMAT, VERSION, Record, flat
+from rpcbench.telemetry.recording import FORMAT, VERSION, Record, flat
 from rpcbench.telemetry.views import diff
 
 

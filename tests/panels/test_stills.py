@@ -13,8 +13,8 @@ from pictures import ask, gpipe, launch, own, record, run_backward, send, tell, 
 
 from rpcbench.base import charts
 from rpcbench.panels import PANELS, base
-from rpcbench.telemetry import stills
-from rpcbench.telemetry.stills import Snapshot
+from rpcbench.telemetry import svg as stills
+from rpcbench.telemetry.svg import Snapshot
 
 NASTY = "<img src=x onerror='alert(1)'>&amp;\x00\ud800"
 

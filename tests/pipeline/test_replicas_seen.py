@@ -18,8 +18,8 @@ from rpcbench.base.events import Row
 from rpcbench.pipeline import Pipeline, buckets, split
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
-from rpcbench.telemetry import collect
-from rpcbench.telemetry.collectives import collectives_view
+from rpcbench.telemetry import collector as collect
+from rpcbench.telemetry.messages import collectives_view
 
 FOUR = ["worker1", "worker2", "worker3", "worker4"]
 GATE = threading.Event()
@@ -38,7 +38,7 @@ def replicas(*between: nn.Module) -> Pipeline:
 
 
 def seen() -> list[Row]:
-    collector = collect.current()
+    collector = collect.current_collector()
     stop = collector.subscribe(lambda: None)
     assert collector.settle(20)
     rows = collectives_view(collector.world())["collectives"].values()

@@ -19,10 +19,8 @@ from rpcbench.base.errors import SerializationError, StageLostError, UnknownWork
 from rpcbench.pipeline import Pipeline, PipelineError, split
 from rpcbench.pipeline.microbatch import cut
 from rpcbench.runtime.agent import Agent
-from rpcbench.telemetry.collect import Collector
-from rpcbench.telemetry.contexts import autograd_view
-from rpcbench.telemetry.steps import pipeline_view
-from rpcbench.telemetry.views import rref_view
+from rpcbench.telemetry.collector import Collector
+from rpcbench.telemetry.views import autograd_view, pipeline_view, rref_view
 
 WORKERS = ["worker1", "worker2"]
 

@@ -13,8 +13,9 @@ from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import IncompleteWorldError, RefusedError, TurnedAwayError
 from rpcbench.rpc import init
 from rpcbench.rpc.init import start_agent
-from rpcbench.transport.addresses import Opener, host_id
+from rpcbench.transport.addresses import Opener
 from rpcbench.transport.handshake import Identity
+from rpcbench.transport.hosts import host_id
 from rpcbench.transport.rendezvous import Rendezvous
 
 HELD = RefusedError("worker1 does not let this process in: rank 0 is not unique: notebook has it already")

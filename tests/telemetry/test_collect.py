@@ -18,8 +18,8 @@ from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import events
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.publisher import Publisher
-from rpcbench.telemetry import collect
-from rpcbench.telemetry.collect import Collector
+from rpcbench.telemetry import collector as collect
+from rpcbench.telemetry.collector import Collector
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def agents(tmp_path: Path, no_leaks: None) -> Iterator[list[Agent]]:
 
 @pytest.fixture
 def collector(agents: list[Agent]) -> Collector:
-    return collect.current()
+    return collect.current_collector()
 
 
 def fetch(rref: RRef[Any]) -> Any:

@@ -14,12 +14,11 @@ from worlds import until, world
 
 from rpcbench.rpc import remote, rpc_sync
 from rpcbench.runtime.agent import Agent
-from rpcbench.telemetry import collect, recording
-from rpcbench.telemetry.contexts import autograd_view
+from rpcbench.telemetry import collector as collect
+from rpcbench.telemetry import recording
 from rpcbench.telemetry.messages import messages_view
-from rpcbench.telemetry.record import Cleaner, Player, Record, flat, load, world_of
-from rpcbench.telemetry.recording import record
-from rpcbench.telemetry.views import rref_view
+from rpcbench.telemetry.recording import Cleaner, Player, Record, flat, load, record, world_of
+from rpcbench.telemetry.views import autograd_view, rref_view
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def named(played: Record, name: str) -> Any:
 
 
 def test_at_each_marked_moment_it_equals_the_live_tables(agents: list[Agent], tmp_path: Path) -> None:
-    collector = collect.current()
+    collector = collect.current_collector()
     live = {}
     rrefs = []
     with record(tmp_path / "lesson.json") as running:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rpcbench.telemetry.steps import STEPS_DRAWN, STEPS_LISTED, pipeline_view
+from rpcbench.telemetry.views import STEPS_DRAWN, STEPS_LISTED, pipeline_view
 
 
 def world(ops=(), parts=(), states=("up",) * 4):

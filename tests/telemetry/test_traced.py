@@ -16,10 +16,10 @@ from rpcbench.rpc import remote, rpc_sync
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import events
 from rpcbench.runtime.agent import Agent
-from rpcbench.telemetry import collect, messages
-from rpcbench.telemetry.clocks import SHARED, Clock, better, estimate
-from rpcbench.telemetry.collect import Collector
-from rpcbench.telemetry.messages import gather, messages_view
+from rpcbench.telemetry import collector as collect
+from rpcbench.telemetry import messages
+from rpcbench.telemetry.collector import Collector
+from rpcbench.telemetry.messages import SHARED, Clock, better, estimate, gather, messages_view
 from rpcbench.telemetry.trace import _since, trace
 from rpcbench.testing import Faults, install
 
@@ -35,7 +35,7 @@ def agents(tmp_path: Path, no_leaks: None) -> Iterator[list[Agent]]:
 @pytest.fixture
 def collector(agents: list[Agent]) -> Iterator[Collector]:
     """One that listens to all members already."""
-    made = collect.current()
+    made = collect.current_collector()
     stop = made.subscribe(lambda: None, MESSAGES)
     assert made.settle(20)
     yield made
@@ -86,7 +86,7 @@ def test_nothing_of_the_telemetry_itself_is_told(collector: Collector, agents: l
 
 
 def test_whoever_does_not_ask_for_messages_makes_none(agents: list[Agent]) -> None:
-    collector = collect.current()
+    collector = collect.current_collector()
     stop = collector.subscribe(lambda: None)
     assert collector.settle(20)
     rpc_sync("worker1", int)
@@ -237,7 +237,7 @@ def test_the_clock_of_another_host_is_measured(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setenv("RPCBENCH_HOST_ID", "elsewhere")
         other = start_agent(config(tmp_path, 1))
         try:
-            collector = collect.current()
+            collector = collect.current_collector()
             stop = collector.subscribe(lambda: None, MESSAGES)
             until(lambda: 1 in collector.world() and collector.world()[1]["clock"] != SHARED)
             clock = collector.world()[1]["clock"]
@@ -249,7 +249,7 @@ def test_the_clock_of_another_host_is_measured(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_trace_has_what_followed_from_its_body_and_nothing_from_before(agents: list[Agent]) -> None:
-    collector = collect.current()
+    collector = collect.current_collector()
     stop = collector.subscribe(lambda: None, MESSAGES)
     rpc_sync("worker1", abs, (-1,))
     with trace() as seen:

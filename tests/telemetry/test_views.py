@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcbench.telemetry.contexts import autograd_view
-from rpcbench.telemetry.steps import pipeline_view
 from rpcbench.telemetry.summary import LINES, text
-from rpcbench.telemetry.views import diff, patch, rref_view
+from rpcbench.telemetry.views import autograd_view, diff, patch, pipeline_view, rref_view
 
 VIEWS = [rref_view, autograd_view, pipeline_view]
 

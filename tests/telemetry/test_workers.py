@@ -18,9 +18,9 @@ import rpcbench
 from rpcbench.launch.actions import Actions
 from rpcbench.rpc import rpc_async, rpc_sync
 from rpcbench.runtime.agent import Agent
-from rpcbench.telemetry import pulse
+from rpcbench.telemetry import collector
 from rpcbench.telemetry.summary import text
-from rpcbench.telemetry.workers import workers_view
+from rpcbench.telemetry.views import workers_view
 
 # ---- the view
 
@@ -151,7 +151,7 @@ def tables(agents: list[Agent]) -> list[Any]:
 
 
 def test_members_are_measured_while_somebody_looks_and_not_else(agents: list[Agent]) -> None:
-    source = pulse.current()
+    source = collector.current_poller()
     assert tables(agents) == [{}, {}, {}]
     stop = source.subscribe(lambda: None)
     until(
@@ -176,7 +176,7 @@ def test_a_picture_taken_at_once_knows_how_all_members_are(agents: list[Agent]) 
 
 
 def test_who_settles_does_not_wait_for_ever(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
-    source = pulse.current()
+    source = collector.current_poller()
     notify = agents[0].notify
 
     def deaf(to: int, channel: str, data: Any, may_wait: bool = False) -> None:
@@ -203,7 +203,7 @@ GATES: dict[str, threading.Event] = {}
 
 def test_threads_and_queues_are_those_of_the_pool(agents: list[Agent]) -> None:
     GATES["busy"] = threading.Event()
-    source = pulse.current()
+    source = collector.current_poller()
     stop = source.subscribe(lambda: None)
 
     def row() -> dict[str, Any]:
@@ -222,7 +222,7 @@ def test_threads_and_queues_are_those_of_the_pool(agents: list[Agent]) -> None:
 
 
 def test_bytes_count_those_in_shared_memory(agents: list[Agent]) -> None:
-    source = pulse.current()
+    source = collector.current_poller()
     stop = source.subscribe(lambda: None)
     rpc_sync("worker1", torch.sum, (torch.ones(1 << 20),))
 
@@ -237,7 +237,7 @@ def test_bytes_count_those_in_shared_memory(agents: list[Agent]) -> None:
 
 
 def test_a_member_that_does_not_answer_is_not_asked_again(agents: list[Agent], monkeypatch: Any) -> None:
-    source = pulse.current()
+    source = collector.current_poller()
     asked: list[tuple[int, int]] = []
     notify = agents[0].notify
 
@@ -262,7 +262,7 @@ def test_a_member_that_does_not_answer_is_not_asked_again(agents: list[Agent], m
 @pytest.mark.process
 def test_a_cluster_tells_of_its_processes_and_does_what_is_asked(no_leaks: None) -> None:
     with rpcbench.Cluster(2) as cluster:
-        source, actions = pulse.current(), cluster.agent.part(Actions)
+        source, actions = collector.current_poller(), cluster.agent.part(Actions)
         stop = source.subscribe(lambda: None)
 
         def row(worker: int) -> dict[str, Any]:

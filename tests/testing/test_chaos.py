@@ -15,7 +15,7 @@ from rpcbench.rpc import rpc_async, rpc_sync
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime.agent import Agent
 from rpcbench.testing import Drill
-from rpcbench.testing.chaos import Chaos, Settings
+from rpcbench.testing.faults import Chaos, Settings
 from rpcbench.wire import messages as m
 
 

@@ -13,7 +13,7 @@ from rpcbench.transport import shared_memory
 from rpcbench.transport.addresses import Opener
 from rpcbench.transport.base import Stream
 from rpcbench.transport.listeners import LocalStream
-from rpcbench.transport.stream import SocketStream
+from rpcbench.transport.sockets import SocketStream
 
 KINDS = ["unix", "full", "tcp", "tls"]
 ALL = [*KINDS, "shared"]

@@ -17,7 +17,8 @@ from worlds import PATIENCE, until
 from rpcbench.base.errors import NotConnectedError
 from rpcbench.transport import stream
 from rpcbench.transport.base import Stream
-from rpcbench.transport.stream import Ending, SocketStream, StreamConnection
+from rpcbench.transport.sockets import SocketStream
+from rpcbench.transport.stream import Ending, StreamConnection
 from rpcbench.wire import framing
 from rpcbench.wire.framing import END, Frame, Limits, Parts
 from rpcbench.wire.messages import Body

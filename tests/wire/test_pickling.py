@@ -290,12 +290,16 @@ def test_cut_payloads_are_refused(length: int) -> None:
         Codec().decode(body._replace(payload=body.payload[:length]))
 
 
-def test_outside_a_message_holes_have_no_answer() -> None:
+def test_outside_a_message_slots_have_no_answer() -> None:
     body = Codec().encode(torch.ones(1))[0]
     with pytest.raises(SerializationError, match="part of an rpcbench message"):
         pickle.loads(body.payload)
-    with pytest.raises(ProtocolError, match="'_outside'"):
-        Codec().decode(Body(pickle.dumps(closures._outside), b"", []))
+
+
+def test_a_slot_of_another_version_is_refused_by_name() -> None:
+    payload = f"c{closures.__name__}\nnewer_slot\n.".encode()
+    with pytest.raises(MissingCodeError, match="newer_slot"):
+        Codec().decode(Body(payload, b"", []))
 
 
 LOCK = threading.Lock()

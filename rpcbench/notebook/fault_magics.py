@@ -1,5 +1,14 @@
-"""`%%step`: a cell whose messages wait for clicks. `%chaos`: faults on purpose, on all members. They parse and
-delegate to `rpcbench.testing`."""
+"""Magics that look at a cluster's insides: `%%step`, `%chaos`, `%%trace`, `%record` and `%debug`.
+
+    %%step              a cell whose messages wait for clicks
+    %chaos drop=0.1     faults on purpose, on all members
+    %%trace             runs a cell and shows the messages between members that it caused
+    %record FILE        a record of what the cluster does, for `rpcbench.replay`, until `%record stop`
+    %debug worker1      a debugger, here in the notebook, on the cell that failed last on that worker; with anything
+                        else than a worker's name, or nothing, it is IPython's own `%debug`
+
+They parse and delegate.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +20,16 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic import (
+    Magics,
+    cell_magic,
+    line_cell_magic,
+    line_magic,
+    magics_class,
+    needs_local_scope,
+    no_var_expand,
+)
+from IPython.display import display
 
 from rpcbench.base.errors import nearest
 from rpcbench.launch.cluster import cluster
@@ -20,12 +38,45 @@ from rpcbench.launch.screen import Screen
 from rpcbench.launch.targets import Targets
 from rpcbench.launch.tracebacks import short
 from rpcbench.launch.workforce import Workforce
-from rpcbench.notebook.beside import HERE, Beside
-from rpcbench.notebook.handle import CellHandle
-from rpcbench.notebook.help import helps
-from rpcbench.testing.chaos import Drill, Settings
-from rpcbench.testing.program import PROGRAM
+from rpcbench.notebook import require_extra, with_help
+from rpcbench.notebook.async_cells import HERE, Beside, CellHandle
+from rpcbench.telemetry.recording import Recording, Still, record
+from rpcbench.telemetry.trace import Trace, trace
+from rpcbench.testing.faults import PROGRAM, Drill, Settings
 from rpcbench.testing.stepper import Stepper
+
+
+@magics_class
+class DebugMagics(Magics):
+    """`is_worker(word)` says who may be meant, `debug_on(worker)` opens the debugger there."""
+
+    def __init__(self, shell: Any, is_worker: Callable[[str], bool], debug_on: Callable[[str], object]) -> None:
+        super().__init__(shell)
+        self._is_worker, self._debug_on = is_worker, debug_on
+        self._magics = shell.magics_manager.magics
+        # Found, not looked up: IPython may not have loaded it yet, and what stands in for it would find ours.
+        self._own = {kind: shell.find_magic("debug", kind) for kind in ("line", "cell")}
+
+    def give_back(self) -> None:
+        for kind, own in self._own.items():
+            self._magics[kind]["debug"] = own
+
+    @no_var_expand
+    @needs_local_scope
+    @line_cell_magic
+    @with_help
+    def debug(self, line: str = "", cell: str | None = None, local_ns: Any = None) -> Any:
+        """`%debug worker1`: look at the cell that failed last on worker1, at a prompt of IPython's debugger.
+
+        `p name` shows a variable, `u` and `d` go up and down the stack, `q` or the stop button ends it. Without a
+        worker's name this is IPython's own `%debug`.
+        """
+        if cell is None and self._is_worker(line.strip()):
+            return self._debug_on(line.strip())
+        if cell is None:
+            return self._own["line"](line, local_ns=local_ns)
+        return self._own["cell"](line, cell, local_ns=local_ns)
+
 
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
 _KEYS = ("drop", "duplicate", "delay", "seed", "kill")
@@ -44,7 +95,7 @@ class DrillMagics(Magics):
 
     @no_var_expand
     @cell_magic
-    @helps
+    @with_help
     def step(self, line: str, cell: str) -> Stepper:
         """`%%step [worker1 …] [options]`: run the cell with all messages held, to let them go one by one.
 
@@ -82,7 +133,7 @@ class DrillMagics(Magics):
         )
 
     @line_magic
-    @helps
+    @with_help
     def chaos(self, line: str) -> None:
         """`%chaos drop=0.1 delay=50ms seed=7`: faults on purpose, for the programs of all members.
 
@@ -198,3 +249,100 @@ def _over(drill: Drill) -> str:
     return "Faults are off. Of {sent} messages {lost} were lost, {late} late, {twice} came twice.".format(
         **{"sent": 0, "lost": 0, "late": 0, "twice": 0} | counts
     )
+
+
+@magics_class
+class TraceMagics(Magics):
+    """`here(cell)` runs a cell in the notebook and raises what it raises."""
+
+    def __init__(self, shell: Any, here: Callable[[str], object]) -> None:
+        super().__init__(shell)
+        self._shell, self._here = shell, here
+
+    @no_var_expand
+    @cell_magic
+    @with_help
+    def trace(self, line: str, cell: str) -> Any:
+        """`%%trace`: run the cell here, `%%trace worker1`: there, as `%%remote worker1` does; then show its messages.
+
+        The answer is the picture (`_`): `print(_)` lists the messages. Everything that members said to each other
+        meanwhile is in it, also what other cells that still run have caused. The second line of a cell that begins
+        with `%%trace` may be a `%%remote` line.
+        """
+        with require_extra("a trace", "ipywidgets", "anywidget"):
+            from rpcbench.panels.messages import MessagesPanel
+        seen = Trace()
+        try:
+            with short(), trace() as seen:
+                if line.strip():
+                    self._shell.run_cell_magic("remote", line, cell)
+                else:
+                    self._here(cell)
+        except BaseException:
+            if seen.world:
+                display(MessagesPanel(Still(seen.world)))  # type: ignore[no-untyped-call]
+            raise
+        if not seen.complete:
+            sys.stderr.write("Not all workers have told of their messages: some may be missing here.\n")
+        return MessagesPanel(Still(seen.world))
+
+
+_USAGE = "say where to: %record lesson.json; %record stop ends it"
+_EVERYTHING = "--everything"
+
+
+@magics_class
+class RecordMagics(Magics):
+    """One recording at a time."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self._recording: Recording | None = None
+
+    @line_magic
+    @with_help
+    def record(self, line: str) -> None:
+        """Record what all members do, for lessons that play without workers.
+
+        %record lesson.json                 begin; with --everything also what else is in tables: logs, paths
+        %record mark after the race         give this moment a name
+        %record stop                        end it and write the file; rpcbench.replay("lesson.json") plays it
+        """
+        words = shlex.split(line)
+        with short():
+            sys.stdout.write(f"{self._do(words)}\n")
+
+    def _do(self, words: list[str]) -> str:
+        match words:
+            case [] if self._recording is not None:
+                return f"To {self._recording.path}: {self._recording.record()}."
+            case ["stop"]:
+                return self._stop()
+            case ["mark", _, *_]:
+                self._running().mark(" ".join(words[1:]))
+                return "Marked."
+            case [path] | [path, "--everything"] | ["--everything", path] if not path.startswith("-"):
+                return self._begin(path, _EVERYTHING in words)
+        raise UsageError(_USAGE)
+
+    def _begin(self, path: str, everything: bool) -> str:
+        if self._recording is not None:
+            raise UsageError(f"a recording to {self._recording.path} goes on; %record stop ends it")
+        self._recording = record(path, everything)
+        return f"Recording to {path} until %record stop."
+
+    def _running(self) -> Recording:
+        if self._recording is None:
+            raise UsageError(f"nothing is recorded; {_USAGE}")
+        return self._recording
+
+    def _stop(self) -> str:
+        recording = self._running()
+        self._recording = None
+        made = recording.stop()
+        return f'{recording.path}: {made}. rpcbench.replay("{recording.path}") plays it.'
+
+    def end(self) -> None:
+        """Write what is recorded, if anything is."""
+        if self._recording is not None:
+            self._stop()

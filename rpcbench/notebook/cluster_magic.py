@@ -3,24 +3,124 @@
 Clusters that were started here are stopped by `stop`, by unloading the extension, and at exit; those that were joined
 are left. Several may run side by side, each under a name; one is the current one, which all magics mean, and
 `rpcbench.cluster()`.
+
+`ClusterStatus` says how the clusters of a notebook stand, as a small dict, for the sidebar. Nothing is asked of the
+workers. Figures are rounded, so that what stands still does not look changed. What is said of workers is worded the
+same in both.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from IPython.core.error import UsageError
+from IPython.display import DisplayHandle
 
-from rpcbench.base.errors import nearest
+from rpcbench.base.errors import counted, nearest
 from rpcbench.launch import process, room
 from rpcbench.launch.cluster import Cluster, Progress, cluster
+from rpcbench.launch.history import Rerun
 from rpcbench.launch.kinds import KINDS, names
+from rpcbench.launch.status import Looks, WorkerStatus
 from rpcbench.launch.targets import Targets
 from rpcbench.launch.workforce import Workforce
-from rpcbench.notebook.progress import Starting
-from rpcbench.notebook.sentences import NONE_RUNS, interrupted, restarted, sentence, sentence_of_replay
+
+NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
+
+
+def restarted(names: list[str]) -> str:
+    return f"Started again: {', '.join(names)}. What {'it' if len(names) == 1 else 'they'} held is lost."
+
+
+def interrupted(names: list[str]) -> str:
+    return f"Interrupted: {', '.join(names)}."
+
+
+def sentence(found: Workforce) -> str:
+    names = found.workers
+    return f"{counted(len(names), 'worker')}: {', '.join(names)}."
+
+
+def sentence_of_replay(name: str, cells: list[Rerun]) -> str:
+    """How a worker has done with what it ran again: one line, and one for each cell that failed."""
+    failed = [cell for cell in cells if cell.error is not None]
+    if not cells:
+        return f"{name} had run no cell."
+    if not failed:
+        return f"{name} has run its {counted(len(cells), 'cell')} again."
+    lines = [f"  {_first_line(cell.code)}  ->  {type(cell.error).__name__}: {cell.error}" for cell in failed]
+    return "\n".join([f"{name} has run its {counted(len(cells), 'cell')} again; {len(failed)} failed:", *lines])
+
+
+def _first_line(code: str) -> str:
+    first, *rest = code.strip().splitlines() or [""]
+    return f"{first[:60]} …" if rest or len(first) > 60 else first
+
+
+ClusterState = dict[str, Any]
+
+
+class ClusterStatus:
+    """Looks at clusters again and again: a worker's share of a core is that since the last look."""
+
+    def __init__(self) -> None:
+        self._looks = Looks(memory=False)
+
+    def at(self, clusters: Mapping[str, Workforce], current: Workforce | None) -> list[ClusterState]:
+        """One dict for each cluster, by name."""
+        return [
+            {"name": name, "kind": one.kind, "current": one is current, "workers": self._workers(one)}
+            for name, one in clusters.items()
+        ]
+
+    def _workers(self, one: Workforce) -> list[ClusterState]:
+        serving = {*one.workers}
+        return [worker(row, row.name in serving) for row in self._looks.at(one.watched())]
+
+
+def worker(row: WorkerStatus, serves: bool) -> ClusterState:
+    """One worker. `state`: ready, busy (calls from here wait for it), starting, stopped or lost; `note`: how it was
+    lost; `start`: 1 for the first of its name, 2 once it has been started again; `cpu`: per cent of a core, 0
+    where that is not known."""
+    note = "" if row.state in ("serves", "stopped") else row.state
+    state = "lost" if note else row.state if row.state == "stopped" else _serving(row, serves)
+    return {
+        "name": row.name,
+        "state": state,
+        "note": note,
+        "start": row.incarnation + 1,
+        "cpu": round(100 * (row.cpu or 0)),
+        "calls": row.calls,
+    }
+
+
+def _serving(row: WorkerStatus, serves: bool) -> str:
+    return "starting" if not serves else "busy" if row.calls else "ready"
+
+
+_WIDTH = 20
+
+
+class Starting:
+    """Shown when it is made; call it with how many serve, and of how many."""
+
+    def __init__(self, of: int) -> None:
+        self._handle = DisplayHandle()  # type: ignore[no-untyped-call]
+        self._told = 0
+        self._handle.display(_bundle(0, of), raw=True)  # type: ignore[no-untyped-call]
+
+    def __call__(self, serve: int, of: int) -> None:
+        if serve != self._told:
+            self._told = serve
+            self._handle.update(_bundle(serve, of), raw=True)  # type: ignore[no-untyped-call]
+
+
+def _bundle(serve: int, of: int) -> dict[str, str]:
+    full = _WIDTH * serve // of
+    return {"text/plain": f"{'█' * full}{'░' * (_WIDTH - full)} {serve} of {of} workers serve"}
+
 
 Words = list[str]
 Way = dict[str, Any]

@@ -3,6 +3,11 @@
 Listens only while somebody looks, and for messages only while somebody looks at those. A member's tables begin with a
 snapshot; a batch that is missing, or that left rows out, asks for a new one. Nothing here waits for a worker, but
 `settle`, which is asked to, also before this process leaves the world.
+
+`HealthPoller` asks the members how they are, twice a second, while somebody looks. A member that has not answered is
+not asked again, so a busy or stopped one finds no heap of questions; the numbers of questions and answers say for how
+long it has been silent. `LatencyProbes` are questions that a member answers once everything that it had to tell before
+is on its way: so an answer says both that all of it is here, and what the member's clock shows.
 """
 
 from __future__ import annotations
@@ -12,15 +17,73 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rpcbench.base.conditions import Changes
 from rpcbench.base.events import CHANGES, MESSAGES, QUIET, apply
+from rpcbench.base.ids import Counter
+from rpcbench.protocol.node import Node
 from rpcbench.runtime import current as agents
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE, WorkerInfo
-from rpcbench.runtime.publisher import TELEMETRY, WATCH
-from rpcbench.telemetry.clocks import SHARED, Clock, better
-from rpcbench.telemetry.collectives import began_since
-from rpcbench.telemetry.messages import gather
-from rpcbench.telemetry.probes import Probes
+from rpcbench.runtime.publisher import LOOK, TELEMETRY, WATCH
+from rpcbench.telemetry.messages import SHARED, Clock, began_since, better, estimate, gather
+from rpcbench.telemetry.views import PERIOD
+
+MEASURE_SECONDS = 5.0
+
+
+class LatencyProbes:
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._lock = threading.Lock()
+        self._changes = Changes()
+        self._numbers = Counter()
+        self._open: dict[int, tuple[int, float]] = {}  # number: member, when it was asked
+        self._latest: dict[int, float] = {}
+
+    def near(self, member: int) -> bool:
+        """Whether it is on this host, and so has this clock."""
+
+        def same(node: Node) -> bool:
+            other = node.members.members.get(member)
+            return other is None or other.host == node.members.me.host
+
+        return self._agent.machine.ask(same)
+
+    def ask(self, member: int) -> int:
+        """Ask; the number of the question."""
+        number, now = self._numbers.next(), time.monotonic()
+        with self._lock:
+            self._open[number] = member, now
+            self._latest[member] = now
+        self._agent.notify(member, WATCH, {"probe": number})
+        return number
+
+    def refresh(self, member: int) -> None:
+        """Measure the clock of a member on another host, unless that was done lately."""
+        with self._lock:
+            lately = time.monotonic() - self._latest.get(member, -MEASURE_SECONDS) < MEASURE_SECONDS
+        if not lately and not self.near(member):
+            self.ask(member)
+
+    def answered(self, source: int, heard: float, said: float, number: int) -> Clock | None:
+        """An answer has come: what it says of that member's clock, None where it has ours."""
+        told = time.monotonic()
+        with self._lock:
+            _, asked = self._open.pop(number, (source, None))
+        self._changes.tell()
+        return None if asked is None or self.near(source) else estimate(asked, heard, said, told)
+
+    def forget(self, member: int) -> None:
+        """It is gone, and will not answer."""
+        with self._lock:
+            self._latest.pop(member, None)
+            self._open = {number: one for number, one in self._open.items() if one[0] != member}
+        self._changes.tell()
+
+    def wait(self, number: int, timeout: float) -> bool:
+        """Until that one is answered, or never will be; whether it is so in time."""
+        return self._changes.wait_for(lambda: number not in self._open, max(0.0, timeout))
+
 
 World = dict[int, dict[str, Any]]
 Wake = Callable[[], None]
@@ -40,7 +103,7 @@ class Collector:
         self._batch: dict[int, int] = {}
         self._wakes: dict[object, tuple[Wake, int]] = {}
         self._level = QUIET
-        self._probes = Probes(agent)
+        self._probes = LatencyProbes(agent)
         agent.on_notice(TELEMETRY, self._heard)
         agent.on_member(self._member)
         agent.on_leave.append(lambda: self.settle(LAST_NEWS_SECONDS))
@@ -213,6 +276,96 @@ class Traced:
         return {id_: began_since(member, self._began) for id_, member in self._collector.world().items()}
 
 
-def current() -> Collector:
+def current_collector() -> Collector:
     """The collector of the current agent. RuntimeError where RPC is not initialized."""
     return agents.current().part(Collector)
+
+
+class HealthPoller:
+    """One for each agent: `agent.part(Pulse)`."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._collector = agent.part(Collector)
+        self._lock = threading.Lock()
+        self._lookers: set[object] = set()
+        self._asks = False  # whether the thread runs
+        self._changes = Changes()
+        self._question = 0
+        self._asked: dict[int, int] = {}  # by member: the last question
+        agent.on_member(self._member)
+        agent.on_end.append(self._changes.tell)
+
+    def subscribe(self, wake: Wake) -> Callable[[], None]:
+        """As the collector's; meanwhile members are asked."""
+        stop = self._collector.subscribe(wake)
+        key = object()
+        with self._lock:
+            if not self._lookers:
+                self._asked.clear()
+            self._lookers.add(key)
+            begins, self._asks = not self._asks, True
+        if begins:
+            threading.Thread(target=self._run, name="rpcbench-pulse", daemon=True).start()
+
+        def over() -> None:
+            with self._lock:
+                self._lookers.discard(key)
+            self._changes.tell()
+            stop()
+
+        return over
+
+    def settle(self, timeout: float = SETTLE_SECONDS) -> bool:
+        """Ask all members that are up how they are, and wait until they have said so, and all else. False: not all."""
+        deadline = time.monotonic() + timeout
+        changes = Changes()
+        stop = self._collector.subscribe(changes.tell)
+        try:
+            self._ask()
+            told = changes.wait_for(self._all_told, timeout)
+        finally:
+            stop()
+        return self._collector.settle(deadline - time.monotonic()) and told
+
+    def world(self) -> World:
+        return self._collector.world()
+
+    def _run(self) -> None:
+        while self._goes_on():
+            self._ask()
+            self._changes.wait_for(lambda: not (self._lookers and self._agent.running), PERIOD)
+
+    def _goes_on(self) -> bool:
+        with self._lock:
+            self._asks = bool(self._lookers) and self._agent.running
+            return self._asks
+
+    def _ask(self) -> None:
+        """Who has answered its last question gets another one."""
+        world = self._collector.world()
+        with self._lock:
+            self._question += 1
+            free = [id_ for id_, one in world.items() if one["state"] in ("up", "suspect") and self._told(id_, one)]
+            self._asked.update(dict.fromkeys(free, self._question))
+            question = self._question
+        for id_ in free:
+            self._agent.notify(id_, LOOK, question)
+
+    def _told(self, id_: int, member: dict[str, Any]) -> bool:
+        """Whether a member has answered its last question."""
+        answered: int = member["tables"].get("health", {}).get(str(id_), {}).get("question", 0)
+        return answered >= self._asked.get(id_, 0)
+
+    def _all_told(self) -> bool:
+        up = {id_: one for id_, one in self._collector.world().items() if one["state"] == "up"}
+        return not self._agent.running or all(self._told(id_, one) for id_, one in up.items())
+
+    def _member(self, kind: str, who: WorkerInfo, _reason: str) -> None:
+        if kind == "joined":
+            self._asked.pop(who.id, None)
+
+
+def current_poller() -> HealthPoller:
+    """That of the current agent. RuntimeError where RPC is not initialized."""
+    return agents.current().part(HealthPoller)

@@ -1,0 +1,332 @@
+"""Still pictures of views, for notebooks that are committed and for static books: `snapshot(view)`.
+
+They are drawn here, from the same small dicts as the live panels and simpler than those, as they must come about where
+no browser is: in nbclient, in a script. What has no drawing here is shown by its words.
+
+Workers have a row each, as in the live panel, in words as well as bars. Messages, and what members do together, stand
+in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rpcbench.base.charts import Columns, Picture, as_html, columns, heads, short
+from rpcbench.base.events import Row
+from rpcbench.pipeline.timeline import Timeline
+from rpcbench.telemetry.recording import save_text
+from rpcbench.telemetry.summary import text
+from rpcbench.telemetry.views import View
+
+_TOP, _ROW, _LINE = 58, 24, 15
+_NAME, _NOW, _CPU, _MEMORY, _THREADS, _QUEUE, _BYTES = 12, 150, 270, 370, 490, 590, 640
+_HEADS = {
+    _NAME: "worker", _NOW: "now", _CPU: "cpu", _MEMORY: "memory", _THREADS: "threads", _QUEUE: "queue",
+    _BYTES: "sent, received",
+}  # fmt: skip
+_BAR, _SQUARES = 40, 6
+_DOING = {"cell": "runs a cell", "busy": "runs a call", "waits": "waits", "idle": "idle", "": "not heard of yet"}
+
+
+def draw_workers(picture: Picture, view: View, _at: Columns) -> None:
+    """Rows of all workers, the last words of those that wrote any, and what has failed."""
+    for x, head in _HEADS.items():
+        picture.text(x, _TOP - 12, head, "note")
+    rows = sorted(view["workers"].values(), key=lambda row: int(row["id"]))
+    largest = max((row["memory"] or 0 for row in rows), default=0)
+    y: float = _TOP
+    for row in rows:
+        picture.rect(4, y - 4, picture.width - 8, 1, "plate")
+        _worker(picture, row, largest, y + 12)
+        y += _ROW
+        if last := view["logs"].get(str(row["id"]), {}).get("text", "").rpartition("\n")[2]:
+            picture.text(_NOW, y + 4, short(last, 90), "note code")
+            y += _LINE
+    for key, action in view["actions"].items():
+        if action["state"] == "failed":
+            picture.text(_NAME, y + 14, short(f"{key} failed: {action['error']}", 110), "note")
+            y += _LINE
+
+
+def _worker(picture: Picture, row: Row, largest: int, y: float) -> None:
+    again = f" (start {row['incarnation'] + 1})" if row["incarnation"] else ""
+    picture.text(_NAME, y, short(row["name"] + again, 19), "strong")
+    picture.text(_NOW, y, short(now(row), 60 if row["cpu"] is None else 18))
+    if row["cpu"] is not None:
+        _bar(picture, _CPU, y, row["cpu"], f"{row['cpu']:.0%}")
+    if row["memory"] is not None:
+        _bar(picture, _MEMORY, y, row["memory"] / max(1, largest), f"{row['memory'] / 1e6:.0f} MB")
+    if row["busy"] is not None:
+        _threads(picture, row["busy"], row["waiting"] or 0, y)
+        picture.text(_QUEUE, y, row["queued"])
+        picture.text(_BYTES, y, f"{row['sent'] / 1e6:.1f} MB, {row['received'] / 1e6:.1f} MB")
+
+
+def now(row: Row) -> str:
+    """What a worker does, or what became of it, in a few words."""
+    if row["state"] == "lost":
+        return f"lost: {row['ended']}" if row["ended"] else "lost"
+    if row["state"] != "up":
+        return str(row["state"])
+    return f"silent for {row['silent']} s" if row["doing"] == "silent" else _DOING[row["doing"]]
+
+
+def _bar(picture: Picture, x: float, y: float, share: float, words: str) -> None:
+    picture.rect(x, y - 8, _BAR, 8, "plate")
+    picture.rect(x, y - 8, _BAR * min(1.0, share), 8, "f-blue")
+    picture.text(x + _BAR + 6, y, words)
+
+
+def _threads(picture: Picture, busy: int, waiting: int, y: float) -> None:
+    """Full squares run, hollow ones wait."""
+    marks = ["f-green"] * busy + ["line s-green"] * waiting
+    for n, mark in enumerate(marks[:_SQUARES]):
+        picture.rect(_THREADS + n * 11, y - 8, 8, 8, mark, 1)
+    if len(marks) > _SQUARES:
+        picture.text(_THREADS + _SQUARES * 11, y, f"+{len(marks) - _SQUARES}", "note")
+    if not marks:
+        picture.text(_THREADS, y, "none busy", "note")
+
+
+ROW = 22
+MOST = 60
+"""So many rows of a still picture are drawn."""
+
+
+def rest(picture: Picture, rows: int, drawn: int, y: float) -> None:
+    """How many are not drawn, if any."""
+    if rows > drawn:
+        picture.text(12, y + 15, f"… and {rows - drawn} more, not drawn", "note")
+
+
+def draw_messages(picture: Picture, view: View, at: Columns) -> None:
+    """An arrow for each message but notices, dots for each collective."""
+    heads(picture, view["workers"], at)
+    rows = [row for row in view["messages"].values() if row["kind"] != "Notice"]
+    rows = sorted([*rows, *_meetings(view)], key=_sent)
+    drawn, (slots, last) = rows[:MOST], _slots(rows[:MOST])
+    for worker in view["workers"].values():
+        x = at.x(int(worker["id"]))
+        picture.line(x, at.top, x, at.top + (last + 1) * ROW, "rule")
+    began = _sent(rows[0]) if rows else 0.0
+    for n, row in enumerate(drawn):
+        y1, y2 = (at.top + (slot + 0.5) * ROW for slot in slots[n])
+        picture.text(66, y1 + 4, f"{(_sent(row) - began) * 1e3:.1f} ms", "note end")
+        words = f"{row['kind']} {row['label']}".strip()
+        picture.text(76, y1 + 4, short(words, int((at.left + at.step / 2 - 84) / 6.4)))
+        (_meeting if "came" in row else _message)(picture, row, at, y1, y2)
+    rest(picture, len(rows), len(drawn), at.top + (last + 1) * ROW)
+
+
+def _meetings(view: View) -> list[Row]:
+    """Collectives as rows among messages: `came` and `missing` are ids of members."""
+    ids = {str(worker["name"]): int(worker["id"]) for worker in view["workers"].values()}
+    came: dict[str, list[int]] = {}
+    for entry in view["entries"].values():
+        came.setdefault(entry["collective"], []).append(entry["worker"])
+    return [
+        {
+            **row, "kind": "", "label": f"{row['op']} #{row['number']}", "sent": row["begin"], "received": None,
+            "came": came[key], "missing": [ids[name] for name in row["missing"] if name in ids],
+        }
+        for key, row in view["collectives"].items()
+    ]  # fmt: skip
+
+
+def _meeting(picture: Picture, row: Row, at: Columns, y: float, _: float) -> None:
+    """A dot where each has come, red with a ring for the last; a ring alone where one is missing."""
+    places = [at.x(id_) for id_ in (*row["came"], *row["missing"])]
+    picture.line(min(places), y, max(places), y, "line s-amber" + " dashed" * (row["state"] != "done"))
+    for id_ in row["came"]:
+        picture.circle(at.x(id_), y, 5, "f-red" if id_ == row["last"] else "f-amber")
+    for id_ in row["missing"]:
+        picture.circle(at.x(id_), y, 5, "paper")
+        picture.circle(at.x(id_), y, 5, "line s-amber")
+    if row["last"] is not None:
+        picture.circle(at.x(row["last"]), y, 7.5, "line s-red")
+    took = row["state"] if row["state"] != "done" else f"{(row['end'] - row['begin']) * 1e3:.1f} ms"
+    picture.text(at.width - 12, y + 4, took, "note end")
+
+
+def _message(picture: Picture, row: Row, at: Columns, y1: float, y2: float) -> None:
+    x1, x2, colour = at.x(row["from"]), at.x(row["to"]), _KINDS.get(row["kind"], "dim")
+    if x1 == x2:
+        low = max(y2, y1 + 7)
+        picture.path(f"M{x1} {y1 - 3} h16 V{low} H{x1 + 2}", f"line s-{colour}")
+        picture.tip(x1 + 1, low, -1, 0, colour)
+    elif row["state"] == "received":
+        picture.arrow(x1, y1, x2, y2, colour)
+    else:
+        end = x1 + 0.72 * (x2 - x1)
+        picture.arrow(x1, y1, end, y2, colour, "dashed")
+        picture.text(at.width - 12, y1 + 4, row["state"], "note end")
+
+
+_KINDS = {
+    **dict.fromkeys(("Call", "Create", "Fetch", "Parcel"), "blue"),
+    "Result": "green",
+    **dict.fromkeys(("Failure", "Cancel", "WalkFailed", "Forget", "Fate"), "red"),
+    **dict.fromkeys(("ForkRequest", "ForkAccept", "ChildAccept", "UserDelete", "Uncreated"), "orange"),
+    **dict.fromkeys(("Discover", "Discovered", "Gradients", "Settled", "ReleaseContext", "Attending"), "purple"),
+}
+
+
+def _sent(row: Row) -> float:
+    return float(row["received"] if row["sent"] is None else row["sent"])
+
+
+def _slots(rows: Iterable[Row]) -> tuple[list[list[int]], int]:
+    """For each message the slots where it goes and where it comes: one slot, where nothing happens in between."""
+    moments = []
+    for n, row in enumerate(rows):
+        moments.append((_sent(row), n, 0))
+        if row["sent"] is not None and row["received"] is not None:
+            moments.append((max(row["sent"], row["received"]), n, 1))
+    found: list[list[int]] = [[0, 0] for _ in {n for _, n, _ in moments}]
+    slot, before = -1, -1
+    for _, n, end in sorted(moments, key=lambda moment: (moment[0], moment[2], moment[1])):
+        slot += not (end and before == n)
+        found[n] = [found[n][0], slot] if end else [slot, slot]
+        before = n
+    return found, max(0, slot)
+
+
+_TITLE, _LINES = 20, 16
+
+
+class Snapshot:
+    """A view as it was: displayed it is a picture, printed it is text. `save` takes a path ending in .svg or .html."""
+
+    def __init__(self, view: View) -> None:
+        self.text = text(view)
+        self.svg = _drawn(view, self.text)
+        self.html = as_html(self.svg, self.text)
+
+    def save(self, path: str | Path) -> Path:
+        """Write it into a file of its own; its path. ValueError for another ending."""
+        target = Path(path)
+        if target.suffix not in (".svg", ".html"):
+            raise ValueError(f"{target.name}: a snapshot is saved as .svg or .html")
+        page = f'<!doctype html><meta charset="utf-8"><title>rpcbench</title>{self.html}'
+        return save_text(target, self.svg if target.suffix == ".svg" else page)
+
+    def _repr_mimebundle_(self, **keys: Any) -> dict[str, str]:
+        return {"text/plain": self.text, "text/html": self.html}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _drawn(view: View, words: str) -> str:
+    title, draw = next((found for section, found in _DRAWINGS.items() if section in view), ("Members", None))
+    at = columns(view["workers"])
+    picture = Picture(at.width, title, words)
+    picture.text(12, _TITLE, title, "strong")
+    if draw is None:
+        for n, line in enumerate(words.splitlines()):
+            picture.text(12, 2.4 * _TITLE + n * _LINES, line, "code")
+    else:
+        picture.text(26 + 8 * len(title), _TITLE, words.partition("\n")[0], "note")
+        draw(picture, view, at)
+    return picture.svg()
+
+
+# ---- RRefs
+
+
+def _rrefs(picture: Picture, view: View, at: Columns) -> None:
+    heads(picture, view["workers"], at)
+    keys = sorted(view["rrefs"], key=lambda key: [int(part) for part in key.split(".")])
+    forks: dict[str, list[Row]] = {}
+    for fork in view["forks"].values():
+        forks.setdefault(fork["rref"], []).append(fork)
+    for n, key in enumerate(keys[:MOST]):
+        _rref(picture, view["rrefs"][key], forks.get(key, []), at, at.top + n * ROW)
+    rest(picture, len(keys), MOST, at.top + MOST * ROW)
+
+
+def _rref(picture: Picture, rref: Row, forks: list[Row], at: Columns, y: float) -> None:
+    middle, owner = y + ROW / 2, at.x(rref["owner"])
+    picture.text(12, middle + 4, short(rref["rref"], 9), "code strong")
+    picture.text(78, middle + 4, short(rref["type"] or "type unknown", int((at.left + at.step / 2 - 98) / 6.8)), "note")
+    for fork in forks:
+        if fork["state"] == "confirmed":
+            picture.line(owner, middle, at.x(fork["holder"]), middle, "line s-dim")
+        elif fork["holder"] != rref["owner"] and fork["state"] in _WAYS:
+            picture.arrow(at.x(fork["holder"]), middle, owner, middle, _WAYS[fork["state"]], "dashed")
+    colour = {"failed": "red", "lost": "dim", "unlisted": "dim"}.get(rref["state"], "blue")
+    picture.rect(owner - 7, middle - 7, 14, 14, f"f-{colour}")
+    for fork in forks:
+        beside = 16 if fork["holder"] == rref["owner"] else 0
+        picture.circle(at.x(fork["holder"]) + beside, middle, 6, _FORKS.get(fork["state"], "f-dim"))
+    picture.text(at.width - 12, middle + 4, rref["state"], "note end")
+
+
+_WAYS = {"pending": "orange", "deleting": "dim"}
+_FORKS = {"confirmed": "f-green", "pending": "paper line s-orange", "deleting": "paper line s-dim"}
+
+
+# ---- autograd contexts
+
+
+def _contexts(picture: Picture, view: View, at: Columns) -> None:
+    heads(picture, view["workers"], at)
+    y = at.top
+    for context in list(view["contexts"].values())[:MOST]:
+        y = _context(picture, view, context["context"], at, y)
+    rest(picture, len(view["contexts"]), MOST, y)
+
+
+def _context(picture: Picture, view: View, key: str, at: Columns, y: float) -> float:
+    def of(section: str) -> list[Row]:
+        return [row for row in view[section].values() if row["context"] == key]
+
+    picture.rect(4, y, at.width - 8, 1, "plate")
+    picture.text(12, y + 18, key, "code strong")
+    for member in of("members"):
+        picture.text(at.x(member["worker"]), y + 18, f"{member['gradients']} gradients", "note middle")
+    y += ROW + 4
+    for link in of("links"):
+        x1, x2, state = at.x(link["from"]), at.x(link["to"]), link["state"]
+        count = f"{link['sent']} sent, {link['received']} received"
+        picture.text(12, y + 15, count if state == "paired" else f"{count} ({state})", "note")
+        picture.arrow(
+            x1, y + 11, x2, y + 11, "blue" if state == "paired" else "orange", "" if state == "paired" else "dashed"
+        )
+        y += ROW
+    for one in of("passes"):
+        x, share = at.x(one["worker"]), one["arrived"] / max(1, one["needed"])
+        picture.rect(x - 30, y + 7, 60, 7, "plate")
+        picture.rect(x - 30, y + 7, 60 * min(1.0, share), 7, "f-purple")
+    if of("passes"):
+        picture.text(12, y + 15, "gradients arrived", "note")
+        y += ROW
+    return y + 6
+
+
+# ---- pipeline
+
+
+def _steps(picture: Picture, view: View, at: Columns) -> None:
+    drawn = {row["step"] for row in view["ops"].values()}
+    if not drawn:
+        return
+    steps = sorted((row for row in view["steps"].values() if row["step"] in drawn), key=lambda row: float(row["begin"]))
+    step = next((row for row in reversed(steps) if row["state"] == "complete"), steps[-1])
+    names = {int(worker["id"]): str(worker["name"]) for worker in view["workers"].values()}
+    timeline = Timeline.of(view["ops"].values(), step["step"], now=step["end"], names=names)
+    idle = "" if step["idle"] is None else f", idle {step['idle']:.1%}"
+    title = f"step {step['step']} ({step['state']}): {timeline.seconds * 1e3:.1f} ms{idle}"
+    replace(timeline.chart, title=title).draw(picture, at.width - 140)
+
+
+_DRAWINGS: dict[str, tuple[str, Callable[[Picture, View, Columns], None]]] = {
+    "rrefs": ("RRefs", _rrefs),
+    "contexts": ("Autograd contexts", _contexts),
+    "steps": ("Pipeline", _steps),
+    "messages": ("Messages", draw_messages),
+    "logs": ("Workers", draw_workers),
+}
