@@ -1,7 +1,7 @@
 """`python -m rpcbench.worker`: what others start to have a worker.
 
-With a name it is what a command starts on a host (see `launch.outpost`); `torchrun … -m rpcbench.worker` makes a world
-of workers that a notebook joins (see `launch.torchrun_worker`).
+With a name it is what a command starts on a host (see `launch.supervisor`); `torchrun … -m rpcbench.worker` makes a
+world of workers that a notebook joins (see `launch.torchrun_worker`).
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 
 from rpcbench.base.errors import RpcError
-from rpcbench.launch import outpost
+from rpcbench.launch import supervisor
 
 
 def main() -> int:
     """The exit status."""
     if arguments := sys.argv[1:]:
-        return outpost.main(arguments)
+        return supervisor.main(arguments)
     from rpcbench.launch import torchrun_worker  # loads torch, as an outpost must not
 
     try:

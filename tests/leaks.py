@@ -8,8 +8,8 @@ The check counts only its own test; other runs may go on beside it:
 - Files are those below a runtime directory that is made for the test alone.
 - Threads, descriptors and shared memory are those of this process.
 
-The warm fork server (`rpcbench.launch.starters`) is no leak: it is started before the test, if it is not there, so that
-tests that start workers share one that has torch loaded. A test that replaced it has its own ended with it.
+The warm fork server (`rpcbench.launch.fork_client`) is no leak: it is started before the test, if it is not there, so
+that tests that start workers share one that has torch loaded. A test that replaced it has its own ended with it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _told(thread: threading.Thread) -> str:
 
 def cool_fork_server() -> None:
     """End the one that is kept warm for later clusters."""
-    if starters := sys.modules.get("rpcbench.launch.starters"):
+    if starters := sys.modules.get("rpcbench.launch.fork_client"):
         starters.cool()
 
 
@@ -117,7 +117,7 @@ def _warm_fork_server() -> object:
 
 
 def _warm() -> object:
-    starters = sys.modules.get("rpcbench.launch.starters")
+    starters = sys.modules.get("rpcbench.launch.fork_client")
     return starters and starters._ours._warm
 
 

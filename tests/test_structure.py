@@ -29,7 +29,7 @@ FLOORS = {
     **dict.fromkeys(["serialization", "transport"], 3),
     "runtime": 4,
     **dict.fromkeys(["rpc", "autograd", "optim", "nn", "pipeline", "distributed", "named"], 5),
-    **dict.fromkeys(["launch", "worker"], 6),
+    **dict.fromkeys(["cells", "launch", "worker"], 6),
     "telemetry": 7,
     **dict.fromkeys(["notebook", "panels", "cli", "bench", "testing", "rebind"], 8),
     "": 8,  # rpcbench/__init__.py: the public names, looked up lazily
@@ -50,7 +50,7 @@ UNPICKLERS = {  # all but the first: files of the user's own
 }  # fmt: skip
 UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "torch", "joblib"}
 
-EXTRAS = {"ray": "rpcbench.launch.ray"}  # a package that need not be there -> prefix of the modules that import it
+EXTRAS = {"ray": "rpcbench.launch.ray_"}  # a package that need not be there -> prefix of the modules that import it
 
 LONGEST_FILE, MEDIAN_FILE, LONGEST_FUNCTION = 600, 250, 60
 LONGEST_SCRIPT = 300

@@ -26,17 +26,13 @@ from rpcbench.base.conditions import Changes
 from rpcbench.base.config import DEFAULT_TIMEOUT, NOTEBOOK, STOP_SECONDS, WorldConfig
 from rpcbench.base.errors import RpcError, ShutdownError, UnknownWorkerError
 from rpcbench.base.futures import Future, wait_all
-from rpcbench.launch import kinds, ranks, room, script
-from rpcbench.launch.base import UNKNOWN, Gang, Handle, Inseparable, Launcher
-from rpcbench.launch.desk import CellDesk
-from rpcbench.launch.handle import has_ended
-from rpcbench.launch.history import Rerun
-from rpcbench.launch.launched import Launched, Started
-from rpcbench.launch.oom import oom_kills
-from rpcbench.launch.status import Watched
-from rpcbench.launch.stopping import complaint, stopped
-from rpcbench.launch.worker import LEAVE, STOP, Place, meet
-from rpcbench.launch.workforce import START_SECONDS, Workforce, cluster
+from rpcbench.cells import client
+from rpcbench.cells.client import CellClient, Rerun
+from rpcbench.cells.worker_main import LEAVE, STOP, Place, meet
+from rpcbench.launch import ranks, registry
+from rpcbench.launch.base import UNKNOWN, Gang, Handle, Inseparable, Launcher, has_ended, late_warning, stopped
+from rpcbench.launch.base_cluster import START_SECONDS, BaseCluster, cluster
+from rpcbench.launch.status import Launched, Started, Watched, check_descriptors, oom_kills
 from rpcbench.protocol.membership import SILENT
 from rpcbench.rpc.init import start_agent
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
@@ -46,7 +42,7 @@ from rpcbench.transport.hosts import bind_address, host_id, outbound_address
 from rpcbench.transport.run_dir import RunDirectory
 
 if TYPE_CHECKING:
-    from rpcbench.launch.joined import Joined
+    from rpcbench.launch.join import Joined
 
 __all__ = ["START_SECONDS", "Cluster", "Progress", "cluster"]
 
@@ -58,7 +54,7 @@ _LAST_LINES = 12
 Progress = Callable[[int, int], object]
 
 
-class Cluster(Workforce):
+class Cluster(BaseCluster):
     """`n` workers, named worker1 … workern. Leave by `shutdown()`, or use it in a `with` block.
 
     kind: "process", or "kernel" for workers that are Jupyter kernels, of the kernel spec `kernel`: other clients see
@@ -103,12 +99,12 @@ class Cluster(Workforce):
         super().__init__()
         config = WorldConfig(NOTEBOOK, 0, secrets.token_hex(8), "", secrets.token_bytes(32), rpc_timeout=rpc_timeout)
         config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._completed(config)
-        name, given = kinds.chosen(launcher, kind, kernel, start)
+        name, given = registry.chosen_launcher(launcher, kind, kernel, start)
         self.kind = {"local": "process"}.get(name, name)
         with ExitStack() as undo:
             directory = RunDirectory()
             undo.callback(directory.remove)
-            self._launcher: Launcher = kinds.launcher(name, directory, {**given, **(options or {})})
+            self._launcher: Launcher = registry.make_launcher(name, directory, {**given, **(options or {})})
             undo.callback(self._launcher.close)
             if self._launcher.far:
                 config = replace(config, remote=outbound_address(address), bind=bind_address())
@@ -150,9 +146,9 @@ class Cluster(Workforce):
     def join(url: str, **options: Any) -> Joined:
         """The workers that others have started, as by `torchrun … -m rpcbench.worker`, at the address that these show.
 
-        For the options, and what cannot be done with such workers, see `rpcbench.launch.joined.Joined`.
+        For the options, and what cannot be done with such workers, see `rpcbench.launch.join.Joined`.
         """
-        from rpcbench.launch.joined import Joined
+        from rpcbench.launch.join import Joined
 
         return Joined(url, **options)
 
@@ -177,7 +173,7 @@ class Cluster(Workforce):
     def connection_file(self, name: str) -> str:
         """By what clients find a kernel worker: `jupyter console --existing FILE`. RuntimeError if it is none."""
         self._handle(name)
-        return kinds.connection_file(self._launcher, name)
+        return registry.connection_file(self._launcher, name)
 
     def scale(self, n: int) -> None:
         """Start more workers, or end the last ones, until there are `n`. Names of lost workers are started again."""
@@ -204,10 +200,10 @@ class Cluster(Workforce):
             self._handle(name)
             self._check_parting()
             self._part([self._handles[name]])
-            past = self.agent.part(CellDesk).history.take(name)
+            past = self.agent.part(CellClient).history.take(name)
             ranks.settled(self._settle(f"{name} was restarted"))  # whoever waits for it in a process group is told
             self._start([name])
-        return script.rerun(self.agent, name, past) if replay else []
+        return client.rerun_script_cells(self.agent, name, past) if replay else []
 
     def interrupt(self, name: str) -> None:
         """Interrupt the cell that runs on a worker, from outside: KeyboardInterrupt there. Harmless when it is idle."""
@@ -261,7 +257,7 @@ class Cluster(Workforce):
             return serve == len(names)
 
         self._check_open()  # `shutdown` does not wait for a start on another thread
-        room.check_descriptors(len(names))
+        check_descriptors(len(names))
         before = self._handles.copy()
         try:
             handles = self._launch([self._new(name) for name in names])
@@ -290,7 +286,7 @@ class Cluster(Workforce):
 
     def _new(self, name: str) -> WorldConfig:
         """What a worker is to know that starts now."""
-        self.agent.part(CellDesk).history.take(name)  # it has run nothing
+        self.agent.part(CellClient).history.take(name)  # it has run nothing
         self._incarnations[name] = incarnation = self._incarnations.get(name, -1) + 1
         self._oom_kills[name] = oom_kills()
         self._places.pop(name, None)
@@ -347,7 +343,7 @@ class Cluster(Workforce):
 
     def _tell(self, late: Sequence[str]) -> None:
         if late and self._config.stop_seconds:
-            warnings.warn(complaint(late, self._config.stop_seconds), RuntimeWarning, stacklevel=4)
+            warnings.warn(late_warning(late, self._config.stop_seconds), RuntimeWarning, stacklevel=4)
 
     def _await(self, done: Callable[[], bool], handles: Sequence[Handle], what: str) -> None:
         def reached() -> bool:

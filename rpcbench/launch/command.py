@@ -22,13 +22,11 @@ from collections.abc import Sequence
 from rpcbench.base.conditions import Changes
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
-from rpcbench.launch import outpost, starters
-from rpcbench.launch.base import ExitCallback
-from rpcbench.launch.handle import ProcessHandle, check_name, log_of
-from rpcbench.launch.lease import Lease, ended
-from rpcbench.launch.starter import Starter
-from rpcbench.launch.stopping import stopped
-from rpcbench.launch.zygote import kill_group
+from rpcbench.launch import fork_client, supervisor
+from rpcbench.launch.base import ExitCallback, ProcessHandle, check_name, log_of, stopped
+from rpcbench.launch.fork_client import ForkServerClient
+from rpcbench.launch.fork_server import kill_group
+from rpcbench.launch.process import ForkServerLease, ended
 from rpcbench.transport.run_dir import RunDirectory
 
 _FIELDS = ("cmd", "host", "name", "python")
@@ -54,7 +52,7 @@ class CommandLauncher:
         self._python = python
         self._directory = run_directory
         self._maker = os.getpid()
-        self._lease = Lease(run_directory.path, starters.take_any, self._have_guarded)
+        self._lease = ForkServerLease(run_directory.path, fork_client.take_any, self._have_guarded)
         self._running: dict[int, _Command] = {}
         self._changes = Changes()
 
@@ -75,7 +73,7 @@ class CommandLauncher:
         threading.Thread(target=self._see_to, args=(command,), name=f"rpcbench-{config.name}", daemon=True).start()
         try:
             starter.guard(handle.pid, config.stop_seconds)
-            command.tell(outpost.request(config))
+            command.tell(supervisor.request(config))
             if self._lease.closed:
                 raise ended()
         except BaseException:
@@ -94,7 +92,7 @@ class CommandLauncher:
         del self._running[command.handle.pid]
         self._changes.tell()
 
-    def _have_guarded(self, starter: Starter) -> None:
+    def _have_guarded(self, starter: ForkServerClient) -> None:
         for pid, command in self._running.copy().items():
             starter.guard(pid, command.grace)
 
@@ -154,9 +152,9 @@ class _Command:
 
     def _signal(self, which: int) -> None:
         """The outpost is told, which may be on another host; a command that does not end when it is to is killed."""
-        if which not in outpost.TOLD or self.handle.poll() is not None:
+        if which not in supervisor.TOLD or self.handle.poll() is not None:
             return
-        self.tell(outpost.TOLD[signal.Signals(which)])
+        self.tell(supervisor.TOLD[signal.Signals(which)])
         if which != signal.SIGKILL:
             return
         self._hang_up()

@@ -5,23 +5,87 @@ Guarantees
 - The secret of a world goes to its worker over a pipe: no command line or environment shows it.
 - If the starter is lost, its workers are too; the next `start` makes a new one. It is shared with other launchers of
   this process, and outlives them (see `starters`).
+
+`ForkServerLease` is a launcher's hold on the warm fork server, on behalf of its run directory.
+- The fork server has been told of the directory, so that it goes with this process. One that is lost or hangs is
+  replaced; one that hangs keeps its workers until `end`.
+- After `shut` no request gets it any more; after `end` no worker of the directory is left, and the fork server stays
+  warm.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from rpcbench.base.config import WorldConfig
-from rpcbench.launch import starters
-from rpcbench.launch.base import ExitCallback
-from rpcbench.launch.handle import ProcessHandle, check_name
-from rpcbench.launch.lease import Lease, ended
+from rpcbench.base.errors import ShutdownError
+from rpcbench.launch import fork_client
+from rpcbench.launch.base import ExitCallback, ProcessHandle, check_name
+from rpcbench.launch.fork_client import ForkServerClient
 from rpcbench.transport.run_dir import RunDirectory
 
-ENTRY = "rpcbench.launch.worker:main"
+
+def ended() -> ShutdownError:
+    """What a launcher says that is closed."""
+    return ShutdownError("this launcher is closed and starts no workers; make a new cluster")
+
+
+class ForkServerLease:
+    """`take` takes a starter; `told` is called with each one that is taken."""
+
+    def __init__(
+        self,
+        directory: Path,
+        take: Callable[[], ForkServerClient],
+        told: Callable[[ForkServerClient], object] = lambda starter: None,
+    ) -> None:
+        self.closed = False
+        self._directory, self._take, self._told = directory, take, told
+        self._lock = threading.Lock()
+        self._starter: ForkServerClient | None = None
+        self._hang: list[ForkServerClient] = []
+
+    def starter(self) -> ForkServerClient:
+        """The starter. ShutdownError once it is shut."""
+        with self._lock:
+            if self.closed:
+                raise ended()
+            if self._starter is not None and self._starter.lost:
+                fork_client.give_back(self._starter)
+                self._starter = None
+            elif self._starter is not None and self._starter.hangs:
+                self._hang.append(self._starter)
+                self._starter = None
+            if self._starter is None:
+                self._starter = self._take()
+                self._starter.enter(self._directory)
+                self._told(self._starter)
+            return self._starter
+
+    def shut(self) -> None:
+        """No more workers."""
+        with self._lock:
+            self.closed = True
+
+    def end(self) -> None:
+        """End the workers (SIGTERM, SIGKILL after 0.5 s), and give the starter back. May be called again."""
+        with self._lock:
+            self.closed = True
+            held, self._starter, self._hang = [*self._hang, self._starter], None, []
+        with contextlib.ExitStack() as every:
+            for starter in filter(None, held):
+                every.callback(fork_client.give_back, starter)
+                every.callback(starter.leave, self._directory)
+
+
+ENTRY = "rpcbench.cells.worker_main:main"
 _MODES = ("fork", "spawn")
 
 
@@ -39,7 +103,7 @@ class ProcessLauncher:
         self.mode = _mode(start)
         self._directory = run_directory
         self._maker = os.getpid()
-        self._lease = Lease(run_directory.path, lambda: starters.take(self.mode, entry))
+        self._lease = ForkServerLease(run_directory.path, lambda: fork_client.take(self.mode, entry))
 
     def warm(self) -> None:
         """Begin to start the starter; returns at once."""
@@ -75,7 +139,7 @@ class ProcessLauncher:
 
 def warm(start: str | None = None) -> None:
     """Begin to load torch for the workers of clusters to come; returns at once. ValueError as `ProcessLauncher`."""
-    starters.warm(_mode(start), ENTRY)
+    fork_client.warm(_mode(start), ENTRY)
 
 
 def default_mode() -> str:

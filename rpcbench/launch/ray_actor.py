@@ -4,21 +4,30 @@ The secret comes as the argument of a method, through Ray's own channel; Ray kee
 Guarantees
 - The worker ends when `end` is called, and when this actor goes, however it does (see `outpost`).
 - What the worker writes outside cells and calls is in the actor's own log, where Ray's tools look for it.
+
+The session in Ray that this process has is the user's own, or one that launchers begin, share, and end together.
+Without a session, Ray begins one with whatever is asked of it. So what may come late goes through `tell`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rpcbench.launch import outpost
-from rpcbench.launch.handle import tail
+import ray
+from ray.exceptions import RayError
+
+from rpcbench.base.errors import RpcError
+from rpcbench.launch import supervisor
+from rpcbench.launch.base import tail
 from rpcbench.transport.hosts import host_id
 
 _APART = ("sh", "-c", '"$@"; exit $?', "sh")
@@ -72,7 +81,7 @@ class Keeper:
         """End the worker, and what it has started, at once."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended already
-                self._process.stdin.write(outpost.TOLD[signal.SIGKILL])
+                self._process.stdin.write(supervisor.TOLD[signal.SIGKILL])
             self._process.stdin.close()
 
 
@@ -102,3 +111,72 @@ def _log() -> str:
 def _as_subprocess(status: int) -> int:
     """An outpost says as shells do by which signal the worker was ended."""
     return 128 - status if status > 128 and status - 128 in {*signal.Signals} else status
+
+
+_lock = threading.Lock()
+_ours: str | None = None  # the name of a session that launchers have begun
+_users = 0  # launchers in that
+
+
+def enter(address: str | None) -> str | None:
+    """Have a session; its name where it is ours, to be left. RpcError where Ray cannot be joined or started."""
+    global _ours, _users
+    with _lock:
+        if not ray.is_initialized():
+            try:
+                with _own_breakpoints():
+                    ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            except Exception as error:  # Ray raises plain ones, too
+                raise RpcError(f"Ray cannot be joined or started: {error}") from error
+            _ours, _users = name(), 0
+        elif _ours is None or _ours != name():
+            return None
+        _users += 1
+        return _ours
+
+
+@contextlib.contextmanager
+def _own_breakpoints() -> Iterator[None]:
+    """Ray would have `breakpoint()` be its own, here and in all that is started from here."""
+    before = os.environ.get(HOOK)
+    try:
+        yield
+    finally:
+        os.environ.pop(HOOK, None)
+        if before is not None:
+            os.environ[HOOK] = before
+
+
+def leave(ours: str | None) -> None:
+    """What `enter` has returned is needed no more. A session that the user has begun since is none of ours."""
+    global _ours, _users
+    with _lock:
+        if ours is None or ours != _ours:
+            return
+        _users -= 1
+        if not _users:
+            _ours = None
+            if name() == ours:
+                ray.shutdown()
+
+
+def name() -> str:
+    """That of the session, which no other one has; "" where there is none."""
+    with contextlib.suppress(RayError, RuntimeError, AttributeError):  # it ends just now
+        if ray.is_initialized():
+            here = ray.get_runtime_context()
+            return f"{here.get_session_name()} {here.get_job_id()}"
+    return ""
+
+
+def check() -> None:
+    """RpcError where the session has been ended."""
+    if not ray.is_initialized():
+        raise RpcError("Ray was shut down, and with it what started these workers: make a new cluster")
+
+
+def tell(act: Callable[..., Any], *arguments: Any) -> None:
+    """Tell Ray something, unless it is gone, or the session that this was about: then all of that is over."""
+    if ray.is_initialized():  # else Ray would begin a session
+        with contextlib.suppress(RayError):
+            act(*arguments)

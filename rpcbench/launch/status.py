@@ -1,19 +1,86 @@
-"""How the workers of a cluster are: what the system knows of their processes, and how many calls of ours wait for them.
+"""How the workers of a cluster are: what the system and their logs say, and how many calls of ours wait for them.
 
-Nothing is asked of a worker, so a busy or stopped one is seen like any other.
+Nothing is asked of a worker, so a busy or stopped one is seen like any other. The processes that a cluster has started
+are the table "launched" of the member that did; it is looked at when `Health` is, never of itself. Whether the kernel
+has killed for want of memory is the only sign by which a SIGKILL can be told for its own. Whether this machine has room
+for so many workers is said before they start, as afterwards all is merely slow; the memory that a worker needs is a
+rough figure, that of one which has run a few small cells.
 """
 
 from __future__ import annotations
 
+import contextlib
 import html
+import os
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-from rpcbench.launch.worker import Place
+from rpcbench.base.errors import RpcError, counted
+from rpcbench.base.events import Row, Table
+from rpcbench.cells.worker_main import Place
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.publisher import Health
 from rpcbench.transport.hosts import host_id
+
+_COUNTS = Path("/proc/vmstat")
+
+
+def oom_kills() -> int:
+    """How many processes of this host were killed for want of memory since it started; 0 where that is not known."""
+    with contextlib.suppress(OSError):
+        for line in _COUNTS.read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
+
+
+DESCRIPTORS = 6
+"""Files that this process opens for each worker, about: sockets, shared memory, bells."""
+EACH = {"fork": 60 << 20, "spawn": 300 << 20, "kernel": 300 << 20}
+_GB = 1 << 30
+
+
+def cores() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def check_descriptors(n: int) -> None:
+    """RpcError where this process may not open as many files as the connections to `n` more workers need."""
+    if not hasattr(psutil, "RLIMIT_NOFILE"):  # Windows knows no such limit, and macOS does not tell
+        return
+    process = psutil.Process()
+    left = process.rlimit(psutil.RLIMIT_NOFILE)[0] - process.num_fds()
+    if left < n * DESCRIPTORS:
+        raise RpcError(
+            f"Too many open files: to start {counted(n, 'worker')} opens about {n * DESCRIPTORS} in this process, and "
+            f"it may open {max(0, left)} more; allow more with `ulimit -n` before it starts, or close some"
+        )
+
+
+def resource_warnings(n: int, mode: str) -> Iterator[str]:
+    """A sentence for each thing that `n` workers, started by "fork" or "spawn" or as a "kernel", have too little of;
+    none of workers started in another way, which may be elsewhere."""
+    if mode not in EACH:
+        return
+    there = cores()
+    if n > there:
+        yield f"{counted(n, 'worker')} on {counted(there, 'core')}: when all compute, they take turns."
+    free, needed = psutil.virtual_memory().available, n * EACH[mode]
+    if needed > free:
+        many = f"{counted(n, 'worker')} need{'s' if n == 1 else ''}"
+        room = f"there is room for {free // EACH[mode] or 'none'}"
+        yield f"{many} about {needed / _GB:.1f} GB of memory, and {free / _GB:.1f} GB are free: {room}."
+
 
 _MB = 1 << 20
 
@@ -125,3 +192,62 @@ def _status(worker: Watched, state: str, up: float | None, memory: int | None, c
     return WorkerStatus(
         worker.name, place.pid, state, worker.incarnation, place.hostname, up, memory, cpu, worker.calls
     )
+
+
+LINES = 8
+_WIDEST = 300
+
+
+class Started(NamedTuple):
+    """One of them. `ending` says how it ended, empty while it runs; `log` is what it wrote outside cells and calls."""
+
+    id: int
+    name: str
+    place: Place
+    incarnation: int
+    ending: str
+    log: str
+
+
+class Launched:
+    """`started` tells of all that belong to the cluster now."""
+
+    def __init__(self, agent: Agent, started: Callable[[], Iterable[Started]]) -> None:
+        self._bus = agent.bus
+        self._started = started
+        self._lock = threading.Lock()
+        self._rows: Table = {}
+        agent.bus.register("launched", self.table)
+        agent.part(Health).others.append(self.look)
+
+    def table(self) -> Table:
+        with self._lock:
+            return dict(self._rows)
+
+    def look(self) -> None:
+        """Bring the table up to date."""
+        now = {str(one.id): _row(one) for one in self._started()}
+        with self._lock:
+            before, self._rows = self._rows, now
+        for key in before.keys() - now.keys():
+            self._bus.note("ProcessForgotten", "launched", key, lambda: None)
+        for key, row in now.items():
+            if before.get(key) != row:
+                self._bus.note("ProcessChanged", "launched", key, partial(now.get, key))
+
+
+def _row(one: Started) -> Row:
+    lines = [line[:_WIDEST] for line in one.log.splitlines()[-LINES:]]
+    state = one.ending or _state(one.place)
+    who = {"name": one.name, "pid": one.place.pid, "incarnation": one.incarnation}
+    return {**who, "state": state, "log": "\n".join(lines)}
+
+
+def _state(place: Place) -> str:
+    """What the system says of a process: serves, stopped, has ended. Of one elsewhere it knows nothing."""
+    if place.host != host_id():
+        return "serves"
+    try:
+        return "stopped" if psutil.Process(place.pid).status() == psutil.STATUS_STOPPED else "serves"
+    except psutil.NoSuchProcess:
+        return "has ended"

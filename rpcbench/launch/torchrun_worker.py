@@ -23,9 +23,9 @@ from typing import Any
 from rpcbench.base.conditions import Flag
 from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, JOIN_SECONDS, STOP_SECONDS
 from rpcbench.base.errors import IncompleteWorldError, RpcError, counted
-from rpcbench.launch.become import end_with, settle_torch
-from rpcbench.launch.cells import CellRunner
-from rpcbench.launch.worker import obey
+from rpcbench.cells.runner import CellRunner
+from rpcbench.cells.worker_main import obey
+from rpcbench.launch.worker_bootstrap import end_with, settle_torch
 from rpcbench.rpc.init import join, meet_at
 from rpcbench.runtime.agent import Agent
 from rpcbench.transport import run_dir

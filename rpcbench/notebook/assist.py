@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rpcbench.launch import names
+from rpcbench.cells import shell
 from rpcbench.runtime.current import find
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Assist:
         if line and (reply := self._of_line(line, end)):
             return reply
         if spot := self.spot(code, end):
-            reply = await _answer(spot.worker, names.complete, code[spot.start :], end - spot.start)
+            reply = await _answer(spot.worker, shell.complete, code[spot.start :], end - spot.start)
             if reply is not None:
                 return _moved(reply, spot.start)
         return await _whole(self._own[0](code, cursor))
@@ -79,7 +79,7 @@ class Assist:
     async def inspect(self, code: str, cursor: int, detail_level: int = 0, omit_sections: Any = ()) -> Reply:
         """The kernel's `do_inspect`."""
         if spot := self.spot(code, cursor):
-            reply = await _answer(spot.worker, names.inspect, code[spot.start :], cursor - spot.start, detail_level)
+            reply = await _answer(spot.worker, shell.inspect, code[spot.start :], cursor - spot.start, detail_level)
             if reply is not None:
                 return reply
         return await _whole(self._own[1](code, cursor, detail_level, omit_sections))

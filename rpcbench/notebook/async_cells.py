@@ -27,8 +27,8 @@ from IPython.display import publish_display_data
 
 from rpcbench.base.conditions import Flag
 from rpcbench.base.errors import CallCancelled
-from rpcbench.launch.screen import Pane, Screen, plain
-from rpcbench.launch.tracebacks import of_user, shown_as
+from rpcbench.cells.display import OutputArea, OutputDisplay, plain
+from rpcbench.cells.tracebacks import of_user, shown_as
 from rpcbench.notebook import require_extra
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _numbers = itertools.count(1)
 
 
 class Going(Protocol):
-    """A cell that runs somewhere: what `launch.desk.Sent` is for cells on workers."""
+    """A cell that runs somewhere: what `cells.client.Sent` is for cells on workers."""
 
     def answer(self) -> Any:
         """What came of it, once it is through."""
@@ -60,7 +60,7 @@ class CellHandle:
     """
 
     def __init__(
-        self, screen: Screen, start: Callable[[Callable[[], object]], Going], settle: Callable[[Any], Any]
+        self, screen: OutputDisplay, start: Callable[[Callable[[], object]], Going], settle: Callable[[Any], Any]
     ) -> None:
         self._screen = screen
         self._settle = settle
@@ -143,7 +143,7 @@ HERE = "notebook"
 class Beside:
     """`answer` runs the cell, on the thread that asks. SyntaxError at once where it is none."""
 
-    def __init__(self, shell: InteractiveShell, screen: Screen, code: str) -> None:
+    def __init__(self, shell: InteractiveShell, screen: OutputDisplay, code: str) -> None:
         self._shell = shell
         self._screen = screen
         self._state = "runs"
@@ -189,7 +189,7 @@ Output = dict[str, Any]
 _tab_numbers = itertools.count(1)
 
 
-def in_tabs(screen: Screen, workers: Sequence[str], labelled: bool) -> list[Pane]:
+def in_tabs(screen: OutputDisplay, workers: Sequence[str], labelled: bool) -> list[OutputArea]:
     """A tab for each worker, shown at once. UsageError where ipywidgets is missing."""
     with require_extra("--tabs", "ipywidgets"):
         import ipywidgets
@@ -217,7 +217,7 @@ def in_tabs(screen: Screen, workers: Sequence[str], labelled: bool) -> list[Pane
 class _Sheet:
     """One tab, as a surface."""
 
-    def __init__(self, screen: Screen, widget: Any) -> None:
+    def __init__(self, screen: OutputDisplay, widget: Any) -> None:
         self.outputs: list[Output] = []
         self._screen = screen
         self._widget = widget
@@ -261,7 +261,7 @@ class _Sheet:
         self._screen.within(lambda: setattr(self._widget, "outputs", tuple(self.outputs)))
 
 
-class _Tab(Pane):
+class _Tab(OutputArea):
     """A worker's pane on a sheet of its own; says when it is finished."""
 
     def __init__(self, sheet: _Sheet, worker: str, told: Callable[[str], object]) -> None:

@@ -19,13 +19,13 @@ from IPython.core.error import UsageError
 from IPython.display import DisplayHandle
 
 from rpcbench.base.errors import counted, nearest
-from rpcbench.launch import process, room
+from rpcbench.cells.client import Rerun
+from rpcbench.cells.targets import Targets
+from rpcbench.launch import process, status
+from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import Cluster, Progress, cluster
-from rpcbench.launch.history import Rerun
-from rpcbench.launch.kinds import KINDS, names
+from rpcbench.launch.registry import KINDS, launcher_names
 from rpcbench.launch.status import Looks, WorkerStatus
-from rpcbench.launch.targets import Targets
-from rpcbench.launch.workforce import Workforce
 
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
@@ -38,7 +38,7 @@ def interrupted(names: list[str]) -> str:
     return f"Interrupted: {', '.join(names)}."
 
 
-def sentence(found: Workforce) -> str:
+def sentence(found: BaseCluster) -> str:
     names = found.workers
     return f"{counted(len(names), 'worker')}: {', '.join(names)}."
 
@@ -68,14 +68,14 @@ class ClusterStatus:
     def __init__(self) -> None:
         self._looks = Looks(memory=False)
 
-    def at(self, clusters: Mapping[str, Workforce], current: Workforce | None) -> list[ClusterState]:
+    def at(self, clusters: Mapping[str, BaseCluster], current: BaseCluster | None) -> list[ClusterState]:
         """One dict for each cluster, by name."""
         return [
             {"name": name, "kind": one.kind, "current": one is current, "workers": self._workers(one)}
             for name, one in clusters.items()
         ]
 
-    def _workers(self, one: Workforce) -> list[ClusterState]:
+    def _workers(self, one: BaseCluster) -> list[ClusterState]:
         serving = {*one.workers}
         return [worker(row, row.name in serving) for row in self._looks.at(one.watched())]
 
@@ -156,9 +156,9 @@ IN_CELL = Voice(Starting, _to_stderr)
 class Commands:
     """`bind(cluster)` makes a cluster known to the notebook under its name."""
 
-    def __init__(self, targets: Targets, bind: Callable[[Workforce], object]) -> None:
-        self.named: dict[str, Workforce] = {}
-        self.started: list[Workforce] = []
+    def __init__(self, targets: Targets, bind: Callable[[BaseCluster], object]) -> None:
+        self.named: dict[str, BaseCluster] = {}
+        self.started: list[BaseCluster] = []
         self._targets = targets
         self._bind = bind
         self.by_name: dict[str, Callable[[Words], Any]] = {
@@ -209,7 +209,7 @@ class Commands:
             return f"{sentence(found)} %cluster scale {size} makes it {size}."
         return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."
 
-    def _make(self, size: int, way: Way, voice: Voice) -> Workforce:
+    def _make(self, size: int, way: Way, voice: Voice) -> BaseCluster:
         warn_of_room(size, way.get("launcher") or way.get("kind", "process"), voice.warn)
         try:
             self.started.append(Cluster(size, **way, progress=voice.progress(size)))
@@ -232,13 +232,13 @@ class Commands:
         self.started.append(found)
         return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop leaves them."
 
-    def _take(self, found: Workforce) -> str:
+    def _take(self, found: BaseCluster) -> str:
         """Make it the current one."""
         found.prefer()
         self._bind(found)
         return sentence(found)
 
-    def present(self) -> dict[str, Workforce]:
+    def present(self) -> dict[str, BaseCluster]:
         """The clusters that run, by name; the current one among them, even if it was made elsewhere."""
         there = {name: one for name, one in list(self.named.items()) if one.agent.running}
         found = running()
@@ -331,7 +331,7 @@ class Commands:
         found.shutdown()
         return self.stopped(found)
 
-    def stopped(self, found: Workforce) -> str:
+    def stopped(self, found: BaseCluster) -> str:
         """One has been: another that runs is the current one then."""
         self._adopt()
         left = running()
@@ -344,7 +344,7 @@ class Commands:
             one.shutdown()
 
 
-def running() -> Workforce | None:
+def running() -> BaseCluster | None:
     try:
         return cluster()
     except RuntimeError:
@@ -353,7 +353,7 @@ def running() -> Workforce | None:
 
 def warn_of_room(size: int, kind: str, warn: Callable[[str], object]) -> None:
     """Say before they start what so many workers lack here."""
-    for complaint in room.complaints(size, process.default_mode() if kind in ("process", "local") else kind):
+    for complaint in status.resource_warnings(size, process.default_mode() if kind in ("process", "local") else kind):
         warn(complaint)
 
 
@@ -383,9 +383,9 @@ def _option(words: Words, option: str, complaint: str) -> tuple[Words, str | Non
 
 def _launched(words: Words) -> tuple[Words, Way]:
     """The words without those that say what launches the workers, and those as arguments of `Cluster`."""
-    told = _WHICH_LAUNCHER.format(", ".join(names()))
+    told = _WHICH_LAUNCHER.format(", ".join(launcher_names()))
     words, launcher = _option(words, "--launcher", told)
-    if launcher not in names():
+    if launcher not in launcher_names():
         raise UsageError(told)
     words, address = _option(words, "--address", "say where workers dial this host: --address 192.0.2.7:29500")
     pairs = [word.partition("=") for word in words if "=" in word]

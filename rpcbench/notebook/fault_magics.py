@@ -32,12 +32,12 @@ from IPython.core.magic import (
 from IPython.display import display
 
 from rpcbench.base.errors import nearest
+from rpcbench.cells.client import CellClient, CellInputs, CellOptions
+from rpcbench.cells.display import OutputDisplay
+from rpcbench.cells.targets import Targets
+from rpcbench.cells.tracebacks import short
+from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import cluster
-from rpcbench.launch.desk import Ask, CellDesk, Way
-from rpcbench.launch.screen import Screen
-from rpcbench.launch.targets import Targets
-from rpcbench.launch.tracebacks import short
-from rpcbench.launch.workforce import Workforce
 from rpcbench.notebook import require_extra, with_help
 from rpcbench.notebook.async_cells import HERE, Beside, CellHandle
 from rpcbench.telemetry.recording import Recording, Still, record
@@ -87,7 +87,7 @@ _EXAMPLE = "%chaos drop=0.1 delay=50ms seed=7 kill=worker2"
 class DrillMagics(Magics):
     """Registered with the others. `settle(several, ask, answer)` gives what came of a cell on workers."""
 
-    def __init__(self, shell: Any, targets: Targets, settle: Callable[[bool, Ask, Any], Any]) -> None:
+    def __init__(self, shell: Any, targets: Targets, settle: Callable[[bool, CellInputs, Any], Any]) -> None:
         super().__init__(shell)
         self._shell = shell
         self._targets = targets
@@ -111,24 +111,26 @@ class DrillMagics(Magics):
         """
         with short():
             options = _step_line().parse_args(shlex.split(line))
-            running, screen = cluster(), Screen(self._shell)
+            running, screen = cluster(), OutputDisplay(self._shell)
             start = self._start(running, screen, options.workers, cell)
             stepper = _stepper(running, options)
             stepper.cell = start()
             return stepper
 
-    def _start(self, running: Workforce, screen: Screen, words: list[str], code: str) -> Callable[[], CellHandle]:
+    def _start(
+        self, running: BaseCluster, screen: OutputDisplay, words: list[str], code: str
+    ) -> Callable[[], CellHandle]:
         """How to begin the cell; what is wrong with it or its line is raised at once."""
         if not words or words == [HERE]:
             beside = Beside(self._shell, screen, code)
             return lambda: CellHandle(screen, lambda changed: beside, lambda answer: answer)
         names = self._targets.find(words, running.workers)
-        desk, ask = running.agent.part(CellDesk), Ask()
+        desk, ask = running.agent.part(CellClient), CellInputs()
         for name in names:
             running.agent.member(name)
         return lambda: CellHandle(
             screen,
-            lambda changed: desk.start(screen, names, code, ask, Way(), changed),
+            lambda changed: desk.start(screen, names, code, ask, CellOptions(), changed),
             lambda answer: self._settle(len(names) > 1, ask, answer),
         )
 
@@ -166,7 +168,7 @@ class DrillMagics(Magics):
                 sys.stdout.write(f"{victim} was killed. %cluster restart {victim} starts it again.\n")
 
 
-def _stepper(running: Workforce, options: argparse.Namespace) -> Stepper:
+def _stepper(running: BaseCluster, options: argparse.Namespace) -> Stepper:
     for word in options.of:
         running.agent.member(word)
     return Stepper.on(options.hold or PROGRAM, options.of, running.agent)

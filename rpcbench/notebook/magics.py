@@ -25,15 +25,14 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.display import display
 
 from rpcbench.base.errors import NamesError, PipelineError, RemoteError, RpcError, UnknownWorkerError, WorkerLostError
+from rpcbench.cells.client import CellClient, CellInputs, CellOptions, CellResult
+from rpcbench.cells.debugger import POST_MORTEM
+from rpcbench.cells.display import OutputDisplay, collapsed, one_below_the_other
+from rpcbench.cells.targets import Targets
+from rpcbench.cells.tracebacks import of_user, short, shown_as
 from rpcbench.launch import process
+from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import cluster
-from rpcbench.launch.collapse import collapsed
-from rpcbench.launch.debugger import POST_MORTEM
-from rpcbench.launch.desk import Answer, Ask, CellDesk, Way
-from rpcbench.launch.screen import Screen, one_below_the_other
-from rpcbench.launch.targets import Targets
-from rpcbench.launch.tracebacks import of_user, short, shown_as
-from rpcbench.launch.workforce import Workforce
 from rpcbench.notebook import require_extra, with_help
 from rpcbench.notebook.assist import Assist
 from rpcbench.notebook.async_cells import CellHandle, in_tabs
@@ -98,7 +97,7 @@ class Frames:
         self._before(exc_tuple, *args, **kwargs)
 
 
-_HERE = Way()
+_HERE = CellOptions()
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -184,8 +183,8 @@ class ClusterMagics(Magics):
             if cell is None:
                 return self._value(line)
             options = _remote_line().parse_args(shlex.split(line))
-            ask = Ask(self._variables(options.i), options.o, leave=options.rref)
-            way = Way(options.timeout, options.label, options.panes)
+            ask = CellInputs(self._variables(options.i), options.o, leave=options.rref)
+            way = CellOptions(options.timeout, options.label, options.panes)
             if options.later:
                 return self._begin(options, cell, ask, way)
             self._run(options.workers, cell, ask, way)
@@ -197,28 +196,28 @@ class ClusterMagics(Magics):
         words = line.split(maxsplit=1)
         if len(words) < 2:
             raise UsageError("say where and what: %remote worker1 expression; or begin the cell with %%remote worker1")
-        return self._run(words[:1], words[1], Ask(value=True)).get("")
+        return self._run(words[:1], words[1], CellInputs(value=True)).get("")
 
-    def _run(self, targets: list[str], code: str, ask: Ask, way: Way = _HERE) -> dict[str, Any]:
+    def _run(self, targets: list[str], code: str, ask: CellInputs, way: CellOptions = _HERE) -> dict[str, Any]:
         """Run it, bind what was asked for, raise what went wrong."""
         running = cluster()
         names = self._meant(running, targets)
-        answer = running.agent.part(CellDesk).run(Screen(self._shell), names, code, ask, way)
+        answer = running.agent.part(CellClient).run(OutputDisplay(self._shell), names, code, ask, way)
         return self.settled(len(names) > 1, ask, answer)
 
-    def _begin(self, options: argparse.Namespace, code: str, ask: Ask, way: Way) -> CellHandle:
+    def _begin(self, options: argparse.Namespace, code: str, ask: CellInputs, way: CellOptions) -> CellHandle:
         """Run it, and be back at once."""
         if options.local:
             raise UsageError("--local waits for the cell, --async does not: take one of them")
-        running, screen = cluster(), Screen(self._shell)
-        desk, names = running.agent.part(CellDesk), self._meant(running, options.workers)
+        running, screen = cluster(), OutputDisplay(self._shell)
+        desk, names = running.agent.part(CellClient), self._meant(running, options.workers)
         return CellHandle(
             screen,
             lambda changed: desk.start(screen, names, code, ask, way, changed),
             lambda answer: self.settled(len(names) > 1, ask, answer),
         )
 
-    def _meant(self, running: Workforce, words: list[str]) -> list[str]:
+    def _meant(self, running: BaseCluster, words: list[str]) -> list[str]:
         """The workers that these words mean; said besides if `all`, a slice or a group may have meant a lost one."""
         names = self.targets.find(words, running.workers)
         if running.lost and not set(words) <= {*names}:
@@ -227,7 +226,7 @@ class ClusterMagics(Magics):
             sys.stderr.write(f"Not on {lost}, which is lost: {how}.\n")
         return names
 
-    def settled(self, several: bool, ask: Ask, answer: Answer) -> dict[str, Any]:
+    def settled(self, several: bool, ask: CellInputs, answer: CellResult) -> dict[str, Any]:
         """Bind what came back and give it by name; raise what went wrong."""
         values = answer.by_name(several)
         self._shell.push({name: values[name] for name in (*ask.want, *ask.leave) if name in values})
@@ -302,7 +301,7 @@ class ClusterMagics(Magics):
     def debug_on(self, worker: str) -> None:
         """Open a debugger there on the cell that failed last."""
         with short():
-            self._run([worker], POST_MORTEM, Ask())
+            self._run([worker], POST_MORTEM, CellInputs())
 
     def first_of(self, line: str) -> str | None:
         """The first worker that a line of `%%remote` means, if it means any."""

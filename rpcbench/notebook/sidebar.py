@@ -32,10 +32,10 @@ from IPython.core.error import UsageError
 
 from rpcbench.base.conditions import Changes
 from rpcbench.base.errors import counted
+from rpcbench.cells.widgets import heard_where_asked
 from rpcbench.launch.actions import ALL, Actions
+from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import Progress
-from rpcbench.launch.mirrors import heard_where_asked
-from rpcbench.launch.workforce import Workforce
 from rpcbench.notebook import require_extra
 from rpcbench.notebook.cluster_magic import (
     NONE_RUNS,
@@ -174,7 +174,7 @@ class Sidebar:
         self._auto = auto
         self._standing = ClusterStatus()
         self._watchers = Watchers(self.state)
-        self._known: weakref.WeakSet[Workforce] = weakref.WeakSet()
+        self._known: weakref.WeakSet[BaseCluster] = weakref.WeakSet()
         self._alone = threading.Lock()  # of two that start a cluster, the second finds that of the first
         self._starting = ""
         self._panels: dict[str, Any] = {}
@@ -243,7 +243,7 @@ class Sidebar:
                 return self._act(self._found(name), action, target, warn)
         raise UsageError(f"this kernel's rpcbench knows no {asked.get('do')!r}: the page's is another version")
 
-    def _act(self, found: Workforce, action: str, target: str, warn: Callable[[str], object]) -> str:
+    def _act(self, found: BaseCluster, action: str, target: str, warn: Callable[[str], object]) -> str:
         names = found.workers if target == ALL else [target]
         if action == "scale" and int(target) > len(found.workers):
             warn_of_room(int(target), found.kind, warn)
@@ -257,7 +257,7 @@ class Sidebar:
                 return self._commands.stopped(found)
         return restarted(names) if action == "restart" else interrupted(names)
 
-    def _found(self, name: str) -> Workforce:
+    def _found(self, name: str) -> BaseCluster:
         there = self._commands.present()
         if name not in there:
             raise UsageError(f"no cluster {name} runs" if there else NONE_RUNS)
@@ -302,7 +302,7 @@ def _panels() -> list[str]:
     return list(PANELS)
 
 
-def _doing(one: Workforce) -> list[str]:
+def _doing(one: BaseCluster) -> list[str]:
     """What is being done to its workers, whoever asked for it."""
     rows = one.agent.part(Actions).table().values()
     return [f"%cluster {row['action']} {row['target']} …" for row in rows if row["state"] == "runs"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rpcbench.launch.kinds import KINDS, names
-from rpcbench.launch.targets import ALL
+from rpcbench.cells.targets import ALL
+from rpcbench.launch.registry import KINDS, launcher_names
 from rpcbench.notebook.cluster_magic import OPTIONS
 
 _OF_WORKERS = ("restart", "interrupt", "logs")
@@ -41,6 +41,6 @@ class Vocabulary(NamedTuple):
         if before[-1] == "--kind":
             return list(KINDS)
         if before[-1] == "--launcher":
-            return names()
+            return launcher_names()
         words = {"use": [] if before[1:] else self.clusters, **dict.fromkeys(_OF_WORKERS, targets)}
         return [word for word in (*words.get(before[0], ()), *OPTIONS.get(before[0], ())) if word not in before]

@@ -36,7 +36,7 @@ import anywidget
 import traitlets
 
 from rpcbench.base.conditions import Changes
-from rpcbench.launch.mirrors import heard_where_asked
+from rpcbench.cells.widgets import heard_where_asked
 from rpcbench.telemetry import collector, trace
 from rpcbench.telemetry.recording import Still
 from rpcbench.telemetry.summary import text

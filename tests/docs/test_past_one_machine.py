@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import rpcbench
-from rpcbench.launch.targets import Targets
+from rpcbench.cells.targets import Targets
 from rpcbench.notebook.cluster_magic import Commands
 from rpcbench.transport import hosts
 

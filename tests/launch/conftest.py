@@ -6,7 +6,7 @@ import psutil
 import pytest
 from launch_bench import Bench
 
-from rpcbench.launch import starters
+from rpcbench.launch import fork_client
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def bench(request, tmp_path):
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield made
     made.launcher.close()
-    starters.cool()
+    fork_client.cool()
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
     assert not made.directory.path.exists()
 

@@ -16,7 +16,7 @@ import psutil
 from jupyter_client.provisioning import KernelProvisionerFactory
 
 import rpcbench
-from rpcbench.launch.cells import Cell, run_cell
+from rpcbench.cells.runner import Cell, run_cell
 
 
 def main() -> None:

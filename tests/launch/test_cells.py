@@ -16,10 +16,10 @@ from worlds import until
 
 from rpcbench.base.errors import CallCancelled
 from rpcbench.base.rebuild import MOST_TEXT
-from rpcbench.launch import cells
-from rpcbench.launch.cells import Cell, CellRunner
-from rpcbench.launch.outbox import CellKey
-from rpcbench.launch.shell import Outcome
+from rpcbench.cells import runner
+from rpcbench.cells.output import CellKey
+from rpcbench.cells.runner import Cell, CellRunner
+from rpcbench.cells.shell import Outcome
 
 
 class Agent:
@@ -45,10 +45,10 @@ class Agent:
         self.handlers[channel] = handler
 
     def notify(self, member, channel, notice):
-        if channel == cells.HEARD:
+        if channel == runner.HEARD:
             self.heard.append(notice)
             return
-        self.handlers[cells.SHOWN](member, {"cell": notice["cell"], "shown": notice["n"] + 1})
+        self.handlers[runner.SHOWN](member, {"cell": notice["cell"], "shown": notice["n"] + 1})
         if notice["kind"] == "end":
             self.end = notice["content"]
             self.ended.put(notice["cell"])
@@ -77,7 +77,7 @@ class Bench:
             return error
 
     def interrupt(self, number):
-        self.agent.handlers[cells.INTERRUPT](0, {"cell": number})
+        self.agent.handlers[runner.INTERRUPT](0, {"cell": number})
 
     def serve(self, script):
         """Serve until the script is through; its error is the test's."""
@@ -187,7 +187,7 @@ def test_a_second_interrupt_of_a_cell_comes_too_but_not_before_the_first_is_thro
         bench.interrupt(1)
         bench.interrupt(1)
         assert cell() is None
-        assert caught[1] - caught[0] >= cells._CALM_SECONDS
+        assert caught[1] - caught[0] >= runner._CALM_SECONDS
 
     bench.serve(script)
 
@@ -195,7 +195,7 @@ def test_a_second_interrupt_of_a_cell_comes_too_but_not_before_the_first_is_thro
 def test_an_interrupt_waits_while_the_runtime_is_at_work(bench):
     started, sent, lines = threading.Event(), threading.Event(), []
     code = "started.set()\nwhile not sent.is_set(): time.sleep(0.001)\nlines.append('sent')"
-    send = compile(code, cells._RUNTIME[0] + "sending.py", "exec")
+    send = compile(code, runner._RUNTIME[0] + "sending.py", "exec")
 
     def cell():
         exec(send, {"started": started, "sent": sent, "lines": lines, "time": time})
@@ -300,9 +300,9 @@ def test_at_the_end_the_running_cell_is_interrupted_and_one_that_waits_does_not_
 
 
 def test_a_member_without_a_runner_says_so(monkeypatch):
-    monkeypatch.setattr(cells, "current", lambda: Agent())
+    monkeypatch.setattr(runner, "current", lambda: Agent())
     with pytest.raises(RuntimeError, match="worker1 runs no cells"):
-        cells.run_cell(Cell(0, ""))
+        runner.run_cell(Cell(0, ""))
 
 
 def test_cells_that_run_or_wait_are_counted(bench):

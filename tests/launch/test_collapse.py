@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from rpcbench.launch import collapse
-from rpcbench.launch.collapse import collapsed, in_short
+from rpcbench.cells import display as collapse
+from rpcbench.cells.display import collapsed, in_short
 
 
 class Recorder:

@@ -24,10 +24,10 @@ from launch_bench import gone, until
 import rpcbench
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError, ShutdownError, WorkerLostError
-from rpcbench.launch import outpost
-from rpcbench.launch.cells import Cell, CellRunner, run_cell
+from rpcbench.cells.runner import Cell, CellRunner, run_cell
+from rpcbench.launch import supervisor
 from rpcbench.launch.command import CommandLauncher, _Command
-from rpcbench.launch.starter import Starter
+from rpcbench.launch.fork_client import ForkServerClient
 from rpcbench.runtime.current import current
 from rpcbench.transport.run_dir import RunDirectory
 
@@ -75,7 +75,7 @@ def test_a_worker_has_the_directories_of_the_notebook_and_its_threads(cluster: r
     found = cluster.run("all", code)
     cwd, path, threads, _ = found["worker1"]
     assert cwd == os.getcwd() and threads == 2
-    own = [entry for entry in sys.path if not outpost._installed(entry) and Path(entry or ".").exists()]
+    own = [entry for entry in sys.path if not supervisor._installed(entry) and Path(entry or ".").exists()]
     assert path[: len(own)] == own
     assert len({drawn for *_, drawn in found.values()}) == 3, "no sibling draws the same"
 
@@ -299,7 +299,7 @@ def test_a_command_that_ends_at_once_tells_so_in_its_own_words(no_leaks: None) -
 
 
 def test_a_start_that_is_interrupted_leaves_no_command(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(starter: Starter, pid: int, grace: float) -> None:
+    def interrupted(starter: ForkServerClient, pid: int, grace: float) -> None:
         pids.append(pid)
         raise KeyboardInterrupt
 
@@ -308,7 +308,7 @@ def test_a_start_that_is_interrupted_leaves_no_command(no_leaks: None, monkeypat
     launcher = CommandLauncher(directory, "env {cmd}")
     try:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Starter, "guard", interrupted)
+            patch.setattr(ForkServerClient, "guard", interrupted)
             launcher.start(config(directory))
         until(lambda: gone(pids[0]))
     finally:
@@ -343,7 +343,7 @@ def test_a_terminal_is_refused_as_it_would_show_the_secret(no_leaks: None) -> No
 
 
 def test_another_version_is_refused_before_anything_starts(no_leaks: None) -> None:
-    asked = json.loads(outpost.request(config(RunDirectory())))
+    asked = json.loads(supervisor.request(config(RunDirectory())))
     asked["versions"] = ["protocol 99", "Python 3.99"]
     status, said = outposted(json.dumps(asked).encode() + b"\n")
     assert status == 1 and "the notebook has protocol 99, Python 3.99" in said and "Traceback" not in said
@@ -355,8 +355,8 @@ def test_a_directory_that_its_user_may_not_enter_is_none(no_leaks: None, tmp_pat
     (closed / "in").mkdir(parents=True)
     closed.chmod(0)
     asked = {"cwd": str(closed / "in"), "sys_path": [str(closed / "in"), "/"]}
-    code = "import os\nfrom rpcbench.launch import outpost\nos.geteuid() or os.setuid(65534)\n"
-    code += f"print(outpost._found({asked}))"
+    code = "import os\nfrom rpcbench.launch import supervisor\nos.geteuid() or os.setuid(65534)\n"
+    code += f"print(supervisor._found({asked}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", timeout=60)
     closed.chmod(0o700)
     assert done.stdout == "('/', ['/'])\n", done.stderr
@@ -367,7 +367,7 @@ def test_another_secret_is_refused(no_leaks: None, srun: None) -> None:
     with started(1) as made:
         leader = made.agent.machine.ask(lambda node: node.members.me.remote)
         stranger = replace(made._config, name="worker9", id=9, leader=leader, remote="", secret=bytes(32), host="other")
-        status, said = outposted(outpost.request(stranger), "worker9", stays=True)
+        status, said = outposted(supervisor.request(stranger), "worker9", stays=True)
         assert made.workers == ["worker1"]
     assert status == 1 and "another secret" in said, said
 

@@ -13,9 +13,8 @@ from comm.base_comm import BaseComm, CommManager
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcbench.launch.comms import COMM, Comms, decoded, encoded
-from rpcbench.launch.mirrors import Mirrors
-from rpcbench.launch.turns import InTurn
+from rpcbench.cells.output import ReorderBuffer
+from rpcbench.cells.widgets import COMM, CommProxies, WorkerComms, decoded, encoded
 
 
 class Front(BaseComm):
@@ -55,9 +54,9 @@ class Sides:
         self.managers = {"worker": CommManager(), "notebook": CommManager()}
         self.outbox = []
         self.cell = SimpleNamespace(runs=True, tell=lambda kind, content: self.outbox.append(content))
-        self.comms = Comms(self.cell)
+        self.comms = WorkerComms(self.cell)
         self.agent = Agent()
-        self.mirrors = Mirrors(self.agent)
+        self.mirrors = CommProxies(self.agent)
         # A class for each test: comms of another test may only now be collected, and say goodbye.
         self.front_end = type("FrontEnd", (Front,), {"said": []})
         self.on("worker")
@@ -94,7 +93,7 @@ def sides(monkeypatch):
 
 @given(st.permutations(range(6)))
 def test_any_order_of_arrival_gives_the_order_of_saying(order):
-    turns = InTurn()
+    turns = ReorderBuffer()
     assert list(itertools.chain.from_iterable(turns.add(n, str(n)) for n in order)) == list("012345")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
-from rpcbench.launch import desk
-from rpcbench.launch.cells import INTERRUPT, Cell
-from rpcbench.launch.desk import Sent, _News, _Part
+from rpcbench.cells import client
+from rpcbench.cells.client import RunningCell, _News, _WorkerRun
+from rpcbench.cells.runner import INTERRUPT, Cell
 
 
 class Agent:
@@ -25,11 +25,11 @@ class Agent:
 
 def test_a_cell_that_may_run_already_is_waited_for_and_named(monkeypatch):
     """The worker may run it before the thread that sent it here has another turn."""
-    monkeypatch.setattr(desk, "_hearing", lambda: 0.01)
+    monkeypatch.setattr(client, "_hearing", lambda: 0.01)
     agent, pane = Agent(), SimpleNamespace(finish=lambda: None)
     prompts = SimpleNamespace(take_over=print, look=lambda: None, close=lambda: None)
-    part = _Part(SimpleNamespace(name="worker1", id=1), pane, prompts, lambda part: None, "")
-    sent = Sent(agent, Cell(7, "while True: pass"), [part], prompts, math.inf, _News(SimpleNamespace()))
+    part = _WorkerRun(SimpleNamespace(name="worker1", id=1), pane, prompts, lambda part: None, "")
+    sent = RunningCell(agent, Cell(7, "while True: pass"), [part], prompts, math.inf, _News(SimpleNamespace()))
     sent.begin(SimpleNamespace())
     assert sent.stop() == ([], ["worker1"])
     assert agent.submitted[-1].args[1:] == (INTERRUPT, {"cell": 7})

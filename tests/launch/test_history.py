@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from rpcbench import Cluster, WorkerLostError
-from rpcbench.launch import history
-from rpcbench.launch.cells import Cell
-from rpcbench.launch.history import History, Past, replay
+from rpcbench.cells import client
+from rpcbench.cells.client import History, Past, replay
+from rpcbench.cells.runner import Cell
 
 
 def ran(past, fails=lambda code: None):
@@ -49,7 +49,7 @@ def test_after_a_failure_the_others_are_run_until_the_worker_is_lost():
 
 
 def test_cells_beyond_the_bound_are_forgotten_and_told_of(monkeypatch):
-    monkeypatch.setattr(history, "CELLS", 2)
+    monkeypatch.setattr(client, "CELLS", 2)
     past = Past()
     for number in range(5):
         past.note(Cell(number, str(number)))
@@ -59,7 +59,7 @@ def test_cells_beyond_the_bound_are_forgotten_and_told_of(monkeypatch):
 
 
 def test_large_variables_are_not_kept_and_their_cells_told_of(monkeypatch):
-    monkeypatch.setattr(history, "BYTES", 5000)
+    monkeypatch.setattr(client, "BYTES", 5000)
     large = {"nested": [torch.zeros(2000)]}
     model = torch.nn.Linear(100, 100)
     gone = weakref.ref(model)
@@ -85,8 +85,8 @@ def test_what_holds_itself_is_kept_like_anything_else():
 
 
 def test_what_was_forgotten_makes_room(monkeypatch):
-    monkeypatch.setattr(history, "BYTES", 5000)
-    monkeypatch.setattr(history, "CELLS", 1)
+    monkeypatch.setattr(client, "BYTES", 5000)
+    monkeypatch.setattr(client, "CELLS", 1)
     past = Past()
     for number in range(4):
         past.note(Cell(number, str(number), {"x": torch.zeros(500)}))

@@ -25,8 +25,8 @@ from launch_bench import gone, until
 import rpcbench
 from rpcbench.autograd import backward, context, get_gradients
 from rpcbench.base.errors import CallCancelled, RpcError, WorkerLostError
-from rpcbench.launch import kernel_process
-from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
+from rpcbench.cells.runner import INTERRUPT, Cell, run_cell
+from rpcbench.launch import kernel as kernel_process
 from rpcbench.rpc import RRef
 from rpcbench.runtime import current
 

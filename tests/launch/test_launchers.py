@@ -10,7 +10,7 @@ import pytest
 
 import rpcbench
 from rpcbench.base.errors import RpcError
-from rpcbench.launch import kinds
+from rpcbench.launch import registry
 from rpcbench.transport import hosts
 
 PLUGIN = """
@@ -34,7 +34,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "mine = more_launchers:make", "broken = broken_launcher:make", "missing = no_such_package:make",
         "local = broken_launcher:make",
     ]  # fmt: skip
-    (metadata / "entry_points.txt").write_text("\n".join([f"[{kinds.GROUP}]", *lines]))
+    (metadata / "entry_points.txt").write_text("\n".join([f"[{registry.GROUP}]", *lines]))
     (tmp_path / "more_launchers.py").write_text(PLUGIN)
     (tmp_path / "broken_launcher.py").write_text("raise OSError('the license server is asleep')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -43,9 +43,11 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("plugins")
 def test_names_are_ours_and_those_of_packages() -> None:
-    ours = list(kinds.OWN)
-    assert kinds.names()[: len(ours)] == ours
-    assert {"mine", "broken", "missing"} <= set(kinds.names()) and kinds.names().count("local") == 1
+    ours = list(registry.OWN)
+    assert registry.launcher_names()[: len(ours)] == ours
+    assert {"mine", "broken", "missing"} <= set(registry.launcher_names()) and registry.launcher_names().count(
+        "local"
+    ) == 1
     with pytest.raises(ValueError, match=r"no launcher 'slurm'; there are local, kernel, command,.* mine"):
         rpcbench.Cluster(1, launcher="slurm")
 
@@ -71,20 +73,20 @@ def test_what_keeps_a_launcher_from_starting_is_told(no_leaks: None) -> None:
 
 
 def test_short_names_and_launchers_that_contradict_are_told() -> None:
-    assert kinds.chosen(None, "process", "python3", "spawn") == ("local", {"start": "spawn"})
-    assert kinds.chosen(None, "kernel", "python3", None) == ("kernel", {"kernel": "python3"})
-    assert kinds.chosen("command", "process", "python3", None) == ("command", {})
+    assert registry.chosen_launcher(None, "process", "python3", "spawn") == ("local", {"start": "spawn"})
+    assert registry.chosen_launcher(None, "kernel", "python3", None) == ("kernel", {"kernel": "python3"})
+    assert registry.chosen_launcher("command", "process", "python3", None) == ("command", {})
     with pytest.raises(ValueError, match="kind='kernel' means the launcher 'kernel', not 'command'"):
-        kinds.chosen("command", "kernel", "python3", None)
+        registry.chosen_launcher("command", "kernel", "python3", None)
     with pytest.raises(ValueError, match="start='spawn' is for workers of kind 'process'; launcher 'command'"):
-        kinds.chosen("command", "process", "python3", "spawn")
+        registry.chosen_launcher("command", "process", "python3", "spawn")
     with pytest.raises(ValueError, match="workers of launcher 'local' are on this host and need none"):
         rpcbench.Cluster(1, address="10.0.0.1")
 
 
 def test_the_metadata_of_the_package_names_the_same_launchers() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"][kinds.GROUP] == kinds.OWN
+    assert project["entry-points"][registry.GROUP] == registry.OWN
 
 
 # -- where the notebook is found

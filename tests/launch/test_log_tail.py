@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from worlds import PATIENCE
 
-from rpcbench.launch import log_tail
-from rpcbench.launch.log_tail import LogTail
-from rpcbench.launch.outbox import CellKey, CellStream, Outbox
+from rpcbench.cells import output
+from rpcbench.cells.output import CellKey, CellStream, LogTail, OutputStream
 
 KEY = CellKey(0, 7)
 
@@ -27,7 +26,7 @@ class Worker:
         logs = {"stdout": self.text, "stderr": self.text}
         self.tail = LogTail(path)
         self.notices: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.outbox = Outbox(lambda member, notice: self.notices.put(notice), logs, self.tail)
+        self.outbox = OutputStream(lambda member, notice: self.notices.put(notice), logs, self.tail)
         self.stream = CellStream("stderr", self.outbox, self.text)
 
     def c(self, data: bytes) -> None:
@@ -96,7 +95,7 @@ def test_what_is_written_outside_of_cells_is_in_the_log_alone(worker: Worker) ->
 
 
 def test_a_flood_costs_no_memory_and_says_what_is_left_out(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_tail, "MOST", 1000)
+    monkeypatch.setattr(output, "MOST", 1000)
     [(kind, text)] = worker.run(lambda: worker.c(b"x" * 4000 + b"y" * 1000))
     assert kind == "stdout" and text.endswith("\n" + "y" * 1000)
     assert "4,000 bytes of output" in text and text.count("x") == 0
@@ -105,11 +104,11 @@ def test_a_flood_costs_no_memory_and_says_what_is_left_out(worker: Worker, monke
 def test_of_a_file_that_others_may_write_to_nothing_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, found in (("worker1.2.log", True), ("worker1.1.log", False), ("all.txt", False)):
         file = os.open(tmp_path / name, os.O_WRONLY | os.O_CREAT)
-        monkeypatch.setattr(log_tail, "_OUT", file)
-        assert (log_tail.log_tail("worker1", 2) is not None) == found
+        monkeypatch.setattr(output, "_OUT", file)
+        assert (output.log_tail("worker1", 2) is not None) == found
         os.close(file)
     read, write = os.pipe()
-    monkeypatch.setattr(log_tail, "_OUT", write)
-    assert log_tail.log_tail("worker1", 2) is None
+    monkeypatch.setattr(output, "_OUT", write)
+    assert output.log_tail("worker1", 2) is None
     os.close(read)
     os.close(write)

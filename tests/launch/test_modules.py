@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rpcbench
-from rpcbench.launch.modules import Source, execute, source_of
+from rpcbench.cells.reload import Source, execute_source, source_of
 
 pytestmark = pytest.mark.process
 
@@ -90,5 +90,5 @@ def test_what_has_no_text_is_refused(module: object, words: str) -> None:
 
 def test_a_new_module_that_fails_leaves_nothing() -> None:
     with pytest.raises(ZeroDivisionError):
-        execute([Source("rb_fails", "1 / 0", "rb_fails.py", False)])
+        execute_source([Source("rb_fails", "1 / 0", "rb_fails.py", False)])
     assert "rb_fails" not in sys.modules

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from rpcbench.base.errors import WorkerLostError
-from rpcbench.launch.outbox import BESIDE, WINDOW, CellKey, CellStream, Outbox
+from rpcbench.cells.output import BESIDE, WINDOW, CellKey, CellStream, OutputStream
 
 KEY = CellKey(0, 7)
 LOST = CellKey(1, 7)
@@ -23,7 +23,7 @@ class Asker:
     def __init__(self):
         self.notices = queue.SimpleQueue()
         self.logs = {"stdout": io.StringIO(), "stderr": io.StringIO()}
-        self.outbox = Outbox(self.notify, self.logs)
+        self.outbox = OutputStream(self.notify, self.logs)
 
     def notify(self, member, notice):
         if member == LOST.asker:
@@ -105,7 +105,7 @@ def test_a_flood_waits_for_the_asker(asker):
 
 
 def test_an_asker_that_says_nothing_only_delays(asker, monkeypatch):
-    monkeypatch.setattr("rpcbench.launch.outbox._SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr("rpcbench.cells.output._SILENCE_SECONDS", 0.05)
     asker.outbox.begin(KEY)
     for i in range(WINDOW + 2):
         asker.outbox.show("display", str(i))
@@ -136,7 +136,7 @@ def test_text_that_is_no_unicode_is_shown_escaped(asker):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_writes_to_the_log(tmp_path):
     with (tmp_path / "log").open("w+") as log:
-        outbox = Outbox(lambda member, notice: None, {"stdout": log, "stderr": log})
+        outbox = OutputStream(lambda member, notice: None, {"stdout": log, "stderr": log})
         outbox.begin(KEY)
         if (pid := os.fork()) == 0:
             outbox.write("stdout", "child")

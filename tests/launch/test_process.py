@@ -22,7 +22,7 @@ from launch_bench import SECONDS, SECRET, Bench, both, gone, until
 from worlds import stop
 
 from rpcbench.base.errors import RpcError, ShutdownError
-from rpcbench.launch import starter
+from rpcbench.launch import fork_client
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.transport.run_dir import RunDirectory
 
@@ -249,7 +249,7 @@ def test_a_start_that_was_given_up_leaves_no_worker(bench, monkeypatch):
     running = bench.start("idle")
     stopped = bench.starter_of(running)
     stop(stopped)
-    monkeypatch.setattr(starter, "_START_SECONDS", 0.1)
+    monkeypatch.setattr(fork_client, "_START_SECONDS", 0.1)
     with pytest.raises(RpcError, match="did not answer"):
         bench.start("idle", on_exit=lambda *_: pytest.fail("nobody holds this worker"))
     os.kill(stopped, signal.SIGCONT)
@@ -259,7 +259,7 @@ def test_a_start_that_was_given_up_leaves_no_worker(bench, monkeypatch):
 
 
 def test_close_is_bounded_when_the_starter_hangs(bench, monkeypatch):
-    monkeypatch.setattr(starter, "_CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(fork_client, "_CLOSE_SECONDS", 0.2)
     handle = bench.start("idle")
     stop(bench.starter_of(handle))
     begin = time.monotonic()

@@ -17,7 +17,7 @@ from ray_here import MARKS, START, begun, free, groups, outposts, prepared, star
 
 import rpcbench
 from rpcbench.base.errors import CallCancelled, RpcError, WorkerLostError
-from rpcbench.launch.cells import Cell, run_cell
+from rpcbench.cells.runner import Cell, run_cell
 
 pytestmark = MARKS
 
@@ -139,16 +139,16 @@ def test_more_workers_and_fewer(pair):
 
 
 def test_a_start_that_is_broken_off_leaves_nothing(pair, monkeypatch):
-    from rpcbench.launch import ray
+    from rpcbench.launch import ray_launcher
 
-    class Kept(ray._Kept):
+    class Kept(ray_launcher._Kept):
         def __init__(self, config, *of):
             if config.name == "worker4":
                 raise KeyboardInterrupt
             super().__init__(config, *of)
 
     before = there()
-    monkeypatch.setattr(ray, "_Kept", Kept)
+    monkeypatch.setattr(ray_launcher, "_Kept", Kept)
     with pytest.raises(KeyboardInterrupt):
         pair.scale(4)
     settled(before)
@@ -250,11 +250,11 @@ class Sessions:
 @pytest.fixture
 def sessions(monkeypatch):
     pytest.importorskip("ray")
-    from rpcbench.launch import ray_session
+    from rpcbench.launch import ray_actor
 
     made = Sessions()
-    monkeypatch.setattr(ray_session, "ray", made)
-    return made, ray_session
+    monkeypatch.setattr(ray_actor, "ray", made)
+    return made, ray_actor
 
 
 @pytest.mark.parametrize("before", [None, "pudb.set_trace"])

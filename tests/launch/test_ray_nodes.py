@@ -36,7 +36,7 @@ def test_each_gets_a_node_of_its_own_where_there_are_as_many(leak_check):
         import ray
         from ray.cluster_utils import Cluster
 
-        from rpcbench.launch.ray_places import Places
+        from rpcbench.launch.ray_launcher import Places
 
         nodes = Cluster()
         try:

@@ -7,8 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcbench.launch.cells import OUTPUT, SHOWN
-from rpcbench.launch.relay import Inbox, InOrder, Relay
+from rpcbench.cells.display import OrderedOutput, OutputBuffer, OutputRouter
+from rpcbench.cells.runner import OUTPUT, SHOWN
 
 END = json.dumps({"error": None, "traceback": []})
 
@@ -50,14 +50,14 @@ ITEMS = [("stdout", "a"), ("part", "b"), ("part", "c"), ("display", "d"), ("stde
 
 @given(st.permutations(numbered(*ITEMS)))
 def test_any_order_of_arrival_gives_the_order_of_writing(notices):
-    order = InOrder()
+    order = OrderedOutput()
     items = [item for notice in notices for item in order.add(notice)]
     assert items == [("stdout", "a"), ("display", "bcd"), ("stderr", "e"), ("end", END)]
     assert order.passed == len(notices)
 
 
 def test_a_cell_is_over_only_when_all_before_its_end_was_shown():
-    inbox = Inbox(Pane(), taken)
+    inbox = OutputBuffer(Pane(), taken)
     first, second, end = numbered(("stdout", "a"), ("stdout", "b"), ("end", END))
     for notice in (end, second):
         inbox.take(notice)
@@ -68,7 +68,7 @@ def test_a_cell_is_over_only_when_all_before_its_end_was_shown():
 
 
 def test_output_that_cannot_be_shown_does_not_keep_the_cell_from_its_end(caplog):
-    inbox = Inbox(Pane(), taken)
+    inbox = OutputBuffer(Pane(), taken)
     for notice in numbered(("stdout", "bad"), ("stdout", "good"), ("end", END)):
         inbox.take(notice)
     assert inbox.over.is_set()
@@ -78,8 +78,8 @@ def test_output_that_cannot_be_shown_does_not_keep_the_cell_from_its_end(caplog)
 
 def test_each_cell_of_each_worker_has_its_own_inbox_and_the_worker_hears_what_was_shown():
     agent = Agent()
-    relay = Relay(agent)
-    one, other = Inbox(Pane(), taken), Inbox(Pane(), taken)
+    relay = OutputRouter(agent)
+    one, other = OutputBuffer(Pane(), taken), OutputBuffer(Pane(), taken)
     relay.open(1, 3, one)
     relay.open(2, 3, other)
     for notice in numbered(("stdout", "a"), ("stdout", "b")):
@@ -93,8 +93,8 @@ def test_each_cell_of_each_worker_has_its_own_inbox_and_the_worker_hears_what_wa
 
 def test_a_lost_worker_ends_its_inboxes_and_no_other():
     agent = Agent()
-    relay = Relay(agent)
-    lost, kept = Inbox(Pane(), taken), Inbox(Pane(), taken)
+    relay = OutputRouter(agent)
+    lost, kept = OutputBuffer(Pane(), taken), OutputBuffer(Pane(), taken)
     relay.open(1, 3, lost)
     relay.open(2, 3, kept)
     member = type("Member", (), {"name": "worker1", "id": 1})

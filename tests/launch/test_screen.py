@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rpcbench.launch.screen import Pane, Screen
+from rpcbench.cells.display import OutputArea, OutputDisplay
 
 
 class Recorder:
@@ -38,7 +38,7 @@ def bundle(data, **transient):
 
 
 def test_alone_everything_is_shown_at_once_and_as_it_is(screen):
-    pane = Pane(screen, "worker1")
+    pane = OutputArea(screen, "worker1")
     pane.show("stdout", "no newline")
     pane.show("result", bundle({"text/plain": "42"}))
     pane.show("clear", "true")
@@ -50,7 +50,7 @@ def test_alone_everything_is_shown_at_once_and_as_it_is(screen):
 
 
 def test_among_others_lines_are_whole_and_labelled(screen):
-    pane = Pane(screen, "worker1", "worker1")
+    pane = OutputArea(screen, "worker1", "worker1")
     pane.show("stdout", "one\ntw")
     assert screen.shown == [("stdout", "[worker1] one\n")]
     pane.show("stdout", "o\nrest")
@@ -60,7 +60,7 @@ def test_among_others_lines_are_whole_and_labelled(screen):
 
 
 def test_among_others_results_wait_for_the_end_and_plain_ones_are_lines(screen):
-    pane = Pane(screen, "worker1", "worker1")
+    pane = OutputArea(screen, "worker1", "worker1")
     pane.show("result", bundle({"text/plain": "a\nb"}))
     pane.show("result", bundle({"text/plain": "x", "text/html": "<b>x</b>"}))
     assert screen.shown == []
@@ -73,8 +73,8 @@ def test_among_others_results_wait_for_the_end_and_plain_ones_are_lines(screen):
 
 def test_display_ids_belong_to_their_worker(screen):
     for worker in ("worker1", "worker2"):
-        Pane(screen, worker).show("display", bundle({"text/plain": "x"}, display_id="q"))
-        Pane(screen, worker).show("update", bundle({"text/plain": "y"}, display_id="q"))
+        OutputArea(screen, worker).show("display", bundle({"text/plain": "x"}, display_id="q"))
+        OutputArea(screen, worker).show("update", bundle({"text/plain": "y"}, display_id="q"))
     ids = [(kind, shown["transient"]["display_id"]) for kind, shown in screen.shown]
     assert ids == [(k, f"{w}/q") for w in ("worker1", "worker2") for k in ("display", "update")]
 
@@ -86,7 +86,7 @@ def test_a_screen_shows_in_the_context_it_was_made_in(capsys):
         display_pub=SimpleNamespace(publish=lambda **message: seen.append((cell.get(), message["data"])))
     )
     cell.set("the asking cell")
-    made = Screen(shell)
+    made = OutputDisplay(shell)
     cell.set("a later cell")
     thread = threading.Thread(target=lambda: made.display({"data": "x", "metadata": {}}))
     thread.start()

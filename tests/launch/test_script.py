@@ -13,7 +13,7 @@ from IPython import get_ipython
 from worlds import until
 
 from rpcbench import Cluster, RemoteError, RpcTimeoutError, UnknownWorkerError, WorkerLostError
-from rpcbench.launch.targets import TargetError
+from rpcbench.cells.targets import TargetError
 
 pytestmark = pytest.mark.process
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from launch_bench import SECONDS, Bench, gone, until
 
-from rpcbench.launch import starter, starters
+from rpcbench.launch import fork_client
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -37,12 +37,12 @@ def lodger(tmp_path):
 
 
 def test_a_cluster_that_comes_later_finds_the_starter_warm(tmp_path):
-    first, starter = lodger(tmp_path)
+    first, fork_client = lodger(tmp_path)
     first.launcher.close()
-    assert not gone(starter)
+    assert not gone(fork_client)
     second, found = lodger(tmp_path)
     third, shared = lodger(tmp_path)
-    assert starter == found == shared
+    assert fork_client == found == shared
     second.launcher.close()
     assert third.start("nothing").wait(SECONDS) == 0
     third.launcher.close()
@@ -63,17 +63,17 @@ def test_a_launcher_that_closes_ends_its_own_workers_alone(tmp_path):
 
 
 def test_a_killed_warm_starter_is_made_anew(tmp_path):
-    first, starter = lodger(tmp_path)
+    first, fork_client = lodger(tmp_path)
     first.launcher.close()
-    os.kill(starter, signal.SIGKILL)
-    until(lambda: gone(starter))
+    os.kill(fork_client, signal.SIGKILL)
+    until(lambda: gone(fork_client))
     second, found = lodger(tmp_path)
-    assert found != starter
+    assert found != fork_client
     second.launcher.close()
 
 
 def test_each_start_has_the_surroundings_of_its_moment(tmp_path, monkeypatch):
-    first, starter = lodger(tmp_path)
+    first, fork_client = lodger(tmp_path)
     first.launcher.close()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -82,7 +82,7 @@ def test_each_start_has_the_surroundings_of_its_moment(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend("/another/place")
     second, found = lodger(tmp_path)
     said = second.answer(second.start("surroundings"))
-    assert found == starter
+    assert found == fork_client
     assert said["cwd"] == str(elsewhere)
     assert said["environ"]["RPCBENCH_TEST"] == "later"
     assert said["sys_path"] == sys.path
@@ -91,14 +91,14 @@ def test_each_start_has_the_surroundings_of_its_moment(tmp_path, monkeypatch):
 
 def test_variables_that_count_when_torch_is_loaded_make_a_new_starter(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    first, starter = lodger(tmp_path)
+    first, fork_client = lodger(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     second, found = lodger(tmp_path)
-    assert found != starter
+    assert found != fork_client
     assert second.answer(second.start("draw"))["threads"] == 2
     assert first.start("nothing").wait(SECONDS) == 0, "it keeps its own"
     first.launcher.close()
-    until(lambda: gone(starter))
+    until(lambda: gone(fork_client))
     second.launcher.close()
 
 
@@ -125,17 +125,17 @@ def test_modules_of_the_user_are_loaded_by_each_worker_anew(tmp_path, monkeypatc
     for value in (1, 2):
         source.write_text(f"def value(): return {value}{' ' * value}\n")
         with rpcbench.Cluster(1) as cluster:
-            starter = psutil.Process(cluster.pid("worker1")).ppid()
-            found.append((cluster.rpc_sync("worker1", eval, ("__import__('edited_module').value()",)), starter))
+            fork_client = psutil.Process(cluster.pid("worker1")).ppid()
+            found.append((cluster.rpc_sync("worker1", eval, ("__import__('edited_module').value()",)), fork_client))
     assert [value for value, _ in found] == [1, 2]
     assert found[0][1] == found[1][1], "the starter was warm"
 
 
 NOTEBOOK = """
 import os, sys
-from rpcbench.launch import process, starters
+from rpcbench.launch import fork_client, process
 process.warm("fork")
-print(starters._ours._warm.pid, starters._ours._warm._home.path, flush=True)
+print(fork_client._ours._warm.pid, fork_client._ours._warm._home.path, flush=True)
 {then}
 """
 
@@ -150,47 +150,47 @@ def warm_notebook(then):
 
 
 def test_an_idle_starter_goes_with_a_killed_notebook():
-    notebook, starter, home = warm_notebook("sys.stdin.read()")
-    until(lambda: psutil.Process(starter).cmdline()[-1:] and home.exists())
+    notebook, fork_client, home = warm_notebook("sys.stdin.read()")
+    until(lambda: psutil.Process(fork_client).cmdline()[-1:] and home.exists())
     with notebook:
         notebook.kill()
-    until(lambda: gone(starter) and not home.exists())
+    until(lambda: gone(fork_client) and not home.exists())
 
 
 def test_an_idle_starter_goes_with_a_notebook_that_ends():
-    notebook, starter, home = warm_notebook("")
+    notebook, fork_client, home = warm_notebook("")
     with notebook:
         assert notebook.wait(SECONDS) == 0
-    assert gone(starter)
+    assert gone(fork_client)
     assert not home.exists()
 
 
 def test_a_fork_of_the_notebook_has_no_starter():
     then = "pid = os.fork()\nif pid: os.waitpid(pid, 0)\nprint(starters._ours._warm, flush=True)"
-    notebook, starter, _ = warm_notebook(then)
+    notebook, fork_client, _ = warm_notebook(then)
     with notebook:
         assert notebook.stdout.readline() == "None\n", "in the fork"
         assert "Starter object" in notebook.stdout.readline()
-    until(lambda: gone(starter))
+    until(lambda: gone(fork_client))
 
 
 @pytest.mark.long
 def test_cooled_leaves_nothing_and_the_next_gets_a_new_one(tmp_path):
-    first, starter = lodger(tmp_path)
+    first, fork_client = lodger(tmp_path)
     first.launcher.close()
-    starters.cool()
-    assert gone(starter)
+    fork_client.cool()
+    assert gone(fork_client)
     second, found = lodger(tmp_path)
-    assert found != starter
+    assert found != fork_client
     second.launcher.close()
 
 
 def test_what_others_start_is_guarded_by_the_warm_starter(tmp_path):
-    first, starter = lodger(tmp_path)
-    guardian = starters.take_any()
-    assert guardian.pid == starter
+    first, fork_client = lodger(tmp_path)
+    guardian = fork_client.take_any()
+    assert guardian.pid == fork_client
     first.launcher.close()
-    starters.give_back(guardian)
+    fork_client.give_back(guardian)
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="guarding needs Linux")
@@ -199,11 +199,11 @@ def test_a_guarded_process_takes_what_it_has_started_along_and_ends_with_the_not
     script = textwrap.dedent(
         """
         import subprocess, sys, time
-        from rpcbench.launch import starters
+        from rpcbench.launch import fork_client
         group = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True); input()"
         guarded = subprocess.Popen([sys.executable, "-c", group], start_new_session=True, stdin=-1, stdout=-1)
         child = int(guarded.stdout.readline())
-        starters.take_any().guard(guarded.pid, 0.2)
+        fork_client.take_any().guard(guarded.pid, 0.2)
         print(guarded.pid, child, flush=True)
         input()
         guarded.kill()
@@ -225,7 +225,7 @@ def test_a_guarded_process_takes_what_it_has_started_along_and_ends_with_the_not
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="guarding needs Linux")
 def test_a_process_is_guarded_as_soon_as_that_returns(monkeypatch):
-    guardian, sent, gate = starters.take_any(), [], threading.Event()
+    guardian, sent, gate = fork_client.take_any(), [], threading.Event()
 
     class Slow:
         def sendall(self, data, channel=guardian._channel):
@@ -243,8 +243,8 @@ def test_a_process_is_guarded_as_soon_as_that_returns(monkeypatch):
         asking.join(SECONDS)
         assert not asking.is_alive() and f'"guard": {guarded.pid}'.encode() in sent[-1]
         guarded.kill()
-    starters.give_back(guardian)
-    starters.cool()
+    fork_client.give_back(guardian)
+    fork_client.cool()
     guardian.guard(guarded.pid, 0.2)  # to no effect: the starter is gone, and nobody waits
 
 
@@ -259,7 +259,7 @@ def test_what_the_notebook_said_last_is_heard_when_it_has_gone_meanwhile(tmp_pat
     padded = first[:-2] + "x" * ((1 << 16) - 1 - len(first)) + first[-2:] + "\n"
     requests = {"enter": str(entered)}, {"guard": guarded.pid, "grace": 0.2}
     later = "".join(json.dumps(request) + "\n" for request in requests)
-    command = [sys.executable, "-P", str(starter._ZYGOTE)]
+    command = [sys.executable, "-P", str(fork_client._ZYGOTE)]
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)

@@ -11,7 +11,7 @@ import pytest
 from IPython.core.error import StdinNotImplementedError
 from worlds import PATIENCE
 
-from rpcbench.launch.stdin import END, REFUSED, TEXT, Stdin
+from rpcbench.cells.stdin import END, REFUSED, TEXT, Stdin
 
 
 class Outbox:

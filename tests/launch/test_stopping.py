@@ -21,10 +21,8 @@ from rpcbench.base.conditions import Changes
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import ShutdownError
 from rpcbench.base.futures import Future
-from rpcbench.launch import command, starter
-from rpcbench.launch.base import Handle
-from rpcbench.launch.handle import ProcessHandle
-from rpcbench.launch.stopping import stopped
+from rpcbench.launch import command, fork_client
+from rpcbench.launch.base import Handle, ProcessHandle, stopped
 
 KINDS: dict[str, dict[str, Any]] = {
     "fork": {"start": "fork"},
@@ -227,7 +225,7 @@ def test_last_words_are_those_of_this_process_and_of_no_earlier_one(no_leaks: No
 def test_workers_end_and_start_while_the_process_that_starts_them_is_stopped(
     no_leaks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starter, "_HANG_SECONDS", 0.3)
+    monkeypatch.setattr(fork_client, "_HANG_SECONDS", 0.3)
     with rpcbench.Cluster(3, grace=1.0) as cluster:
         hung = cluster._launcher._lease.starter()  # type: ignore[attr-defined]
         stop(hung.pid)

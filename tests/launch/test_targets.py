@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rpcbench.launch.targets import TargetError, Targets
+from rpcbench.cells.targets import TargetError, Targets
 
 WORKERS = ["worker1", "worker2", "worker3"]
 

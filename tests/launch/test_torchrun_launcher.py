@@ -90,6 +90,6 @@ def test_where_torchrun_fails_it_is_quoted(no_leaks: None, monkeypatch: pytest.M
 def test_a_rank_that_cannot_serve_is_told_of_in_its_own_words(
     no_leaks: None, monkeypatch: pytest.MonkeyPatch, entry: str, told: str
 ) -> None:
-    monkeypatch.setattr("rpcbench.launch.torchrun_gang.ENTRY", f"launch_entries:{entry}")
+    monkeypatch.setattr("rpcbench.launch.torchrun.ENTRY", f"launch_entries:{entry}")
     with pytest.raises(RpcError, match=f"(?s)worker1 ended .*before it could serve:.*{told}"):
         rpcbench.Cluster(1, launcher="torchrun")

@@ -20,9 +20,9 @@ from worlds import until
 
 import rpcbench
 from rpcbench.base.errors import RpcError, UnknownWorkerError, WorkerLostError
+from rpcbench.cells.targets import Targets
 from rpcbench.launch import torchrun_worker
-from rpcbench.launch.joined import Joined
-from rpcbench.launch.targets import Targets
+from rpcbench.launch.join import Joined
 from rpcbench.notebook.cluster_magic import NONE_RUNS, Commands
 from rpcbench.transport import run_dir
 

@@ -10,7 +10,7 @@ import pytest
 from IPython.core.ultratb import FormattedTB
 
 from rpcbench.base.futures import blocked
-from rpcbench.launch.tracebacks import of_user
+from rpcbench.cells.tracebacks import of_user
 from rpcbench.pipeline.chance import seeded
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 from worlds import PATIENCE, stop
 
-from rpcbench.launch.names import Names
+from rpcbench.cells.shell import Names
 from rpcbench.notebook.assist import Assist, Spot
 from rpcbench.notebook.cluster_magic import OPTIONS
 from rpcbench.notebook.vocabulary import Vocabulary

@@ -10,7 +10,7 @@ import pytest
 from worlds import PATIENCE
 
 from rpcbench.base.errors import CallCancelled
-from rpcbench.launch.desk import _Part
+from rpcbench.cells.client import _WorkerRun
 from rpcbench.notebook.async_cells import CellHandle
 
 
@@ -78,7 +78,7 @@ def test_the_end_on_a_worker_is_shown_before_it_counts():
     def on_settled(part):
         seen.append((part.state, part.replied.is_set()))
 
-    part = _Part(SimpleNamespace(name="worker1"), None, prompts, on_settled, "")
+    part = _WorkerRun(SimpleNamespace(name="worker1"), None, prompts, on_settled, "")
     part.settle(lambda: {"y": 7})
     assert seen == [("done", False)] and part.replied.is_set()
 

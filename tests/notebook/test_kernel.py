@@ -163,7 +163,7 @@ def test_a_second_press_waits_no_longer_and_says_who_still_runs(kernel):
 
 def test_the_prompt_comes_back_from_code_that_looks_at_no_signal(kernel, tmp_path):
     """Were it waited for, the test would hang."""
-    kernel.run("import rpcbench.launch.desk as desk\npatience, desk.PATIENCE = desk.PATIENCE, 3600.0")
+    kernel.run("import rpcbench.cells.client as desk\npatience, desk.PATIENCE = desk.PATIENCE, 3600.0")
     begun = tmp_path / "begun"  # what it prints is not shown any more, as it leaves no other thread a turn
     items = f"itertools.chain(map(os.mkdir, [{str(begun)!r}]), itertools.repeat(None))"  # once it runs in C
     loop = f"collections.deque({items}, maxlen=0)"
@@ -180,7 +180,7 @@ def test_the_prompt_comes_back_from_code_that_looks_at_no_signal(kernel, tmp_pat
 
 def test_the_prompt_comes_back_from_a_cell_that_waits_for_another(kernel, tmp_path):
     kernel.run(f"%%remote worker1 --async\nprint('first')\n{_until(tmp_path / 'go')}")
-    kernel.run("handle, desk = _, __import__('rpcbench.launch.desk').launch.desk")
+    kernel.run("handle, desk = _, __import__('rpcbench.cells.client').launch.desk")
     kernel.run("patience, desk.PATIENCE = desk.PATIENCE, 3600.0")
     second = "print('waiting')\nget_ipython().run_cell_magic('remote', 'worker1', 'print(1)')"
     reply = kernel.run(second, stop_at=[["waiting"]])

@@ -10,10 +10,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import rpcbench
-from rpcbench.launch.desk import Answer, Ask, Way
-from rpcbench.launch.history import Rerun
+from rpcbench.cells.client import CellInputs, CellOptions, CellResult, Rerun
+from rpcbench.cells.tracebacks import Failed, interrupted, raised, shown_as
 from rpcbench.launch.status import ClusterStatus, WorkerStatus
-from rpcbench.launch.tracebacks import Failed, interrupted, raised, shown_as
 from rpcbench.notebook import cluster_magic, magics
 
 
@@ -29,7 +28,7 @@ class Desk:
         self.asked.append((workers, code, ask))
         self.way = way
         values = {name: f"{name} of {{}}" for name in (*ask.want, *ask.leave, *([""] if ask.value else []))}
-        return Answer({w: {k: v.format(w) for k, v in values.items()} for w in workers}, self.failures)
+        return CellResult({w: {k: v.format(w) for k, v in values.items()} for w in workers}, self.failures)
 
 
 class Running:
@@ -92,7 +91,7 @@ def made(shell, desk, monkeypatch):
 
 def test_a_cell_goes_to_one_worker_with_variables_and_brings_one_back(made, desk, shell):
     made.remote("worker2 -i a,b -o y", "code")
-    assert desk.asked == [(["worker2"], "code", Ask({"a": 1, "b": 2}, ("y",)))]
+    assert desk.asked == [(["worker2"], "code", CellInputs({"a": 1, "b": 2}, ("y",)))]
     assert shell.user_ns["y"] == "y of worker2"
 
 
@@ -110,7 +109,7 @@ def test_from_several_workers_a_variable_comes_back_as_a_dict(made, shell):
 def test_a_line_is_a_value(made, desk):
     assert made.remote("worker1  {'k': 1}['k']") == " of worker1"
     assert made.remote("all x") == {"worker1": " of worker1", "worker2": " of worker2"}
-    assert desk.asked[0] == (["worker1"], "{'k': 1}['k']", Ask(value=True))
+    assert desk.asked[0] == (["worker1"], "{'k': 1}['k']", CellInputs(value=True))
 
 
 @pytest.mark.parametrize(
@@ -289,7 +288,7 @@ def test_a_group_is_saved_and_follows_who_comes(made, desk, capsys):
 
 def test_options_of_a_cell(made, desk, shell):
     made.remote("worker1 --rref y --timeout 2.5 --label", "code")
-    assert desk.asked == [(["worker1"], "code", Ask(leave=("y",)))] and desk.way == Way(2.5, True)
+    assert desk.asked == [(["worker1"], "code", CellInputs(leave=("y",)))] and desk.way == CellOptions(2.5, True)
     assert shell.user_ns["y"] == "y of worker1"
 
 

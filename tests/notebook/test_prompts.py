@@ -10,7 +10,7 @@ import pytest
 from worlds import PATIENCE
 
 from rpcbench.base.conditions import Flag
-from rpcbench.launch import prompts
+from rpcbench.cells import stdin
 
 pytestmark = pytest.mark.process
 
@@ -105,23 +105,23 @@ def test_a_debugger_talks_through_the_prompt(usable):
 
 
 def test_only_the_wait_that_is_meant_is_broken():
-    waits = prompts._Breakable()
+    waits = stdin._Breakable()
     threading.Timer(0.2, waits.end).start()
     assert waits.run(lambda: time.sleep(PATIENCE)) is None
     waits.end()  # it is over
-    early = prompts._Breakable()
+    early = stdin._Breakable()
     early.end()
     assert early.run(lambda: pytest.fail("nobody waits for the answer")) is None
-    done = prompts._Breakable()
+    done = stdin._Breakable()
     assert done.run(lambda: "said") == "said"
     done.end()
     with pytest.raises(KeyboardInterrupt):
         threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
-        prompts._Breakable().run(lambda: time.sleep(PATIENCE))
+        stdin._Breakable().run(lambda: time.sleep(PATIENCE))
 
 
 def test_waits_for_the_flag_and_no_longer_than_it_may():
-    asking, flag = prompts.Prompts(None), Flag()
+    asking, flag = stdin.InputRequests(None), Flag()
     assert not asking.attend(flag, time.monotonic() + 0.05)
     threading.Timer(0.05, lambda: (flag.set(), asking.look())).start()
     assert asking.attend(flag, time.monotonic() + PATIENCE)

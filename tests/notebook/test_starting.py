@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from IPython.core.error import UsageError
 
-from rpcbench.launch import kinds, room
-from rpcbench.launch.targets import Targets
+from rpcbench.cells.targets import Targets
+from rpcbench.launch import registry, status
 from rpcbench.notebook.cluster_magic import OPTIONS, Commands
 from rpcbench.notebook.vocabulary import Vocabulary
 
@@ -23,29 +23,29 @@ def test_what_is_no_address_to_join_is_told_in_one_sentence():
 @pytest.fixture
 def machine(monkeypatch):
     """A machine of two cores and one GB."""
-    monkeypatch.setattr(room, "cores", lambda: 2)
-    monkeypatch.setattr(room.psutil, "virtual_memory", lambda: SimpleNamespace(available=GB))
+    monkeypatch.setattr(status, "cores", lambda: 2)
+    monkeypatch.setattr(status.psutil, "virtual_memory", lambda: SimpleNamespace(available=GB))
 
 
 @pytest.mark.usefixtures("machine")
 def test_what_a_machine_lacks_is_said_with_numbers():
-    assert list(room.complaints(2, "fork")) == []
-    assert list(room.complaints(3, "fork")) == ["3 workers on 2 cores: when all compute, they take turns."]
-    (cores, memory) = room.complaints(40, "spawn")
+    assert list(status.resource_warnings(2, "fork")) == []
+    assert list(status.resource_warnings(3, "fork")) == ["3 workers on 2 cores: when all compute, they take turns."]
+    (cores, memory) = status.resource_warnings(40, "spawn")
     assert cores.startswith("40 workers on 2 cores")
     assert memory == "40 workers need about 11.7 GB of memory, and 1.0 GB are free: there is room for 3."
 
 
 @pytest.mark.usefixtures("machine")
 def test_no_room_at_all_is_said_too(monkeypatch):
-    monkeypatch.setattr(room.psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 20))
-    assert list(room.complaints(1, "fork")) == [
+    monkeypatch.setattr(status.psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 20))
+    assert list(status.resource_warnings(1, "fork")) == [
         "1 worker needs about 0.1 GB of memory, and 0.0 GB are free: there is room for none."
     ]
 
 
 def test_workers_that_may_be_elsewhere_lack_nothing_here():
-    assert list(room.complaints(1000, "command")) == []
+    assert list(status.resource_warnings(1000, "command")) == []
 
 
 @pytest.mark.parametrize("words", ["2 --launcher", "2 --launcher nope", "2 --launcher command template=x 3"])
@@ -81,16 +81,16 @@ def test_names_of_launchers_are_offered():
     vocabulary = Vocabulary((), (), (), ("start",))
     assert {*OPTIONS["start"]} <= {*vocabulary.after("%cluster", ["start", "2"])}
     assert "--launcher" in vocabulary.after("%cluster", ["start", "2"])
-    assert vocabulary.after("%cluster", ["start", "2", "--launcher"]) == kinds.names()
+    assert vocabulary.after("%cluster", ["start", "2", "--launcher"]) == registry.launcher_names()
 
 
 def test_cores_are_counted():
-    assert room.cores() >= 1
+    assert status.cores() >= 1
 
 
 @pytest.mark.process
 def test_too_many_workers_are_warned_of_and_started_all_the_same(kernel):
-    kernel.run("from rpcbench.launch import room\nreal, room.cores = room.cores, lambda: 2")
+    kernel.run("from rpcbench.launch import status\nreal, status.cores = status.cores, lambda: 2")
     try:
         reply = kernel.run("%cluster scale 3")
         assert next(content for kind, content in reply.outputs if kind == "stream") == {
@@ -99,7 +99,7 @@ def test_too_many_workers_are_warned_of_and_started_all_the_same(kernel):
         assert "3 workers: " in reply.text
         assert "cores" not in kernel.run("%cluster scale 2").text
     finally:
-        kernel.run("room.cores = real")
+        kernel.run("status.cores = real")
 
 
 @pytest.mark.process

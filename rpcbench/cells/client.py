@@ -1,4 +1,4 @@
-"""Run a cell on workers, and wait for it or not: what `%%remote` does, without its syntax.
+"""The client of cells: sends a cell to workers and waits for it or not: what `%%remote` and `Cluster.run` do.
 
 Rules
 - Output is shown while the cell runs, in the notebook cell that asked. A cell has no deadline unless it is given one;
@@ -7,6 +7,9 @@ Rules
   raises KeyboardInterrupt in any case; a second one does not wait.
 - A worker's error is raised here with its own type, after the results of all other workers were kept. While others
   still run the cell, a line in it tells of the error at once.
+- The history keeps what each worker has run without an error since it was started, as it was sent, so that the next
+  worker of its name can run it again: the last `CELLS` cells, with variables of `BYTES` in all. A value that was
+  changed here since it was sent goes as it is now. An RRef is never kept: it would keep what it refers to alive.
 """
 
 from __future__ import annotations
@@ -15,27 +18,138 @@ import functools
 import math
 import os
 import re
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy
 import psutil
+import torch
 
 from rpcbench.base.conditions import Flag
 from rpcbench.base.errors import RemoteError, SerializationError, WorkerLostError
 from rpcbench.base.ids import Counter
-from rpcbench.launch.cells import INTERRUPT, Cell, run_cell
-from rpcbench.launch.history import History
-from rpcbench.launch.prompts import BESIDE, Prompts
-from rpcbench.launch.relay import Inbox, Relay
-from rpcbench.launch.screen import Pane, Panes, Screen, one_below_the_other
-from rpcbench.launch.tracebacks import Failed, interrupted, lost, message, raised, timed_out
+from rpcbench.cells.display import (
+    OutputArea,
+    OutputAreas,
+    OutputBuffer,
+    OutputDisplay,
+    OutputRouter,
+    one_below_the_other,
+    unseen,
+)
+from rpcbench.cells.runner import INTERRUPT, Cell, run_cell
+from rpcbench.cells.stdin import BESIDE, InputRequests
+from rpcbench.cells.targets import Targets
+from rpcbench.cells.tracebacks import Failed, interrupted, lost, message, raised, timed_out
+from rpcbench.rpc.rref import RRef
 
 if TYPE_CHECKING:
+    from rpcbench.cells.runner import Cell
     from rpcbench.runtime.agent import Agent
     from rpcbench.runtime.members import WorkerInfo
+
+
+CELLS = 1000
+BYTES = 1 << 26
+
+
+class Rerun(NamedTuple):
+    """A cell that was run again; `error` is what it failed with, None if it did not."""
+
+    code: str
+    error: BaseException | None
+
+
+class Kept(NamedTuple):
+    """A cell with its variables, but for those that are `missing`: too large, or RRefs."""
+
+    code: str
+    push: dict[str, Any]
+    bytes: float
+    missing: tuple[str, ...]
+
+
+class Past:
+    """What one worker has run."""
+
+    def __init__(self) -> None:
+        self.cells: dict[int, Kept] = {}
+        self.forgotten = 0
+        self._bytes = 0.0
+
+    def note(self, cell: Cell) -> None:
+        kept, total = {}, 0.0
+        for name, value in cell.push.items():
+            size = _size(value)
+            if size + total + self._bytes <= BYTES:
+                kept[name] = value
+                total += size
+        missing = tuple(name for name in cell.push if name not in kept)
+        self.cells[cell.number] = Kept(cell.code, kept, total, missing)
+        self._bytes += total
+        if len(self.cells) > CELLS:
+            self._bytes -= self.cells.pop(min(self.cells)).bytes
+            self.forgotten += 1
+
+
+class History:
+    """The past of all workers of one world. From any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: dict[str, Past] = {}
+
+    def note(self, worker: str, cell: Cell) -> None:
+        """It has run there."""
+        with self._lock:
+            self._of.setdefault(worker, Past()).note(cell)
+
+    def take(self, worker: str) -> Past:
+        """What it has run; from now on that is nothing."""
+        with self._lock:
+            return self._of.pop(worker, Past())
+
+
+Run = Callable[[str, dict[str, Any]], BaseException | None]
+"""(code, variables to set first) -> what the cell failed with."""
+
+
+def replay(past: Past, run: Run) -> list[Rerun]:
+    """Run all of it again, also after a cell that fails, unless the worker is lost."""
+    done = []
+    if past.forgotten:
+        done.append(Rerun(f"({past.forgotten} earlier ones)", RuntimeError(f"only the last {CELLS} are kept")))
+    for _, cell in sorted(past.cells.items()):
+        done.append(Rerun(cell.code, _error(cell, run)))
+        if isinstance(done[-1].error, WorkerLostError):
+            break
+    return done
+
+
+def _error(cell: Kept, run: Run) -> BaseException | None:
+    if cell.missing:
+        names = ", ".join(cell.missing)
+        return RuntimeError(f"not kept, as they are RRefs or too large: {names}; run it again with -i {names}")
+    return run(cell.code, cell.push)
+
+
+def _size(value: Any, inside: tuple[int, ...] = ()) -> float:
+    """Bytes that are kept with it, about; of an RRef, or what holds one, without end."""
+    if isinstance(value, RRef):
+        return math.inf
+    if isinstance(value, torch.Tensor | numpy.ndarray):
+        return value.nbytes
+    if isinstance(value, torch.nn.Module):
+        return sum(parameter.nbytes for parameter in value.parameters())
+    if isinstance(value, dict | list | tuple | set | frozenset) and id(value) not in inside:
+        held = value.values() if isinstance(value, dict) else value
+        return sys.getsizeof(value) + sum(_size(each, (*inside, id(value))) for each in held)
+    return sys.getsizeof(value)
+
 
 PATIENCE = 5.0
 _HEARING_SECONDS = 0.35
@@ -48,8 +162,8 @@ Values = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What goes along with a cell and what shall come back: as in `launch.cells.Cell`."""
+class CellInputs:
+    """What goes along with a cell and what shall come back: as in `cells.runner.Cell`."""
 
     push: Values = field(default_factory=dict)
     want: tuple[str, ...] = ()
@@ -57,16 +171,16 @@ class Ask:
     leave: tuple[str, ...] = ()
 
 
-class Way(NamedTuple):
+class CellOptions(NamedTuple):
     """How a cell is run: for so many `seconds` at most, with the worker's name before each line or not (it is, among
     several), and shown on which panes."""
 
     seconds: float = math.inf
     labelled: bool = False
-    panes: Panes = one_below_the_other
+    panes: OutputAreas = one_below_the_other
 
 
-class Answer(NamedTuple):
+class CellResult(NamedTuple):
     """What came of a cell: values by worker, and the failures, both in the order the workers were named in.
 
     `late` is the RpcTimeoutError of a cell that took too long somewhere."""
@@ -87,15 +201,15 @@ class Answer(NamedTuple):
         return {name: {worker: values[name] for worker, values in self.values.items()} for name in names}
 
 
-class _Part:
+class _WorkerRun:
     """The cell on one worker."""
 
     def __init__(
         self,
         member: WorkerInfo,
-        pane: Pane,
-        prompts: Prompts,
-        on_settled: Callable[[_Part], object],
+        pane: OutputArea,
+        prompts: InputRequests,
+        on_settled: Callable[[_WorkerRun], object],
         remedy: str,
     ) -> None:
         self.member = member
@@ -107,7 +221,7 @@ class _Part:
         self.asked = False
         self.replied = Flag()
         self.settled = False
-        self.inbox = Inbox(pane, functools.partial(prompts.take_over, member, self.replied.is_set))
+        self.inbox = OutputBuffer(pane, functools.partial(prompts.take_over, member, self.replied.is_set))
 
     def settle(self, answer: Callable[[], Values]) -> None:
         """The reply is here, or never will be."""
@@ -170,13 +284,13 @@ def _wait(event: Flag, deadline: float) -> bool:
 class _News:
     """Tells, in the cell, of each worker that failed while others still run it."""
 
-    def __init__(self, screen: Screen) -> None:
-        self.parts: list[_Part] = []
+    def __init__(self, screen: OutputDisplay) -> None:
+        self.parts: list[_WorkerRun] = []
         self._screen = screen
         self._timers: list[threading.Timer] = []
         self._ended = False
 
-    def failed(self, part: _Part) -> None:
+    def failed(self, part: _WorkerRun) -> None:
         """Tell of it in a moment: errors of all workers at about the same time are told together, at the end."""
         if self._ended or all(other.settled for other in self.parts):
             return
@@ -192,18 +306,18 @@ class _News:
         for timer in timers:
             timer.cancel()
 
-    def _tell(self, part: _Part) -> None:
+    def _tell(self, part: _WorkerRun) -> None:
         running = [other.member.name for other in self.parts if not other.settled]
         if running and not self._ended:
             told = f"[{part.member.name}] {message(part.error)}\nThe cell goes on on {', '.join(running)}.\n"
             self._screen.text("stderr", told)
 
 
-class Sent:
+class RunningCell:
     """A cell on its workers. `answer` begins once; `stop` may come from any thread."""
 
     def __init__(
-        self, agent: Agent, cell: Cell, parts: list[_Part], prompts: Prompts, seconds: float, news: _News
+        self, agent: Agent, cell: Cell, parts: list[_WorkerRun], prompts: InputRequests, seconds: float, news: _News
     ) -> None:
         self._agent = agent
         self._prompts = prompts
@@ -213,19 +327,19 @@ class Sent:
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
 
-    def begin(self, relay: Relay) -> None:
+    def begin(self, relay: OutputRouter) -> None:
         for part in self._parts:
             part.asked = True  # before the cell can run: Ctrl-C waits for all that may run it
             # Not on this thread: Ctrl-C must not cut a send in half.
             self._agent.submit(functools.partial(self._send, part, relay))
 
-    def answer(self) -> Answer:
+    def answer(self) -> CellResult:
         """Wait for all workers, as long as the cell has time; then for what comes of its interrupt."""
         late = [part for part in self._parts if not part.finish(self._deadline)]
         self._news.end()
         error = timed_out(self._seconds, *self.stop()) if late else None
         done = [part for part in self._parts if part.replied.is_set() and part.error is None]
-        return Answer({part.member.name: part.values for part in done}, self._failures(), error)
+        return CellResult({part.member.name: part.values for part in done}, self._failures(), error)
 
     def interrupt(self) -> None:
         """Ask all workers that still run it to stop."""
@@ -253,7 +367,7 @@ class Sent:
         """By worker: "runs", "done", or the name of the error."""
         return {part.member.name: part.state for part in self._parts}
 
-    def _send(self, part: _Part, relay: Relay) -> None:
+    def _send(self, part: _WorkerRun, relay: OutputRouter) -> None:
         worker = part.member.id
         relay.open(worker, self._cell.number, part.inbox)
         try:
@@ -268,22 +382,24 @@ class Sent:
         return [failed for part in self._parts if (failed := part.failed()) is not None]
 
 
-class CellDesk:
+class CellClient:
     """Runs cells on the workers of one agent's world."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.history = History()
-        self._relay = Relay(agent)
+        self._relay = OutputRouter(agent)
         self._numbers = Counter(agent.incarnation << 32)  # no cell is taken for one of a notebook before this one
 
-    def run(self, screen: Screen, workers: Sequence[str], code: str, ask: Ask, way: Way | None = None) -> Answer:
+    def run(
+        self, screen: OutputDisplay, workers: Sequence[str], code: str, ask: CellInputs, way: CellOptions | None = None
+    ) -> CellResult:
         """Run the cell on all `workers` at once and wait for them.
 
         Errors: UnknownWorkerError or WorkerLostError before anything runs; KeyboardInterrupt after Ctrl-C; what happens
         on a worker, or does not within `way.seconds`, is in the answer.
         """
-        sent = self._sent(screen, workers, code, ask, way or Way(), Prompts(self.agent), lambda: None)
+        sent = self._sent(screen, workers, code, ask, way or CellOptions(), InputRequests(self.agent), lambda: None)
         try:
             sent.begin(self._relay)
             return sent.answer()
@@ -291,23 +407,29 @@ class CellDesk:
             raise interrupted(*sent.stop()) from None
 
     def start(
-        self, screen: Screen, workers: Sequence[str], code: str, ask: Ask, way: Way, changed: Callable[[], object]
-    ) -> Sent:
+        self,
+        screen: OutputDisplay,
+        workers: Sequence[str],
+        code: str,
+        ask: CellInputs,
+        way: CellOptions,
+        changed: Callable[[], object],
+    ) -> RunningCell:
         """As `run`, without waiting. `changed` is called whenever a worker is through."""
-        sent = self._sent(screen, workers, code, ask, way, Prompts(self.agent, BESIDE), changed)
+        sent = self._sent(screen, workers, code, ask, way, InputRequests(self.agent, BESIDE), changed)
         sent.begin(self._relay)
         return sent
 
     def _sent(
         self,
-        screen: Screen,
+        screen: OutputDisplay,
         workers: Sequence[str],
         code: str,
-        ask: Ask,
-        way: Way,
-        prompts: Prompts,
+        ask: CellInputs,
+        way: CellOptions,
+        prompts: InputRequests,
         changed: Callable[[], object],
-    ) -> Sent:
+    ) -> RunningCell:
         origin = self.agent.values.cell()
         cell = Cell(self._numbers.next(), code, ask.push, ask.want, ask.value, ask.leave, origin)
         members = [self.agent.member(name) for name in workers]
@@ -316,15 +438,17 @@ class CellDesk:
         remedy = getattr(self.agent.owner, "inseparable", "")  # a cluster's
         news = _News(screen)
 
-        def on_settled(part: _Part) -> None:
+        def on_settled(part: _WorkerRun) -> None:
             if part.error is None:
                 self.history.note(part.member.name, cell)
             else:
                 news.failed(part)
             changed()
 
-        parts = [_Part(member, pane, prompts, on_settled, remedy) for member, pane in zip(members, panes, strict=True)]
-        return Sent(self.agent, cell, parts, prompts, way.seconds, news)
+        parts = [
+            _WorkerRun(member, pane, prompts, on_settled, remedy) for member, pane in zip(members, panes, strict=True)
+        ]
+        return RunningCell(self.agent, cell, parts, prompts, way.seconds, news)
 
 
 def _hearing() -> float:
@@ -342,3 +466,44 @@ def _named(error: Exception) -> Exception:
     if isinstance(error, SerializationError):
         return SerializationError(re.sub(r"^\S*\.push\b", "variables", str(error)))
     return error
+
+
+Words = str | Sequence[str]
+
+
+def run_script_cell(
+    agent: Agent, there: Sequence[str], workers: Words, code: str, push: Mapping[str, Any] | None, want: Iterable[str],
+    timeout: float | None,
+) -> Any:  # fmt: skip
+    """Run the cell on those of the workers that are `there` whom `workers` means. See `Cluster.run`."""
+    names = Targets().find([workers] if isinstance(workers, str) else workers, there)
+    wanted = (want,) if isinstance(want, str) else tuple(want)
+    ask = CellInputs(dict(push or {}), wanted, value=not wanted)
+    shell = _shell()
+    answer = agent.part(CellClient).run(
+        OutputDisplay(shell), names, code, ask, CellOptions(math.inf if timeout is None else timeout)
+    )
+    if (error := answer.error(shell)) is not None:
+        raise error
+    values = answer.by_name(several=[workers] != names)
+    return values if wanted else values[""]
+
+
+def rerun_script_cells(agent: Agent, worker: str, past: Past) -> list[Rerun]:
+    """Run what a worker had run again, on the one that is there now, unseen."""
+
+    def run(code: str, push: dict[str, Any]) -> BaseException | None:
+        failures = (
+            agent.part(CellClient)
+            .run(OutputDisplay(None), [worker], code, CellInputs(push), CellOptions(panes=unseen))
+            .failures
+        )
+        return failures[0].error if failures else None
+
+    return replay(past, run)
+
+
+def _shell() -> Any:
+    """IPython's, if that is where we are."""
+    loaded = sys.modules.get("IPython")
+    return None if loaded is None else loaded.get_ipython()

@@ -29,16 +29,16 @@ from typing import Any
 
 from rpcbench.base.config import PROTOCOL, WorldConfig
 from rpcbench.base.errors import RpcError, VersionMismatch
-from rpcbench.launch.zygote import kill_group, signal_group
+from rpcbench.launch.fork_server import kill_group, signal_group
 from rpcbench.transport.hosts import host_id
 from rpcbench.transport.run_dir import RunDirectory
 
-ENTRY = "rpcbench.launch.far:main"
+ENTRY = "rpcbench.cells.worker_main:remote_main"
 TOLD = {signal.SIGTERM: b"terminate\n", signal.SIGKILL: b"kill\n"}
 """The lines on its standard input that end the worker, by their signals."""
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _TERM_SECONDS = 0.5
-_BECOME = str(Path(__file__).with_name("become.py"))
+_BOOTSTRAP = str(Path(__file__).with_name("worker_bootstrap.py"))
 
 Request = dict[str, Any]
 
@@ -114,7 +114,7 @@ def _start(asked: Request) -> subprocess.Popen[bytes]:
         "config": asked["config"], "entry": ENTRY, "log": None, "starter": os.getpid(), "environ": environ, "cwd": cwd,
         "sys_path": [*theirs, *(entry for entry in sys.path if entry not in theirs)],
     }  # fmt: skip
-    command = [sys.executable, "-P", _BECOME, asked["name"]]
+    command = [sys.executable, "-P", _BOOTSTRAP, asked["name"]]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, env=environ)
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError), child.stdin as pipe:  # one that has ended already tells by that

@@ -1,14 +1,20 @@
-"""The notebook's end of one starter process: sends it requests, turns its replies into handles.
+"""The notebook's end of a fork server: it sends requests, turns replies into handles, and keeps one server warm.
 
 Guarantees
-- A starter that dies, at any moment, ends every wait here; the error holds what it wrote.
+- A server that dies, at any moment, ends every wait here; the error holds what it wrote.
 - A request that Ctrl-C or a deadline gave up leaves no worker behind.
 - Requests are written by one thread, so that Ctrl-C never cuts one in two; replies are read by another, which also
   runs the exit callbacks.
+- A launcher has one server for as long as that lives. Launchers share it as long as a new one would be no different:
+  same mode and entry, same variables that count when torch is loaded, no change of a file that it has loaded. So a
+  cluster that comes later finds torch loaded.
+- At most one server serves nobody. All end with this process at the latest, however that ends. A fork of this process
+  has none of them.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import json
@@ -25,16 +31,15 @@ from typing import Any, NamedTuple
 from rpcbench.base.conditions import Changes, Flag
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError, ShutdownError
-from rpcbench.launch.base import ExitCallback
-from rpcbench.launch.handle import ProcessHandle, has_ended, log_of, tail
-from rpcbench.launch.zygote import kill_group, signal_group
+from rpcbench.launch.base import ExitCallback, ProcessHandle, has_ended, log_of, tail
+from rpcbench.launch.fork_server import kill_group, signal_group
 from rpcbench.transport.run_dir import RunDirectory
 
 _START_SECONDS = 60.0
 _CLOSE_SECONDS = 5.0
 _GLANCE_SECONDS = 0.1
 _HANG_SECONDS = 3.0
-_ZYGOTE = Path(__file__).with_name("zygote.py")
+_FORK_SERVER = Path(__file__).with_name("fork_server.py")
 
 
 class Kind(NamedTuple):
@@ -45,7 +50,7 @@ class Kind(NamedTuple):
     environ: frozenset[tuple[str, str]]
 
 
-class Starter:
+class ForkServerClient:
     """One starter process, and the workers it started, each on behalf of the run directory that has its log."""
 
     def __init__(self, kind: Kind) -> None:
@@ -76,7 +81,7 @@ class Starter:
         environ = {"OPENBLAS_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **os.environ}
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            arguments = [sys.executable, "-P", str(_ZYGOTE), str(self._home.path)]
+            arguments = [sys.executable, "-P", str(_FORK_SERVER), str(self._home.path)]
             return subprocess.Popen(
                 arguments, stdin=channel.fileno(), stdout=log, stderr=log, env=environ, start_new_session=True
             )
@@ -295,3 +300,111 @@ def _changed_at(path: str) -> int | None:
 def import_path() -> list[str]:
     """What this process imports from; a worker shall, too."""
     return [entry for entry in sys.path if isinstance(entry, str)]
+
+
+_READ_WHILE_LOADING = (
+    "ATEN_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH"
+)  # fmt: skip
+
+
+class _Starters:
+    def __init__(self) -> None:
+        # Held while a starter is made: whoever comes meanwhile needs that one starter and could only wait.
+        self._lock = threading.Lock()
+        self._warm: ForkServerClient | None = None
+        self._users: dict[ForkServerClient, int] = {}
+
+    def take(self, kind: Kind, users: int) -> ForkServerClient:
+        with self._lock:
+            if self._warm is None or self._warm.kind != kind or not self._warm.is_good():
+                self._warm = ForkServerClient(kind)
+            warm = self._warm
+            self._users[warm] = self._users.get(warm, 0) + users
+            idle = self._take_idle()
+        _stop(idle)
+        return warm
+
+    def take_any(self) -> ForkServerClient:
+        with self._lock:
+            if self._warm is None or self._warm.lost or self._warm.hangs:
+                self._warm = ForkServerClient(Kind("spawn", "", frozenset()))
+            self._users[self._warm] = self._users.get(self._warm, 0) + 1
+            return self._warm
+
+    def give_back(self, starter: ForkServerClient) -> None:
+        with self._lock:
+            if starter in self._users:
+                self._users[starter] -= 1
+            idle = self._take_idle()
+        _stop(idle)
+
+    def cool(self) -> None:
+        with self._lock:
+            self._warm = None
+            idle = self._take_idle()
+        _stop(idle)
+
+    def end(self) -> None:
+        with self._lock:
+            self._warm = None
+            starters = list(self._users)
+            self._users.clear()
+        _stop(starters)
+
+    def _take_idle(self) -> list[ForkServerClient]:
+        """Those that serve nobody and will not."""
+        idle = [starter for starter, users in self._users.items() if not users and starter is not self._warm]
+        for starter in idle:
+            del self._users[starter]
+        return idle
+
+
+def _stop(starters: list[ForkServerClient]) -> None:
+    for starter in starters:
+        starter.stop()
+
+
+_ours = _Starters()
+
+
+def warm(mode: str, entry: str) -> None:
+    """Begin to start a starter, if a fitting one is not there; returns at once."""
+    _ours.take(_kind(mode, entry), users=0)
+
+
+def take(mode: str, entry: str) -> ForkServerClient:
+    """A starter of this mode ("fork" or "spawn") and entry, to be given back."""
+    return _ours.take(_kind(mode, entry), users=1)
+
+
+def take_any() -> ForkServerClient:
+    """A starter to guard what others start, to be given back: the warm one, else one that loads nothing."""
+    return _ours.take_any()
+
+
+def give_back(starter: ForkServerClient) -> None:
+    """Whoever took it needs it no more."""
+    _ours.give_back(starter)
+
+
+def cool() -> None:
+    """Keep none warm: those that serve nobody end now, the others when they serve nobody any more."""
+    _ours.cool()
+
+
+def _kind(mode: str, entry: str) -> Kind:
+    counting = {name: value for name, value in os.environ.items() if name.startswith(_READ_WHILE_LOADING)}
+    return Kind(mode, entry, frozenset(counting.items()))
+
+
+def _end() -> None:
+    _ours.end()
+
+
+def _forget() -> None:
+    global _ours
+    _ours = _Starters()
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(_end)

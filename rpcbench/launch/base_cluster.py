@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rpcbench.base.config import UNSET_TIMEOUT
 from rpcbench.base.futures import Future, wait_all
-from rpcbench.launch import ranks, script
-from rpcbench.launch.history import Rerun
-from rpcbench.launch.modules import execute, source_of
+from rpcbench.cells import client
+from rpcbench.cells.client import Rerun
+from rpcbench.cells.reload import execute_source, source_of
+from rpcbench.launch import ranks
 from rpcbench.launch.status import ClusterStatus, Looks, Watched
 from rpcbench.rpc.api import arguments_of
 from rpcbench.rpc.rref import RRef
@@ -25,10 +26,11 @@ from rpcbench.runtime.agent import Agent
 if TYPE_CHECKING:
     from rpcbench.distributed.groups import NamedGroup
 
+
 START_SECONDS = 60.0
 
 
-class Workforce(ABC):
+class BaseCluster(ABC):
     """Leave by `shutdown()`, or use it in a `with` block. `kind` says in a word what the workers are."""
 
     agent: Agent
@@ -112,8 +114,8 @@ class Workforce(ABC):
         with its own type. ModuleNotFoundError, or ImportError for what is not written in Python.
         """
         sources = [source_of(module) for module in modules]
-        execute(sources)
-        wait_all([self.agent.call(name, execute, (sources,), own=True) for name in self.workers])
+        execute_source(sources)
+        wait_all([self.agent.call(name, execute_source, (sources,), own=True) for name in self.workers])
 
     # -- cells and calls
     def run(
@@ -132,7 +134,7 @@ class Workforce(ABC):
         >>> cluster.run("all", "import os; os.getpid() > 0")
         {'worker1': True, 'worker2': True}
         """
-        return script.run(self.agent, self.workers, workers, code, push, want, timeout)
+        return client.run_script_cell(self.agent, self.workers, workers, code, push, want, timeout)
 
     def rpc_sync(
         self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
@@ -172,9 +174,9 @@ class Workforce(ABC):
         self.shutdown()
 
 
-def cluster() -> Workforce:
+def cluster() -> BaseCluster:
     """The current cluster: the innermost `with`, else the latest started. RuntimeError where there is none."""
     agent = current.find()
-    if agent is None or not isinstance(agent.owner, Workforce):
+    if agent is None or not isinstance(agent.owner, BaseCluster):
         raise RuntimeError("no cluster is running: start one with rpcbench.Cluster(2), in a notebook %cluster start 2")
     return agent.owner

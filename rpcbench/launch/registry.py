@@ -18,13 +18,14 @@ from rpcbench.launch.base import Launcher
 if TYPE_CHECKING:
     from rpcbench.transport.run_dir import RunDirectory
 
+
 GROUP = "rpcbench.launchers"
 OWN = {
     "local": "rpcbench.launch.process:ProcessLauncher",
     "kernel": "rpcbench.launch.kernel:KernelLauncher",
     "command": "rpcbench.launch.command:CommandLauncher",
     "torchrun": "rpcbench.launch.torchrun:TorchrunLauncher",
-    "ray": "rpcbench.launch.ray:RayLauncher",
+    "ray": "rpcbench.launch.ray_launcher:RayLauncher",
 }
 """As in pyproject.toml; the table is for where the metadata of an older version is installed."""
 KINDS = {"process": "local", "kernel": "kernel"}
@@ -35,12 +36,12 @@ _PACKAGES = {"kernel": "ipykernel jupyter-client", "ray": "'rpcbench[ray]'"}
 Make = Callable[..., Launcher]
 
 
-def names() -> list[str]:
+def launcher_names() -> list[str]:
     """Of all launchers there are."""
     return [*OWN, *sorted({point.name for point in entry_points(group=GROUP)} - OWN.keys())]
 
 
-def launcher(name: str, directory: RunDirectory, options: Mapping[str, Any]) -> Launcher:
+def make_launcher(name: str, directory: RunDirectory, options: Mapping[str, Any]) -> Launcher:
     """The launcher of that name, with these options.
 
     ValueError where there is none, or it takes no such option; RpcError, with its own words, where it cannot be loaded.
@@ -54,7 +55,7 @@ def launcher(name: str, directory: RunDirectory, options: Mapping[str, Any]) -> 
         raise RpcError(f"workers of launcher {name!r} need {missing.name}, which is not installed{how}") from missing
 
 
-def chosen(name: str | None, kind: str, kernel: str, start: str | None) -> tuple[str, dict[str, Any]]:
+def chosen_launcher(name: str | None, kind: str, kernel: str, start: str | None) -> tuple[str, dict[str, Any]]:
     """The name and options of the launcher that arguments of `Cluster` mean. ValueError where two contradict."""
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r} is no kind of worker; use one of {tuple(KINDS)}")
@@ -71,7 +72,7 @@ def _found(name: str) -> Make:
         return _load(OWN[name])
     points = [point for point in entry_points(group=GROUP) if point.name == name]
     if not points:
-        raise ValueError(f"there is no launcher {name!r}; there are {', '.join(names())}")
+        raise ValueError(f"there is no launcher {name!r}; there are {', '.join(launcher_names())}")
     try:
         make: Make = points[0].load()
     except ModuleNotFoundError:

@@ -10,6 +10,9 @@ Rules
 - Nothing that a cell does, and no moment at which an interrupt comes, ends the loop.
 - A cell's error is raised in `run_cell`, so it travels as any error of a call does; its rendered traceback goes ahead
   with the output.
+
+What cells say to the user besides output, and hear (questions, help, debuggers, widgets), goes through one
+`CellMessages` for each process, whatever the shell that runs its cells.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -33,16 +37,44 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rpcbench.base.errors import CallCancelled
 from rpcbench.base.futures import blocked
 from rpcbench.base.rebuild import cut
-from rpcbench.launch.log_tail import log_tail
-from rpcbench.launch.outbox import CellKey, CellStream, Notice, Outbox
-from rpcbench.launch.talk import Talk
+from rpcbench.cells import debugger, stdin
+from rpcbench.cells.output import CellKey, CellStream, Notice, OutputStream, log_tail
+from rpcbench.cells.stdin import ANSWER, Stdin
+from rpcbench.cells.widgets import COMM, WorkerComms
 from rpcbench.runtime.current import caller, current
 from rpcbench.runtime.publisher import Health
 from rpcbench.wire.messages import Origin
 
 if TYPE_CHECKING:
-    from rpcbench.launch.shell import CellShell, Outcome
+    from rpcbench.cells.shell import CellShell, Outcome
     from rpcbench.runtime.agent import Agent
+
+
+class CellMessages:
+    """Listens to the notebook from the beginning on."""
+
+    def __init__(self, agent: Agent, outbox: OutputStream) -> None:
+        self._outbox = outbox
+        self._stdin = Stdin(outbox)
+        self._comms = WorkerComms(outbox)
+        agent.on_notice(ANSWER, self._stdin.answered)
+        agent.on_notice(COMM, self._comms.heard)
+
+    def in_charge(self) -> AbstractContextManager[None]:
+        """Inside, `input` and `getpass` ask the notebook."""
+        return self._stdin.installed()
+
+    def equip(self, shell: Any) -> None:
+        """Before the first cell runs in this shell. For good: a kernel takes `input` back while another client runs."""
+        self._stdin.install()
+        stdin.install_pager(shell, self._outbox)
+        debugger.install_debugger()
+        self._comms.install(shell)
+
+    def end(self) -> None:
+        """A cell is over."""
+        self._stdin.end()
+
 
 OUTPUT = "cell"
 SHOWN = "shown"
@@ -100,8 +132,8 @@ class CellRunner:
         self._agent = agent
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._logs = _logs()
-        self.outbox = Outbox(self._notify, self._logs, log_tail(agent.name, agent.incarnation))
-        self.talk = Talk(agent, self.outbox)
+        self.outbox = OutputStream(self._notify, self._logs, log_tail(agent.name, agent.incarnation))
+        self.talk = CellMessages(agent, self.outbox)
         self._gate = threading.Lock()
         self._running: CellKey | None = None
         self._open = 0  # cells that wait or run
@@ -165,7 +197,7 @@ class CellRunner:
 
     async def _attempt(self, job: Job) -> Outcome:
         """The outcome of the cell, whatever happens in it and whenever an interrupt comes."""
-        from rpcbench.launch.shell import Outcome
+        from rpcbench.cells.shell import Outcome
 
         self.outbox.begin(job.key)
         try:
@@ -180,7 +212,7 @@ class CellRunner:
             return Outcome(error=error, traceback=(f"{type(error).__name__}: {error}",))
 
     async def _run(self, cell: Cell) -> Outcome:
-        from rpcbench.launch.shell import WorkerShell
+        from rpcbench.cells.shell import WorkerShell
         from rpcbench.rpc import RRef
 
         if self.shell is None:

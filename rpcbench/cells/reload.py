@@ -45,7 +45,7 @@ def _found(name: str) -> importlib.machinery.ModuleSpec | None:
     return importlib.machinery.PathFinder.find_spec(name, path) or importlib.util.find_spec(name)
 
 
-def execute(sources: Sequence[Source]) -> None:
+def execute_source(sources: Sequence[Source]) -> None:
     """In this process: run these modules, in this order; those that are not there yet come to be."""
     for source in sources:
         parent = importlib.import_module(source.name.rpartition(".")[0]) if "." in source.name else None

@@ -1,7 +1,7 @@
 """What a `TorchrunGang` runs: torchrun itself, which tells how its ranks end, and what each of these is.
 
-    python -m rpcbench.launch.torchrun_inside torchrun DIRECTORY COUNT
-    python -m rpcbench.launch.torchrun_inside rank DIRECTORY
+    python -m rpcbench.launch.torchrun_entry torchrun DIRECTORY COUNT
+    python -m rpcbench.launch.torchrun_entry rank DIRECTORY
 
 A rank takes its request away when it has read it: it holds the secret. torchrun keeps its own state in a file there: as
 it does by itself, it would listen on all interfaces, and unpickle what anybody puts there.
@@ -36,14 +36,14 @@ def be_torchrun(directory: Path, count: str) -> None:
 
 def be_rank(directory: Path) -> None:
     """Be the worker of this rank, to its end."""
-    from rpcbench.launch import become
+    from rpcbench.launch import worker_bootstrap
 
     rank = int(os.environ["RANK"])
     path = directory / f"rank{rank}.json"
     request = json.loads(path.read_text())
     path.unlink()
     _tell(directory, {"rank": rank, "pid": os.getpid()})
-    become.run({**request, "starter": os.getppid()})
+    worker_bootstrap.run({**request, "starter": os.getppid()})
 
 
 def _tell(directory: Path, told: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 Request = dict[str, Any]
 
-_WORKER = str(Path(__file__).with_name("become.py"))
+_WORKER = str(Path(__file__).with_name("worker_bootstrap.py"))
 _CAUGHT = (signal.SIGCHLD, signal.SIGTERM)
 _TERM_SECONDS = 0.5
 _KILL_SECONDS = 2.0
@@ -61,7 +61,7 @@ class _Guarded(NamedTuple):
     grace: float
 
 
-class Service:
+class ForkServer:
     """Serves one notebook until that goes."""
 
     def __init__(self, home: str) -> None:
@@ -319,7 +319,7 @@ def _preload(entry: str) -> dict[str, int]:
     import torch
 
     torch.set_num_threads(1)
-    for module in ("rpcbench.base.config", "rpcbench.launch.become", entry.partition(":")[0]):
+    for module in ("rpcbench.base.config", "rpcbench.launch.worker_bootstrap", entry.partition(":")[0]):
         importlib.import_module(module)
     if threading.active_count() > 1:
         raise RuntimeError(f"importing {entry} started a thread; a process with threads cannot be forked safely")
@@ -374,11 +374,11 @@ def _hide_input() -> None:
 
 
 def main() -> None:
-    request = Service(sys.argv[1]).serve()
+    request = ForkServer(sys.argv[1]).serve()
     if request is not None:
-        from rpcbench.launch import become
+        from rpcbench.launch import worker_bootstrap
 
-        become.run(request)
+        worker_bootstrap.run(request)
     os._exit(0)
 
 

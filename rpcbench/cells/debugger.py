@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-POST_MORTEM = "__import__('rpcbench.launch.debugger', fromlist=['_']).post_mortem()"
+POST_MORTEM = "__import__('rpcbench.cells.debugger', fromlist=['_']).post_mortem()"
 """The code of a cell that opens it."""
 
 
-def install() -> None:
+def install_debugger() -> None:
     """`pdb.set_trace()` opens it, and `breakpoint()`, unless PYTHONBREAKPOINT names another debugger."""
     pdb.set_trace = _stop_here
     if "PYTHONBREAKPOINT" not in os.environ:
@@ -84,7 +84,7 @@ def _from_the_cell(frames: TracebackType | None) -> TracebackType | None:
     """From the first frame on that is neither IPython's nor ours."""
     import IPython
 
-    machinery = tuple(str(Path(str(file)).parent) + os.sep for file in (IPython.__file__, Path(__file__).parent))
+    machinery = tuple(f"{folder}{os.sep}" for folder in (Path(str(IPython.__file__)).parent, Path(__file__).parents[1]))
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(machinery):
         frames = frames.tb_next
     return frames

@@ -6,6 +6,8 @@ Guarantees
   calls its actors is trusted.
 - Workers, actors, placement groups and the run directory outlive neither `close` nor this process. A session in Ray
   that this process has is used and stays; where there is none, one is begun, and ended with the last launcher.
+- A group of places that Ray cannot place is told within bounded time, with what was asked for and what Ray has, and
+  taken back. A place that has become free is used again; a group is given back when its last place has become free.
 """
 
 from __future__ import annotations
@@ -13,28 +15,133 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rpcbench.base.conditions import Changes, Flag
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
-from rpcbench.launch import outpost, ray_session, starters
-from rpcbench.launch.base import UNKNOWN, ExitCallback
-from rpcbench.launch.handle import ProcessHandle, check_name
-from rpcbench.launch.lease import Lease, ended
-from rpcbench.launch.ray_actor import Arrival, Keeper, words
-from rpcbench.launch.ray_places import STRATEGIES, Place, Places
-from rpcbench.launch.ray_session import tell
-from rpcbench.launch.stopping import stopped
+from rpcbench.launch import fork_client, ray_actor, supervisor
+from rpcbench.launch.base import UNKNOWN, ExitCallback, ProcessHandle, check_name, stopped
+from rpcbench.launch.process import ForkServerLease, ended
+from rpcbench.launch.ray_actor import Arrival, Keeper, tell, words
 from rpcbench.transport.hosts import host_id
 from rpcbench.transport.run_dir import RunDirectory
+
+STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
+_SLICE_SECONDS = 0.5  # Ray's own wait hears no Ctrl-C
+
+
+@dataclass(eq=False)
+class Group:
+    """A placement group, and which of its bundles have no worker."""
+
+    ray: Any
+    free: set[int] = field(default_factory=set)
+
+
+class Place(NamedTuple):
+    """One bundle of a group."""
+
+    group: Group
+    bundle: int
+
+
+class Places:
+    """Of one launcher. bundle: what each worker gets. strategy: Ray's; "": a node each, as far as there
+    are as many with room."""
+
+    def __init__(self, bundle: Mapping[str, float], strategy: str, patience: float) -> None:
+        self._bundle, self._strategy, self._patience = dict(bundle), strategy, patience
+        self._lock = threading.Lock()
+        self._groups: list[Group] = []
+
+    def take(self, count: int, who: str) -> list[Place]:
+        """Places for so many workers. RpcError where Ray has none in time."""
+        with self._lock:
+            free = [Place(group, bundle) for group in self._groups for bundle in sorted(group.free)][:count]
+            for group, bundle in free:
+                group.free.remove(bundle)
+        try:
+            return [*free, *self._new(count - len(free), who)]
+        except BaseException:
+            for place in free:
+                self.give_back(place)
+            raise
+
+    def give_back(self, place: Place) -> None:
+        """This place has no worker any more."""
+        group = place.group
+        with self._lock:
+            group.free.add(place.bundle)
+            if group not in self._groups or len(group.free) < group.ray.bundle_count:
+                return
+            self._groups.remove(group)
+        tell(remove_placement_group, group.ray)
+
+    def close(self) -> None:
+        """Give all back."""
+        with self._lock:
+            left, self._groups = self._groups, []
+        for group in left:
+            tell(remove_placement_group, group.ray)
+
+    def _new(self, count: int, who: str) -> list[Place]:
+        if not count:
+            return []
+        strategy = self._strategy or ("SPREAD" if len(self._able()) >= count else "PACK")
+        made = placement_group([self._bundle] * count, strategy=strategy)
+        try:
+            self._await(made, who, strategy)
+        except BaseException:
+            remove_placement_group(made)
+            raise
+        group = Group(made)
+        with self._lock:
+            self._groups.append(group)
+        return [Place(group, bundle) for bundle in range(count)]
+
+    def _able(self) -> list[dict[str, Any]]:
+        """Nodes that could hold a worker if nothing else ran there."""
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        return [node for node in alive if all(node["Resources"].get(of, 0) >= n for of, n in self._bundle.items())]
+
+    def _await(self, made: Any, who: str, strategy: str) -> None:
+        until = time.monotonic() + self._patience
+        while not made.wait(_SLICE_SECONDS):
+            if time.monotonic() >= until:
+                raise RpcError(self._told(made, who, strategy))
+
+    def _told(self, made: Any, who: str, strategy: str) -> str:
+        table = placement_group_table(made)
+        nodes = [f"{node['NodeManagerHostname']} {_few(node['Resources'])}" for node in ray.nodes() if node["Alive"]]
+        return (
+            f"Ray has had no place for {who} in {self._patience:g} s: the placement group is {table['state']}, "
+            f"{table['stats']['scheduling_state']}\n"
+            f"  asked for: {made.bundle_count} x {self._bundle}, {strategy}\n"
+            f"  nodes: {'; '.join(nodes)}\n"
+            f"  free now, in all: {_few(ray.available_resources())}\n"
+            'Ask for less of each (options={"cpus": 0.5}), end what else runs there, or wait longer (patience=)'
+        )
+
+
+def _few(resources: Mapping[str, float]) -> dict[str, float]:
+    """Without Ray's own names of nodes and groups, and its stores."""
+    return {
+        name: amount
+        for name, amount in sorted(resources.items())
+        if "node:" not in name and "_group_" not in name and name not in ("memory", "object_store_memory")
+    }
+
 
 _ARRIVE_SECONDS = 60.0
 _END_SECONDS = 1.0
@@ -76,11 +183,11 @@ class RayLauncher:
         self._runtime_env = dict(runtime_env or {})
         self._directory = run_directory
         self._maker = os.getpid()
-        self._lease = Lease(run_directory.path, starters.take_any)
+        self._lease = ForkServerLease(run_directory.path, fork_client.take_any)
         self._running: set[_Kept] = set()
         self._changes = Changes()
         self._places = Places(self._bundle, strategy, float(patience))
-        self._ours = ray_session.enter(ray_address)
+        self._ours = ray_actor.enter(ray_address)
 
     def warm(self) -> None:
         """Have the starter that removes the directory if this process dies."""
@@ -99,7 +206,7 @@ class RayLauncher:
         for config in configs:
             check_name(config.name)
         self._lease.starter()
-        ray_session.check()
+        ray_actor.check()
         names = [config.name for config in configs]
         places = self._places.take(len(configs), ", ".join(names))
         actors: list[Any] = []
@@ -160,7 +267,7 @@ class RayLauncher:
             self._lease.end()
         finally:
             ours, self._ours = self._ours, None
-            ray_session.leave(ours)
+            ray_actor.leave(ours)
             self._directory.remove()
 
 
@@ -188,15 +295,15 @@ class _Kept:
         self.handle = RayHandle(config.name, Path(arrival.log), self._signal, on_exit)
         self.handle.readable = arrival.log if arrival.host == host_id() else ""
         self.handle.begin(arrival.pid)
-        self._session = ray_session.name()
+        self._session = ray_actor.name()
         self._over = Flag()
-        self._done = actor.keep.remote(config.name, outpost.request(config)).future()
+        self._done = actor.keep.remote(config.name, supervisor.request(config)).future()
         self._done.add_done_callback(lambda _: self._over.set())
 
     def wait(self) -> int:
         """Its exit status, once it has ended; its actor is over then."""
         while not self._over.wait(_GLANCE_SECONDS):
-            if ray_session.name() != self._session:  # of which Ray tells nobody who waits
+            if ray_actor.name() != self._session:  # of which Ray tells nobody who waits
                 self.handle.told = "its session in Ray was ended"
                 return UNKNOWN
         status = self._status()

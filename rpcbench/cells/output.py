@@ -10,6 +10,11 @@ Guarantees
   only the sending thread numbers and sends. What is written while no cell runs goes to the worker's log.
 - What C code and child processes write goes to the log, and with a `tail` of it to the cell, too: before what Python
   writes after it, and all of it before `end`.
+
+Descriptors 1 and 2 stay those of the log, which is read back while a cell runs. So nothing that a process writes there
+can block, is lost when the worker is killed, or has to pass through Python; a child that outlives the cell, or the
+worker, goes on writing to the log. The log is open here only while there is something to read, as a worker may have no
+descriptor to spare.
 """
 
 from __future__ import annotations
@@ -20,14 +25,87 @@ import io
 import itertools
 import os
 import queue
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TextIO
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TextIO, TypeVar
 
 from rpcbench.base.conditions import Changes
 from rpcbench.base.errors import RpcError
-from rpcbench.launch.log_tail import LogTail
+from rpcbench.launch.base import log_of
+
+T = TypeVar("T")
+
+
+class ReorderBuffer(Generic[T]):
+    """`passed`: how many items have been given out, and so the number of the next one."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self._early: dict[int, T] = {}
+
+    def add(self, number: int, item: T) -> Iterator[T]:
+        """The items that this one makes ready: none, one, or it and those that waited for it."""
+        self._early[number] = item
+        while self.passed in self._early:
+            self.passed += 1
+            yield self._early.pop(self.passed - 1)
+
+
+MOST = 16 << 20
+_AT_ONCE = 1 << 18
+_OUT = 1
+
+
+class LogTail:
+    """The log from where a cell began, as text. One thread reads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size = 0
+        self.begin(self.size())
+
+    def size(self) -> int:
+        """How many bytes the log has now, or had before the world took it away at its end. From any thread."""
+        with contextlib.suppress(FileNotFoundError):
+            self._size = self._path.stat().st_size
+        return self._size
+
+    def begin(self, at: int) -> None:
+        """What was written before position `at` belongs to no cell."""
+        self.at = at
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def read(self, until: int) -> Iterator[str]:
+        """What was written up to position `until` and was not read yet. Of more than `MOST` bytes only the last."""
+        if (left_out := until - self.at - MOST) > 0:
+            self.begin(until - MOST)
+            yield f"\n({left_out:,} bytes of output, too many at once, are only in the worker's log.)\n"
+        with self._path.open("rb") as log:
+            log.seek(self.at)
+            while self.at < until and (data := log.read(min(_AT_ONCE, until - self.at))):
+                self.at += len(data)
+                if text := self._decoder.decode(data):
+                    yield text
+
+
+def log_tail(worker: str, incarnation: int) -> LogTail | None:
+    """That of this worker. None where its output goes elsewhere: to torchrun, Ray, or through a connection; the file
+    is known by its name, as others than this worker might write to any other file."""
+    if not stat.S_ISREG(os.fstat(_OUT).st_mode) or (path := _path(_OUT)) != log_of(path.parent, worker, incarnation):
+        return None
+    return LogTail(path)
+
+
+def _path(descriptor: int) -> Path:
+    import fcntl
+
+    if hasattr(fcntl, "F_GETPATH"):  # macOS
+        return Path(os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
+    return Path(f"/proc/self/fd/{descriptor}").readlink()
+
 
 GATHER_SECONDS = 0.01
 WINDOW = 32
@@ -57,7 +135,7 @@ _Item = tuple[CellKey, str, str]
 """Cell, kind, content. A plain tuple: an interrupt may come while one is made, and shows where it came."""
 
 
-class Outbox:
+class OutputStream:
     """Gathers, numbers and sends what cells write. `notify(member id, notice)` does the sending."""
 
     def __init__(
@@ -234,7 +312,7 @@ class CellStream(io.TextIOBase):
     encoding = "utf-8"
     errors = "replace"
 
-    def __init__(self, name: str, outbox: Outbox, log: TextIO) -> None:
+    def __init__(self, name: str, outbox: OutputStream, log: TextIO) -> None:
         super().__init__()
         self.name = f"<{name}>"
         self._stream = name

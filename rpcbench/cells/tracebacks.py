@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from rpcbench.base.errors import RpcError, RpcTimeoutError, WorkerLostError
 from rpcbench.base.rebuild import add_note, set_field
-from rpcbench.launch.targets import TargetError
+from rpcbench.cells.targets import TargetError
 
 E = TypeVar("E", bound=BaseException)
 _HIDDEN = (str(Path(__file__).parent.parent) + os.sep, contextlib.__file__)

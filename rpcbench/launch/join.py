@@ -20,12 +20,11 @@ from rpcbench.base.conditions import Changes
 from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, NOTEBOOK, WorldConfig
 from rpcbench.base.errors import IncompleteWorldError, RefusedError, RpcError, UnknownWorkerError
 from rpcbench.base.futures import wait_all
-from rpcbench.launch.history import Rerun
-from rpcbench.launch.launched import Launched, Started
-from rpcbench.launch.status import Watched
+from rpcbench.cells.client import Rerun
+from rpcbench.cells.worker_main import STOP, Place, meet
+from rpcbench.launch.base_cluster import START_SECONDS, BaseCluster
+from rpcbench.launch.status import Launched, Started, Watched
 from rpcbench.launch.torchrun_worker import ENDS, KILL, size_of_world
-from rpcbench.launch.worker import STOP, Place, meet
-from rpcbench.launch.workforce import START_SECONDS, Workforce
 from rpcbench.rpc import init
 from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.init import join
@@ -40,7 +39,7 @@ _KILL_SECONDS = 10.0
 _OBITUARY_SECONDS = 0.5
 
 
-class Joined(Workforce):
+class Joined(BaseCluster):
     """The workers of `torchrun … -m rpcbench.worker`, at the address that they show. Leave by `shutdown()`, or use it
     in a `with` block; the workers stay.
 
