@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 from checks import require, returned, right, shown, trying
 from rpcbench.pipeline import PipelineError, schedule
-from rpcbench.pipeline.ops import parse
+from rpcbench.pipeline.ops import parse, validate
 from rpcbench.pipeline.schedules import one_f_one_b
-from rpcbench.pipeline.validate import validate
 
 MOST_IDLE, MOST_KEPT = 0.08, 3
 

@@ -11,10 +11,9 @@ import torch
 from rpcbench.bench.fixed_cost import FixedCost, cost, loss
 from rpcbench.launch.cluster import Cluster
 from rpcbench.pipeline import Pipeline, schedule, simulate, split
-from rpcbench.pipeline.ops import Ops
+from rpcbench.pipeline.ops import Ops, gives, needs
 from rpcbench.pipeline.schedules import names
-from rpcbench.pipeline.spans import Span
-from rpcbench.pipeline.validate import gives, needs
+from rpcbench.pipeline.simulate import Span
 
 SCHEDULES = [name for name in names() if name != "async"]  # that one does the optimizer's work, too
 TOLERANCE = 0.03

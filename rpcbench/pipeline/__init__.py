@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from rpcbench.base.errors import PipelineError, StageLostError
-from rpcbench.pipeline.batch import Batch
-from rpcbench.pipeline.fitting import EndFit, History
+from rpcbench.pipeline.batch import Batch, StepResult
 from rpcbench.pipeline.lazy import lazy
-from rpcbench.pipeline.links import part
 from rpcbench.pipeline.pipeline import Pipeline
-from rpcbench.pipeline.planned import Plan, schedule
-from rpcbench.pipeline.runs import StepResult
+from rpcbench.pipeline.plan import Plan, schedule
 from rpcbench.pipeline.simulate import Costs, Simulation, simulate
 from rpcbench.pipeline.split import Stages, split
+from rpcbench.pipeline.stage_graph import part
 from rpcbench.pipeline.tracing import traced
+from rpcbench.pipeline.training import EndFit, History
 
 __all__ = [
     "Batch",

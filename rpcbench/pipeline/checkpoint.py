@@ -12,10 +12,15 @@ Guarantees
 - What is loaded is looked at first: if a name, a shape or a byte is wrong, no stage has changed.
 
 Rules: one pipeline writes to a folder, and all workers reach it under the same path.
+
+A stage's file is torch.save's, read with weights_only: parameters and buffers, the optimizer's state by names of
+parameters, its schedule of learning rates, and the worker's random numbers. It is on disk, whole, before its name is
+told.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -23,17 +28,155 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from rpcbench.base.errors import PipelineError
+from rpcbench.base.errors import PipelineError, counted
 from rpcbench.base.rebuild import add_note
-from rpcbench.optim import checkpoint
-from rpcbench.pipeline import shards
-from rpcbench.pipeline.chance import StepSeeds
-from rpcbench.pipeline.crew import Crew
-from rpcbench.pipeline.shards import Shapes, Shard, Source
+from rpcbench.optim import LocalOptimizer, checkpoint
+from rpcbench.pipeline.driver import WorkerGroup
+from rpcbench.pipeline.recompute import StepSeeds
+from rpcbench.rpc import RRef
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Shard(NamedTuple):
+    """A file of a checkpoint: its name, bytes, their SHA-256, what the stage called the tensors in it, and how many
+    groups of parameters its optimizer had."""
+
+    file: str
+    bytes: int
+    sha256: str
+    shapes: Shapes
+    groups: int
+
+
+class Source(NamedTuple):
+    """A file to read, the shapes of its tensors, and which of them are wanted: name there, name here."""
+
+    path: str
+    bytes: int
+    sha256: str
+    shapes: Shapes
+    names: dict[str, str]
+    groups: int
+
+
+def shapes(module: RRef[Any]) -> Shapes:
+    """Names and shapes of all that a stage would save."""
+    return {name: tuple(tensor.shape) for name, tensor in module.local_value().state_dict().items()}
+
+
+def write(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, folder: str, name: str) -> Shard:
+    """Write what a stage holds to a new file."""
+    path, local = Path(folder) / name, _local(optimizer)
+    with worker.local_value().between_steps(), checkpoint.new_file(path) as file:
+        torch.save(_held(module.local_value(), local), file)
+    with path.open("rb") as written:
+        digest = hashlib.file_digest(written, "sha256").hexdigest()
+    return Shard(path.name, path.stat().st_size, digest, shapes(module), _count(local))
+
+
+def check(optimizer: RRef[Any] | None, sources: Sequence[Source]) -> None:
+    """PipelineError where a file is not as it was written, or does not fit; nothing is read into the stage."""
+    own = _count(_local(optimizer))
+    for source in sources:
+        if own and source.groups not in (0, own):
+            raise PipelineError(
+                f"{source.path} has {counted(source.groups, 'group')} of parameters, but optimizer= makes {own} here"
+            )
+        path = Path(source.path)
+        if not path.exists():
+            raise PipelineError(f"{path} is gone, or not to be reached from here: all workers must see the folder")
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != source.sha256:
+            raise PipelineError(f"{path} is not what was written there: it has {path.stat().st_size} bytes and another "
+                                f"SHA-256; {source.bytes} bytes were written")  # fmt: skip
+        _opened(source, mmap=True)
+
+
+def read(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, sources: Sequence[Source]) -> None:
+    """Let a stage hold what the files have for it. One without tensors has none."""
+    if not sources:
+        return
+    kept = [_opened(source) for source in sources]
+    tensors: dict[str, Any] = {}
+    states: dict[str, Any] = {}
+    for source, held in zip(sources, kept, strict=True):
+        tensors |= {here: held["tensors"][there] for there, here in source.names.items()}
+        states |= {here: held["states"][there] for there, here in source.names.items() if there in held["states"]}
+    with worker.local_value().between_steps():
+        module.local_value().load_state_dict(tensors)
+        local = _local(optimizer)
+        if local is not None:
+            held = next((each for each in kept if each["groups"]), kept[0])
+            _load(local, _shard_names(module.local_value()), states, held)
+        torch.set_rng_state(kept[0]["random"])
+
+
+def take(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, tensors: dict[str, torch.Tensor]) -> None:
+    """Let a stage hold these parameters and buffers."""
+    with worker.local_value().between_steps():
+        module.local_value().load_state_dict(tensors)
+
+
+# -- inside
+def _opened(source: Source, mmap: bool = False) -> dict[str, Any]:
+    """What a file holds. PipelineError where that is not what its manifest says."""
+    try:
+        held = checkpoint.load(Path(source.path), mmap)
+    except ValueError as error:
+        raise PipelineError(str(error)) from None
+    match held:
+        case {
+            "tensors": dict(tensors),
+            "states": dict(),
+            "groups": list(groups),
+            "schedule": _,
+            "random": torch.Tensor(),
+        }:
+            found = {name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+            if found == source.shapes and len(groups) == source.groups:
+                return dict(held)
+    raise PipelineError(f"{source.path} does not hold what its manifest says. Nothing was loaded")
+
+
+def _held(module: torch.nn.Module, optimizer: LocalOptimizer | None) -> dict[str, Any]:
+    held: dict[str, Any] = {"tensors": module.state_dict(), "states": {}, "groups": [], "schedule": None}
+    if optimizer is not None:
+        state, names = optimizer.state(), _shard_names(module)
+        held["states"] = {names[number]: kept for number, kept in state["state"].items()}
+        held["groups"] = [{k: v for k, v in group.items() if k != "params"} for group in state["param_groups"]]
+        held["schedule"] = optimizer.scheduler and optimizer.scheduler.state_dict()
+    return {**held, "random": torch.get_rng_state()}
+
+
+def _load(optimizer: LocalOptimizer, names: list[str], states: dict[str, Any], held: dict[str, Any]) -> None:
+    state = {number: states[name] for number, name in enumerate(names) if name in states}
+    own = optimizer.state()["param_groups"]
+    groups = [{**saved, "params": group["params"]} for saved, group in zip(held["groups"] or own, own, strict=True)]
+    optimizer.load({"state": state, "param_groups": groups})
+    if optimizer.scheduler is not None and held["schedule"] is not None:
+        optimizer.scheduler.load_state_dict(held["schedule"])
+
+
+def _shard_names(module: torch.nn.Module) -> list[str]:
+    """Of the parameters that may be trained, by the numbers that the stage's optimizer has for them."""
+    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def _count(optimizer: LocalOptimizer | None) -> int:
+    """Of groups of parameters."""
+    return 0 if optimizer is None else len(optimizer.optimizer.param_groups)
+
+
+def _local(optimizer: RRef[Any] | None) -> LocalOptimizer | None:
+    found: LocalOptimizer | None = None if optimizer is None else optimizer.local_value()
+    return found
+
 
 MANIFEST = "checkpoint.json"
 _FORMAT = 2
@@ -55,18 +198,18 @@ class Checkpoints:
         self._folder, self._every = folder, every
         self._newest: int | None = None  # optimizer step of the checkpoint in the folder, if it was written here
 
-    def applied(self, crew: Crew, number: int) -> None:
+    def applied(self, crew: WorkerGroup, number: int) -> None:
         """Write a checkpoint if it is time for one."""
         if self._folder is not None and number % self._every == 0:
             self._write(crew, self._folder, f"optimizer step {number} is done; what failed is the checkpoint after it")
             self._newest = number
 
-    def moved(self, crew: Crew) -> None:
+    def moved(self, crew: WorkerGroup) -> None:
         """Learning rates have moved on: where there is a checkpoint of this optimizer step, it is to have them so."""
         if self._folder is not None and self._newest is not None and self._newest == crew.standing.number:
             self._write(crew, self._folder, "the learning rates have moved; what failed is the checkpoint after it")
 
-    def _write(self, crew: Crew, folder: str | Path, failed: str) -> None:
+    def _write(self, crew: WorkerGroup, folder: str | Path, failed: str) -> None:
         try:
             self.save(crew, folder)
         except Exception as error:
@@ -74,7 +217,7 @@ class Checkpoints:
             raise
 
     # -- saving
-    def save(self, crew: Crew, folder: str | Path) -> None:
+    def save(self, crew: WorkerGroup, folder: str | Path) -> None:
         """Write a checkpoint. StageLostError; PipelineError where the stages hold different steps; OSError."""
         target = Path(folder).absolute()
         crew.steps.check()
@@ -84,7 +227,7 @@ class Checkpoints:
         names = {stage: f"step{number}.stage{stage}.{token}.pt" for stage in range(crew.layout.stages)}
         try:
             written: dict[int, Shard] = crew.on_stages(
-                shards.write, {stage: (*crew.stage(stage), str(target), name) for stage, name in names.items()}
+                write, {stage: (*crew.stage(stage), str(target), name) for stage, name in names.items()}
             )
             if unseen := [name for name in names.values() if not (target / name).exists()]:
                 raise PipelineError(
@@ -98,7 +241,7 @@ class Checkpoints:
             if (_FILE.fullmatch(path.name) and path.name not in names.values()) or _DRAFT.fullmatch(path.name):
                 path.unlink()
 
-    def _manifest(self, crew: Crew, written: Mapping[int, Shard]) -> dict[str, Any]:
+    def _manifest(self, crew: WorkerGroup, written: Mapping[int, Shard]) -> dict[str, Any]:
         stages = [
             {
                 "stage": stage.index,
@@ -117,7 +260,7 @@ class Checkpoints:
         }
 
     # -- loading
-    def resume(self, crew: Crew) -> int:
+    def resume(self, crew: WorkerGroup) -> int:
         """As `load`, from the pipeline's own folder."""
         if self._folder is None:
             raise PipelineError(
@@ -126,31 +269,31 @@ class Checkpoints:
             )
         return self.load(crew, self._folder)
 
-    def load(self, crew: Crew, folder: str | Path) -> int:
+    def load(self, crew: WorkerGroup, folder: str | Path) -> int:
         """Let all stages hold what the checkpoint has; the optimizer step that it was written after."""
         source = Path(folder).absolute()
         manifest = _read(source, self._optimizer)
         sources = _sources(source, manifest, _names(crew, _shapes_in(manifest), f"the checkpoint in {source}"))
-        crew.on_stages(shards.check, {stage: (crew.stage(stage)[2], own) for stage, own in sources.items()})
+        crew.on_stages(check, {stage: (crew.stage(stage)[2], own) for stage, own in sources.items()})
         self._newest = None
         with crew.standing.replaced(manifest["optimizer_step"]):
-            crew.on_stages(shards.read, {stage: (*crew.stage(stage), own) for stage, own in sources.items()})
+            crew.on_stages(read, {stage: (*crew.stage(stage), own) for stage, own in sources.items()})
         self._seeds.base, self._seeds.drawn = manifest["seeds"]["base"], manifest["seeds"]["drawn"]
         number: int = manifest["optimizer_step"]
         return number
 
 
-def load_state(crew: Crew, state: Mapping[str, torch.Tensor]) -> None:
+def load_state(crew: WorkerGroup, state: Mapping[str, torch.Tensor]) -> None:
     """Let the stages hold these parameters and buffers; optimizers, and their count, go on as they are."""
     names = _names(crew, {name: tuple(tensor.shape) for name, tensor in state.items()}, "the state")
     parts = {stage: {own: state[name] for name, own in owns.items()} for stage, owns in names.items()}
     with crew.standing.replaced(crew.standing.least):
-        crew.on_stages(shards.take, {stage: (*crew.stage(stage), part) for stage, part in parts.items()})
+        crew.on_stages(take, {stage: (*crew.stage(stage), part) for stage, part in parts.items()})
 
 
-def _names(crew: Crew, given: Shapes, what: str) -> dict[int, dict[str, str]]:
+def _names(crew: WorkerGroup, given: Shapes, what: str) -> dict[int, dict[str, str]]:
     """Stage → un-split name → name there. PipelineError where `given` is not just what the stages hold."""
-    found: dict[int, Shapes] = crew.on_stages(shards.shapes, {s: (module,) for s, module in crew.modules.items()})
+    found: dict[int, Shapes] = crew.on_stages(shapes, {s: (module,) for s, module in crew.modules.items()})
     names = {stage.index: {stage.key(own): own for own in found[stage.index]} for stage in crew.stages}
     _fit(given, {name: found[stage][own] for stage, owns in names.items() for name, own in owns.items()}, what)
     return names

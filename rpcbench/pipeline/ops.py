@@ -11,18 +11,32 @@ those of its weights, which nobody waits for before the end of the step. Where a
 forward keeps its input only, and R computes it once more. A U, after a backward, is a step of the stage's optimizer
 with the gradients of this micro-batch alone. An A adds up the gradients that the replicas of a stage have made; no
 schedule has one, as the pipeline itself puts them where there are replicas.
+
+Checked before anything is sent: is a schedule the work to do, can it run to its end, does it keep too much?
+
+A schedule checked before anything is sent: is it the work to do, can it run to its end, does it keep too much?
+
+    needs        1F0 ── after 0F0            the activation of the stage before
+                 0B0 ── after 0F0 and 1B0    its own activation, and the gradient from the stage after (or 1I0)
+                 0W0 ── after 0I0            the gradients within its own stage
+                 0R0 ── after 0F0            the input that was kept
+                 0U0 ── after 0B0            the gradients of the stage's weights (or 0W0)
+
+Each worker runs its list in order and waits where a need is not met. Errors point at `ops[w][i]`: operation i of worker
+number w, both counted from 0.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Protocol
 
-from rpcbench.base.errors import PipelineError
+from rpcbench.base.errors import PipelineError, counted
 
 
 class Kind(StrEnum):
@@ -128,3 +142,155 @@ def check_chunks(name: str, chunks: int, wanted: int) -> None:
     if chunks != wanted:
         stages = "one stage" if wanted == 1 else f"{wanted} stages"
         raise PipelineError(f"schedule {name!r} gives each worker {stages}: chunks must be {wanted}, not {chunks!r}")
+
+
+def placement(ops: Ops) -> dict[int, int]:
+    """The worker number of each stage; PipelineError if a stage runs on more than one."""
+    home: dict[int, int] = {}
+    for worker, index, op in walk(ops):
+        if home.setdefault(op.stage, worker) != worker:
+            raise _fault(worker, index, op, f"stage {op.stage} runs on worker number {home[op.stage]} already")
+    return home
+
+
+def validate(ops: Ops, stages: int, microbatches: int, most_live: int | None = None) -> None:
+    """Nothing, if each stage runs each micro-batch forward and backward once, on one worker, in an order that can run.
+
+    A backward may be in two halves. PipelineError otherwise: an op out of range, twice, missing, a stage on two
+    workers, a deadlock; or a worker that keeps more activations than `most_live` at once, as `peak_live` counts them.
+    """
+    seen: dict[Op, str] = {}
+    for worker, index, op in walk(ops):
+        if op.stage >= stages or op.microbatch >= microbatches:
+            there = f"{counted(stages, 'stage')} and {counted(microbatches, 'micro-batch')}"
+            raise _fault(worker, index, op, f"the step has {there}, both from 0")
+        if op.kind is Kind.ALL_REDUCE:
+            raise _fault(worker, index, op, "the pipeline itself adds up the gradients of replicas")
+        if op in seen:
+            raise _fault(worker, index, op, f"{seen[op]} is the same operation")
+        seen[op] = f"ops[{worker}][{index}]"
+    _complete(seen, stages, microbatches)
+    placement(ops)
+    _recomputed_in_time(ops)
+    _updated_in_time(ops)
+    for _ in playable(ops, stages):
+        pass
+    if most_live is not None:
+        _within(ops, most_live)
+
+
+def _complete(seen: Mapping[Op, str], stages: int, microbatches: int) -> None:
+    """A forward and a backward of each, whole or in halves."""
+    for stage, number in itertools.product(range(stages), range(microbatches)):
+        kinds = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
+        forward, whole, first, second = (Op(stage, kind, number) for kind in kinds)
+        if forward not in seen:
+            raise PipelineError(f"{forward} is missing: no worker runs it")
+        halves = [half for half in (first, second) if half in seen]
+        if whole in seen and halves:
+            raise PipelineError(f"{seen[halves[0]]} = {halves[0]} is a part of {whole} at {seen[whole]}: run either")
+        if whole not in seen and len(halves) < 2:
+            missing = second if first in seen else first if second in seen else whole
+            raise PipelineError(f"{missing} is missing: no worker runs it")
+
+
+def _recomputed_in_time(ops: Ops) -> None:
+    begun: set[Op] = set()
+    for worker, index, op in walk(ops):
+        if op.kind is Kind.RECOMPUTE and gives(Op(op.stage, Kind.BACKWARD, op.microbatch)) in begun:
+            raise _fault(worker, index, op, "its backward comes before")
+        begun.add(gives(op))
+
+
+def _updated_in_time(ops: Ops) -> None:
+    """A stage is updated after all of its backwards, or never: else gradients would be left for nobody."""
+    updated = {op.stage for _, _, op in walk(ops) if op.kind is Kind.UPDATE}
+    open_: dict[tuple[int, int], str] = {}
+    for worker, index, op in walk(ops):
+        if op.kind in (Kind.BACKWARD, Kind.WEIGHT) and op.stage in updated:
+            open_[op.stage, op.microbatch] = f"ops[{worker}][{index}] = {op}"
+        elif op.kind is Kind.UPDATE and open_.pop((op.stage, op.microbatch), None) is None:
+            raise _fault(worker, index, op, "the gradients of its micro-batch do not come before")
+    for first in open_.values():
+        raise PipelineError(f"after {first} comes no update: a stage is updated after all of its backwards, or never")
+
+
+def _within(ops: Ops, most: int) -> None:
+    for worker, own in enumerate(ops):
+        for index, kept in enumerate(live(own)):
+            if kept > most:
+                why = f"it would keep the activations of {kept} micro-batches, and {most} are allowed"
+                raise _fault(worker, index, own[index], why)
+
+
+def peak(own: list[Op], activation: Callable[[int], float] = lambda stage: 1) -> float:
+    """The most that a worker with this list keeps at once; by default each activation counts 1, of whatever stage."""
+    return max(live(own, activation), default=0)
+
+
+def live(own: list[Op], activation: Callable[[int], float] = lambda stage: 1) -> Iterator[float]:
+    """How much is kept after each op: a forward keeps an activation, its backward, or its weights, let it go; one that
+    is to be recomputed counts from then on."""
+    later = {(op.stage, op.microbatch) for op in own if op.kind is Kind.RECOMPUTE}
+    changes = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHT: -1, Kind.RECOMPUTE: 1}
+    skipped = [op.kind is Kind.FORWARD and (op.stage, op.microbatch) in later for op in own]
+    pairs = zip(own, skipped, strict=True)
+    kept = (0 if skip else changes.get(op.kind, 0) * activation(op.stage) for op, skip in pairs)
+    return itertools.accumulate(kept)
+
+
+def needs(op: Op, stages: int) -> list[Op]:
+    """What must have been given (`gives`), by whatever worker, before `op` may begin."""
+    if op.kind is Kind.FORWARD:
+        return [Op(op.stage - 1, Kind.FORWARD, op.microbatch)] if op.stage else []
+    if op.kind in (Kind.WEIGHT, Kind.UPDATE):
+        return [Op(op.stage, Kind.INPUT, op.microbatch)]
+    if op.kind is Kind.RECOMPUTE:
+        return [Op(op.stage, Kind.FORWARD, op.microbatch)]
+    if op.kind is Kind.ALL_REDUCE:  # it stands after all that it needs, and so do those of the other replicas
+        return []
+    gradient = [Op(op.stage + 1, Kind.INPUT, op.microbatch)] if op.stage + 1 < stages else []
+    return [Op(op.stage, Kind.FORWARD, op.microbatch), *gradient]
+
+
+def gives(op: Op) -> Op:
+    """A whole backward gives what its first half would."""
+    return Op(op.stage, Kind.INPUT, op.microbatch) if op.kind is Kind.BACKWARD else op
+
+
+def playable(ops: Ops, stages: int) -> Iterator[tuple[int, Op]]:
+    """(worker, op) in an order in which all needs are met; PipelineError when none is left that can run."""
+    done: set[Op] = set()
+    at = [0] * len(ops)
+    progress = True
+    while progress:
+        progress = False
+        for worker, own in enumerate(ops):
+            while at[worker] < len(own) and done.issuperset(needs(own[at[worker]], stages)):
+                op = own[at[worker]]
+                yield worker, op
+                done.add(gives(op))
+                at[worker] += 1
+                progress = True
+    if any(at[worker] < len(own) for worker, own in enumerate(ops)):
+        raise _deadlock(ops, stages, at, done)
+
+
+def _deadlock(ops: Ops, stages: int, at: list[int], done: set[Op]) -> PipelineError:
+    place = {gives(op): (f"ops[{worker}][{index}]", op) for worker, index, op in walk(ops)}
+    lines = []
+    for worker, own in enumerate(ops):
+        if at[worker] < len(own):
+            op = own[at[worker]]
+            wanted = next(need for need in needs(op, stages) if need not in done)
+            there, other = place.get(wanted, ("no place: nobody runs it", wanted))
+            lines.append(f"ops[{worker}][{at[worker]}] = {op} waits for {other} at {there}")
+    return PipelineError("this schedule never ends: " + "; ".join(lines))
+
+
+def walk(ops: Ops) -> Iterator[tuple[int, int, Op]]:
+    return ((worker, index, op) for worker, own in enumerate(ops) for index, op in enumerate(own))
+
+
+def _fault(worker: int, index: int, op: Op, why: str) -> PipelineError:
+    return PipelineError(f"ops[{worker}][{index}] = {op} cannot be: {why}")

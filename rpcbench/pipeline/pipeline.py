@@ -25,24 +25,19 @@ import torch
 from rpcbench import autograd
 from rpcbench.base.errors import PipelineError, counted
 from rpcbench.pipeline import batchnorm, microbatch
-from rpcbench.pipeline.batch import Batch
-from rpcbench.pipeline.chance import StepSeeds
+from rpcbench.pipeline.batch import Batch, BatchRunner, StepResult
 from rpcbench.pipeline.checkpoint import Checkpoints, load_state
-from rpcbench.pipeline.crew import Crew, OptimizerSpec
-from rpcbench.pipeline.fitting import Fit, History
-from rpcbench.pipeline.learning import Schedulers, SchedulerSpec, rate
-from rpcbench.pipeline.loaders import evaluated, predicted
-from rpcbench.pipeline.modes import warn_of_rest
-from rpcbench.pipeline.numerics import Numerics
+from rpcbench.pipeline.data_parallel import replicated, warn_of_hosts
+from rpcbench.pipeline.driver import OptimizerSpec, WorkerGroup
 from rpcbench.pipeline.ops import Ops, Schedule
-from rpcbench.pipeline.orders import OrderBook
 from rpcbench.pipeline.parameter_groups import check_patterns
-from rpcbench.pipeline.recompute import Recompute
-from rpcbench.pipeline.replicas import replicated, warn_of_hosts
-from rpcbench.pipeline.runs import Runs, StepResult
+from rpcbench.pipeline.plan import ScheduleCache
+from rpcbench.pipeline.recompute import Recompute, StepSeeds
 from rpcbench.pipeline.schedules import chunks_for
 from rpcbench.pipeline.split import Stage, Stages
+from rpcbench.pipeline.stage import PrecisionConfig, warn_of_rest
 from rpcbench.pipeline.tasks import LossFn, Metric
+from rpcbench.pipeline.training import Fit, History, Schedulers, SchedulerSpec, evaluated, predicted, rate
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 
@@ -109,9 +104,9 @@ class Pipeline:
         names = {self._agent.member(worker).id: worker for worker in stages.workers}
         if chunks is None:
             chunks = chunks_for(schedule, stages.sizes, len(stages.row))
-        book = OrderBook(schedule, len(stages.row), microbatches, chunks, recompute, stages.replicas)
+        book = ScheduleCache(schedule, len(stages.row), microbatches, chunks, recompute, stages.replicas)
         microbatch.weights([1], loss_reduction)
-        numerics = Numerics(autocast, batch_norm)
+        numerics = PrecisionConfig(autocast, batch_norm)
         numerics.check()
         self.ops: Ops = book.whole.ops
         self.microbatches = microbatches
@@ -123,14 +118,14 @@ class Pipeline:
             warn_of_rest([link.module for link in stages.links] if stages.whole is None else [stages.whole])
         if batch_norm == batchnorm.WARN and loss_fn is not None:
             batchnorm.warn_of_microbatches(row, microbatches)
-        self.crew = Crew(self._agent, self.stages, loss_fn, optimizer, numerics, stages.replicas)
+        self.crew = WorkerGroup(self._agent, self.stages, loss_fn, optimizer, numerics, stages.replicas)
         warn_of_hosts(self._agent, self.stages, self.crew.layout)
         if book.whole.updates:
             self.crew.check_may_update()
         self._schedulers = None if lr_scheduler is None else Schedulers(self.crew, lr_scheduler)
         self._keeps = keep_gradients
         seeds = StepSeeds(int(torch.randint(2**62, ())))
-        self._runs = Runs(self.crew, book, names, stages.inputs, loss_reduction, loss_fn is not None, seeds)
+        self._runs = BatchRunner(self.crew, book, names, stages.inputs, loss_reduction, loss_fn is not None, seeds)
         name = f"{optimizer[0].__module__}.{optimizer[0].__qualname__}" if optimizer else ""
         self._checkpoints = Checkpoints(seeds, name, checkpoint, checkpoint_every)
         self.crew.steps.on_applied = partial(self._checkpoints.applied, self.crew)

@@ -2,18 +2,88 @@
 
 Each worker runs its list in order, each op as early as its worker and its needs (see `validate`) allow. What goes from
 one worker to another arrives `transfer` later, and no worker is held up by it; the step ends when the last op ends.
+
+When workers ran their ops, and how long they were idle, is defined once, for measured and for simulated steps. Both are
+drawn as a chart: a line for each worker, blank where it is idle, kinds of ops told apart by letter, shade and colour.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rpcbench.base.charts import Chart
-from rpcbench.pipeline.chart import chart
-from rpcbench.pipeline.ops import Kind, Op, Ops
-from rpcbench.pipeline.spans import Span, idle_share
-from rpcbench.pipeline.validate import gives, needs, peak, playable, walk
+from rpcbench.base.charts import RUNNING, Bar, Chart, Mark
+from rpcbench.pipeline.ops import Kind, Op, Ops, gives, needs, peak, playable, walk
+
+MARKS = {
+    Kind.FORWARD: Mark("░", "blue", "on-blue", "F forward"),
+    Kind.BACKWARD: Mark("▓", "amber", "on-amber", "B backward"),
+    Kind.INPUT: Mark("▒", "amber", "on-amber", "I input gradient"),
+    Kind.WEIGHT: Mark("▚", "purple", "paper", "W weight gradients"),
+    Kind.RECOMPUTE: Mark("▞", "green", "paper", "R recomputed forward"),
+    Kind.UPDATE: Mark("▪", "red", "paper", "U update of the weights"),
+    Kind.ALL_REDUCE: Mark("◇", "orange", "paper", "A all-reduce over the replicas"),
+}
+
+
+def chart(
+    spans: Sequence[Span],
+    names: Mapping[int, str],
+    title: str,
+    running: Collection[Span] = (),
+    unit: str = "",
+    per: float = 1.0,
+) -> Chart:
+    """`names` tells the workers' names by id, `running` the ops that have not ended; `unit`, `per`: as `Chart`'s."""
+    stages: dict[int, set[int]] = {}
+    for span in spans:
+        stages.setdefault(span.worker, set()).add(span.op.stage)
+    bars = tuple(_bar(span, len(stages[span.worker]) > 1, span in running) for span in spans)
+    kinds = {span.op.kind for span in spans}
+    marks = tuple(mark for kind, mark in MARKS.items() if kind in kinds)
+    return Chart(bars, names, "Pipeline", title, marks, _legend(kinds, bool(running)), unit, per)
+
+
+def _bar(span: Span, staged: bool, running: bool) -> Bar:
+    labels = (str(span.op), span.op.label) if staged else (span.op.label,)
+    return Bar(span.worker, span.begin, span.end, MARKS[span.op.kind], labels, running)
+
+
+def _legend(kinds: set[Kind], running: bool) -> str:
+    told = {kind: mark.fill + mark.name[1:] for kind, mark in MARKS.items() if kind in kinds}
+    besides = f"; A{told.pop(Kind.ALL_REDUCE)}" if Kind.ALL_REDUCE in told else ""
+    still = f"; {RUNNING} still running" if running else ""
+    marks = ", ".join(f"{kind}0{words}" for kind, words in told.items())
+    return f"{marks} of micro-batch 0{besides}; blank: idle{still}"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a worker ran an op: `begin` to `end`."""
+
+    worker: int
+    op: Op
+    begin: float
+    end: float
+
+
+def idle_share(spans: Iterable[Span], workers: int) -> float:
+    """The share of the workers' time, between the first op and the last, in which none ran."""
+    return idle_between([(span.begin, span.end) for span in spans], workers)
+
+
+def idle_between(ops: Collection[tuple[float, float]], workers: int) -> float:
+    """1 - (time in ops) / (workers * (end of the last op - begin of the first)); 0 where nothing took time.
+
+    `ops`: begin and end of each. One definition for measured and for simulated steps. The optimizer is no op, so it
+    does not count.
+    """
+    if not ops:
+        return 0.0
+    lasted = max(end for _, end in ops) - min(begin for begin, _ in ops)
+    busy = sum(end - begin for begin, end in ops)
+    return 1 - busy / (workers * lasted) if lasted else 0.0
+
 
 Cost = Callable[[Op], float]
 """Duration of an op, in any unit."""

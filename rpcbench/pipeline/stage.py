@@ -2,15 +2,25 @@
 
 Activations and gradients come as parcels, straight from the workers of other stages, and wait in slots; see `execution`
 for what becomes of them.
+
+How stages compute, where it is not as torch does by itself:
+- A stage's forward runs under autocast as the whole model would in one process; the loss gets outputs of single
+  precision at least, and no autocast. What is recomputed is computed the same way.
+- What came in evaluation mode, as a batch norm that is frozen, stays so while the stage trains.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
+from itertools import filterfalse
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,25 +29,115 @@ from torch import nn
 from rpcbench.autograd import recorder
 from rpcbench.base.errors import PipelineError
 from rpcbench.optim import LocalOptimizer
-from rpcbench.pipeline.accord import Accord
-from rpcbench.pipeline.credits import Channel
-from rpcbench.pipeline.engine_sums import summable
-from rpcbench.pipeline.lanes import LOOK, OPENED
-from rpcbench.pipeline.layout import Homes
-from rpcbench.pipeline.mail import CREDITS, ENDS, Mail
-from rpcbench.pipeline.modes import Modes, changes_in_place
-from rpcbench.pipeline.numerics import Computing, Numerics
-from rpcbench.pipeline.oplog import OpLog
-from rpcbench.pipeline.ports import Ports, Segment, inputs_of, sendable
-from rpcbench.pipeline.record import Record
-from rpcbench.pipeline.shared import Column
+from rpcbench.pipeline import batchnorm, microbatch
+from rpcbench.pipeline.data_parallel import ReplicaGroup
+from rpcbench.pipeline.gradients import Copies, Tie, summable
+from rpcbench.pipeline.mailboxes import CREDITS, ENDS, Channel, CommitProtocol, Mailbox
+from rpcbench.pipeline.placement import StagePlacement
+from rpcbench.pipeline.stage_graph import Segment, StageIO, inputs_of, sendable
+from rpcbench.pipeline.stage_ring import LOOK, OPENED
+from rpcbench.pipeline.step_log import CrashRecord, OpLog
 from rpcbench.pipeline.tasks import LossFn
-from rpcbench.pipeline.ties import Copies, Tie
+from rpcbench.pipeline.tracing import Recipe
 from rpcbench.rpc import RRef
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE, WorkerInfo
 from rpcbench.runtime.server import caller
+
+_NOTHING = contextlib.nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionConfig:
+    """What `Pipeline` was told of it. autocast: the low precision, or None; batch_norm: see `batchnorm`."""
+
+    autocast: torch.dtype | None = None
+    batch_norm: str = batchnorm.WARN
+
+    def check(self) -> None:
+        """PipelineError for what is unknown."""
+        batchnorm.check(self.batch_norm)
+        if self.autocast not in (None, torch.bfloat16):
+            raise PipelineError(
+                f"autocast must be torch.bfloat16, not {self.autocast!r}: in torch.float16 small gradients vanish, "
+                "unless the loss is scaled up, which a pipeline does not do"
+            )
+
+
+class ForwardContext:
+    """A worker's side: around its steps, its forwards, and before its losses."""
+
+    def __init__(self, numerics: PrecisionConfig, modules: Iterable[nn.Module]) -> None:
+        modules = list(modules)
+        self._autocast = numerics.autocast
+        self.norms = batchnorm.Deferred(modules if numerics.batch_norm == batchnorm.DEFERRED else [])
+        self._plain = self._autocast is None and not self.norms
+        self._devices = {module: _device(module) for module in modules}
+
+    def step(self) -> contextlib.AbstractContextManager[None]:
+        return self.norms.step()
+
+    def forward(self, module: nn.Module, first: bool = True) -> contextlib.AbstractContextManager[object]:
+        """Around the forward of a stage; `first`: it is no recomputed one."""
+        return _NOTHING if self._plain else self._around(module, first)
+
+    @contextlib.contextmanager
+    def _around(self, module: nn.Module, first: bool) -> Iterator[None]:
+        with self.norms.counting(first), self._casting(module):
+            yield
+
+    def _casting(self, module: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        return _NOTHING if self._autocast is None else torch.autocast(self._devices[module], self._autocast)
+
+    def judged(self, output: Any) -> Any:
+        """What loss and metrics get for an output of the last stage."""
+        if self._autocast is None:
+            return output
+        return microbatch.mapped(output, lambda tensor: tensor.float() if tensor.dtype == self._autocast else tensor)
+
+
+def _device(module: nn.Module) -> str:
+    """The kind of device that the module is on."""
+    return next((tensor.device.type for tensor in module.parameters()), "cpu")
+
+
+_training = attrgetter("training")
+_RESTS = (
+    "the model is in evaluation mode, and its stages train so: dropout drops nothing, and batch norms use the "
+    "statistics they have. Call model.train() before split() if that is not what you want"
+)
+
+
+class TrainModes:
+    """The layers of one worker's stages."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = list(modules)
+        layers = [layer for module in self._modules for layer in module.modules()]
+        self._trained, self._resting = [*filter(_training, layers)], [*filterfalse(_training, layers)]
+
+    def set(self, training: bool) -> None:
+        """All layers are in training mode, but for those that came in evaluation mode; or all in evaluation mode."""
+        if {*map(_training, self._trained)} - {training}:
+            for module in self._modules:
+                module.train(training)
+            for layer in self._resting:
+                layer.training = False
+
+
+def warn_of_rest(modules: Iterable[nn.Module]) -> None:
+    """UserWarning, at the line that makes the pipeline, where none of the model's modules is in training mode."""
+    if not any(layer.training for module in modules for layer in module.modules()):
+        warnings.warn(_RESTS, UserWarning, stacklevel=3)
+
+
+def changes_in_place(module: nn.Module) -> bool:
+    """Whether it may change what it is given, as a ReLU(inplace=True) does; not all that may can be told."""
+    return any(
+        getattr(layer, "inplace", False) is True or (isinstance(layer, Recipe) and layer.changes_in_place)
+        for layer in module.modules()
+    )
 
 
 class _Directory:
@@ -101,12 +201,12 @@ class StageWorker:
         self,
         key: str,
         modules: dict[int, RRef[Any]],
-        homes: Homes,
+        homes: StagePlacement,
         loss_fn: LossFn | None,
-        ports: dict[int, Ports],
+        ports: dict[int, StageIO],
         ties: Sequence[Tie],
         record: str,
-        numerics: Numerics,
+        numerics: PrecisionConfig,
         workers: Sequence[int],
     ) -> None:
         self.key = key
@@ -114,12 +214,12 @@ class StageWorker:
         self.loss_fn = loss_fn
         self.ports, self.inputs = ports, inputs_of(ports.values())
         self.params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
-        self.modes = Modes(self.modules.values())
+        self.modes = TrainModes(self.modules.values())
         self.changing = {stage for stage, module in self.modules.items() if changes_in_place(module)}
         """Stages that may change what they take."""
         self.copies = Copies(ties, self.modules, self.params)
-        self.record = Record.at(record)
-        self.computing = Computing(numerics, self.modules.values())
+        self.record = CrashRecord.at(record)
+        self.computing = ForwardContext(numerics, self.modules.values())
         self.optimizers: dict[int, LocalOptimizer | None] = {}
         self.driver, self.workers = caller(), workers
         self.last_stage = len(homes.stages) - 1
@@ -134,10 +234,10 @@ class StageWorker:
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}
         agent: Agent = current.current()
         self.log, self.recorder = agent.part(OpLog), recorder(agent)
-        self.mail = mail = Mail(agent, key, homes)
+        self.mail = mail = Mailbox(agent, key, homes)
         self.slots = mail.slots
-        self.accord = Accord(agent.id, workers, mail)
-        self.column = Column(agent, key, homes, mail.slots, mail.send) if len(homes.column) > 1 else None
+        self.accord = CommitProtocol(agent.id, workers, mail)
+        self.column = ReplicaGroup(agent, key, homes, mail.slots, mail.send) if len(homes.column) > 1 else None
         agent.part(_Directory).workers[key] = self
         agent.parcels.listen(key, mail)
         weakref.finalize(self, agent.parcels.deaf, key, mail)

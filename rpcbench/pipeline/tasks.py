@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rpcbench.pipeline.oplog import Stamps
 from rpcbench.pipeline.ops import Op, ops_in
+from rpcbench.pipeline.step_log import Stamps
 
 LossFn = Callable[[Any, Any], torch.Tensor]
 Metric = Callable[[Any, Any], torch.Tensor | float]

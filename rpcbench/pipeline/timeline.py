@@ -3,12 +3,14 @@
 Made from rows of the `ops` table alone, so a live panel, a saved record and the command line say the same. Times are
 the workers' own stamps, in seconds of one clock. `idle_ideal` replays the same ops in the same order as if every stage
 took equally long and transfers no time: what this schedule cannot avoid.
+
+Operations are Chrome trace events, too, for Perfetto: for a step alone, and for a world with all else in it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -17,12 +19,46 @@ from typing import Any
 from rpcbench.base.charts import Chart, written
 from rpcbench.base.errors import PipelineError
 from rpcbench.base.events import Row
-from rpcbench.pipeline.chart import chart
 from rpcbench.pipeline.ops import Kind, Op
-from rpcbench.pipeline.simulate import simulate
-from rpcbench.pipeline.slices import trace
-from rpcbench.pipeline.spans import Span, idle_between
-from rpcbench.pipeline.spans import idle_share as _idle_share
+from rpcbench.pipeline.simulate import Span, chart, idle_between, simulate
+from rpcbench.pipeline.simulate import idle_share as _idle_share
+
+Event = dict[str, Any]
+TRACK = 3
+"""The track of operations within a member."""
+_TOLD = ("step", "stage", "op", "microbatch", "bytes", "held")
+
+
+def trace(rows: Iterable[Row], names: Mapping[int, str]) -> dict[str, Any]:
+    """A trace of these rows of the `ops` table as what JSON can carry; times begin with the first of them."""
+    ended = [row for row in rows if row["end"] is not None]
+    began = min((row["begin"] for row in ended), default=0.0)
+    events = [slice_of(row, row["worker"], began) for row in ended]
+    for event in events:
+        in_microseconds(event)
+    workers = sorted({row["worker"] for row in ended})
+    heads = [head for id_ in workers for head in _heads(id_, names.get(id_, f"worker{id_}"))]
+    return {"traceEvents": [*heads, *events], "displayTimeUnit": "ms"}
+
+
+def slice_of(row: Row, member: int, since: float) -> Event:
+    """One operation that has ended, times in seconds after `since`; with its bytes sent, and held by its stage."""
+    args = {name: row[name] for name in _TOLD if name in row}
+    at = {"pid": member, "tid": TRACK, "ts": row["begin"] - since, "dur": row["end"] - row["begin"]}
+    name = Op(row["stage"], Kind(row["op"]), row["microbatch"]).label
+    return {"ph": "X", "name": name, "cat": "pipeline", **at, "args": args}
+
+
+def in_microseconds(event: Event, since: float = 0.0) -> None:
+    """Turn its times, in seconds, into the format's microseconds after `since`."""
+    event["ts"] = round((event["ts"] - since) * 1e6, 3)
+    if "dur" in event:
+        event["dur"] = round(event["dur"] * 1e6, 3)
+
+
+def _heads(id_: int, name: str) -> Iterator[Event]:
+    yield {"ph": "M", "name": "process_name", "pid": id_, "args": {"name": name}}
+    yield {"ph": "M", "name": "thread_name", "pid": id_, "tid": TRACK, "args": {"name": "pipeline"}}
 
 
 @dataclass(frozen=True, slots=True)

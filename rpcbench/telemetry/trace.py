@@ -26,7 +26,7 @@ from typing import Any
 from rpcbench.base.charts import Bar, Chart, Mark, written
 from rpcbench.base.conditions import Flag
 from rpcbench.base.events import MESSAGES, Row, Table
-from rpcbench.pipeline.slices import TRACK, Event, in_microseconds, slice_of
+from rpcbench.pipeline.timeline import TRACK, Event, in_microseconds, slice_of
 from rpcbench.telemetry import collector as collect
 from rpcbench.telemetry.collector import Collector
 from rpcbench.telemetry.messages import (

@@ -11,7 +11,7 @@ from IPython.core.ultratb import FormattedTB
 
 from rpcbench.base.futures import blocked
 from rpcbench.cells.tracebacks import of_user
-from rpcbench.pipeline.chance import seeded
+from rpcbench.pipeline.recompute import seeded
 
 
 def _fails() -> None:

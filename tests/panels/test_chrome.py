@@ -8,7 +8,7 @@ from typing import Any
 
 from pictures import gpipe, send, world
 
-from rpcbench.pipeline.slices import TRACK
+from rpcbench.pipeline.timeline import TRACK
 from rpcbench.telemetry.messages import Clock
 from rpcbench.telemetry.trace import IN, OUT, chrome, save
 

@@ -25,10 +25,9 @@ from rpcbench import Cluster
 from rpcbench.base.errors import WorkerLostError
 from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, split
 from rpcbench.pipeline import stage as stage_
-from rpcbench.pipeline.accord import Accord
-from rpcbench.pipeline.mail import Mail
-from rpcbench.pipeline.slots import ALL, MINE, Slot, Slots
-from rpcbench.pipeline.steps import Steps
+from rpcbench.pipeline.driver import StepDriver
+from rpcbench.pipeline.exchange import ALL, MINE, Slot, Slots
+from rpcbench.pipeline.mailboxes import CommitProtocol, Mailbox
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry.trace import trace
@@ -49,14 +48,14 @@ class Post:
 
 
 @pytest.fixture
-def accords() -> dict[int, tuple[Accord, Slots]]:
+def accords() -> dict[int, tuple[CommitProtocol, Slots]]:
     posts: dict[int, Post] = {}
     for id_ in IDS:
         posts[id_] = Post(posts)
-    return {id_: (Accord(id_, IDS, post), post.slots) for id_, post in posts.items()}  # type: ignore[arg-type]
+    return {id_: (CommitProtocol(id_, IDS, post), post.slots) for id_, post in posts.items()}  # type: ignore[arg-type]
 
 
-def test_nobody_goes_on_before_all_have_come_so_far(accords: dict[int, tuple[Accord, Slots]]) -> None:
+def test_nobody_goes_on_before_all_have_come_so_far(accords: dict[int, tuple[CommitProtocol, Slots]]) -> None:
     with ThreadPoolExecutor(3) as pool:
         for last in IDS:
             step = 10 + last
@@ -71,7 +70,7 @@ def test_nobody_goes_on_before_all_have_come_so_far(accords: dict[int, tuple[Acc
                 assert len(slots) == 0
 
 
-def test_what_was_ended_before_goes_on_nowhere(accords: dict[int, tuple[Accord, Slots]]) -> None:
+def test_what_was_ended_before_goes_on_nowhere(accords: dict[int, tuple[CommitProtocol, Slots]]) -> None:
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(accords[id_][0].reach, 1) for id_ in IDS[1:]]
         assert accords[4][1].abort(1, "enough")
@@ -255,8 +254,8 @@ def test_what_became_of_a_step_that_nobody_has_seen_the_end_of_is_found_out(agen
     """As where Ctrl-C comes once more, in the midst of what follows the first."""
     pipe = pipeline(optimizer=SGD)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Steps, "_after", lambda *_: None)
-        patch.setattr(Steps, "_reports", interrupted_at_its_end(Steps._reports))
+        patch.setattr(StepDriver, "_after", lambda *_: None)
+        patch.setattr(StepDriver, "_reports", interrupted_at_its_end(StepDriver._reports))
         with pytest.raises(KeyboardInterrupt):
             pipe.step(*data(24))
     assert pipe.optimizer_step is None
@@ -264,7 +263,7 @@ def test_what_became_of_a_step_that_nobody_has_seen_the_end_of_is_found_out(agen
 
 
 def interrupted_at_its_end(reports: Any) -> Any:
-    def interrupted(self: Steps, running: Any) -> Any:
+    def interrupted(self: StepDriver, running: Any) -> Any:
         reports(self, running)
         raise KeyboardInterrupt
 
@@ -272,16 +271,16 @@ def interrupted_at_its_end(reports: Any) -> Any:
 
 
 def test_one_that_cannot_tell_the_others_keeps_nobody_waiting(agents: list[Agent]) -> None:
-    send = Mail.send
+    send = Mailbox.send
 
-    def fails(self: Mail, slot: Slot, values: tuple[Any, ...]) -> None:
+    def fails(self: Mailbox, slot: Slot, values: tuple[Any, ...]) -> None:
         if slot.kind == ALL:
             raise OSError("on purpose")
         send(self, slot, values)
 
     pipe = pipeline(optimizer=SGD)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Mail, "send", fails)
+        patch.setattr(Mailbox, "send", fails)
         with pytest.raises((OSError, PipelineError), match="on purpose"):  # of who could not tell, or was told why
             pipe.step(*data(24))
         with pytest.raises(PipelineError, match="hold optimizer step 0 or 1"):
@@ -301,15 +300,15 @@ class FailsFirst(torch.optim.SGD):
 def test_who_hears_late_of_the_accord_steps_all_the_same(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the first worker has failed by then, and the driver knows it."""
     _reached.clear()
-    take = Mail.take
+    take = Mailbox.take
 
-    def late(self: Mail, slot: Slot) -> Any:
+    def late(self: Mailbox, slot: Slot) -> Any:
         if slot.kind == ALL:
             assert _reached.wait(20)
             time.sleep(0.2)  # nothing tells here what the driver does about it
         return take(self, slot)
 
-    monkeypatch.setattr(Mail, "take", late)
+    monkeypatch.setattr(Mailbox, "take", late)
     pipe = pipeline(optimizer=(FailsFirst, SGD[1]))
     with pytest.raises(ArithmeticError, match="on purpose") as caught:
         pipe.step(*data(24))
@@ -355,16 +354,16 @@ def test_a_batch_that_has_stepped_is_over(agents: list[Agent]) -> None:
 # -- deaths
 def dies_at(kind: int, before: bool, sign: str) -> None:
     """From now on, this process ends when it says a word of an accord, before or after it has gone out."""
-    send = Mail.send
+    send = Mailbox.send
 
-    def watched(self: Mail, slot: Slot, values: tuple[Any, ...]) -> None:
+    def watched(self: Mailbox, slot: Slot, values: tuple[Any, ...]) -> None:
         if slot.kind == kind and before:
             die(sign)
         send(self, slot, values)
         if slot.kind == kind:
             die(sign)
 
-    Mail.send = watched  # type: ignore[method-assign]
+    Mailbox.send = watched  # type: ignore[method-assign]
 
 
 BEFORE, AFTER, EITHER = (1, 1), (2, 2), (1, 2)

@@ -16,10 +16,9 @@ from worlds import nothing_left, world
 
 from rpcbench.pipeline import Pipeline, PipelineError, schedule, split
 from rpcbench.pipeline.microbatch import cut
-from rpcbench.pipeline.ops import Kind, Op, parse
+from rpcbench.pipeline.ops import Kind, Op, parse, validate
 from rpcbench.pipeline.schedules import asynchronous
 from rpcbench.pipeline.simulate import simulate
-from rpcbench.pipeline.validate import validate
 from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2", "worker3"]

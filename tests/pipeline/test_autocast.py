@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from rpcbench.pipeline import PipelineError
 from rpcbench.pipeline.microbatch import cut
-from rpcbench.pipeline.numerics import Computing, Numerics
+from rpcbench.pipeline.stage import ForwardContext, PrecisionConfig
 from rpcbench.runtime.agent import Agent
 
 LOW = torch.bfloat16
@@ -50,7 +50,7 @@ def backward(whole: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def test_a_loss_gets_single_precision_in_any_output() -> None:
-    judged = Computing(Numerics(LOW), []).judged
+    judged = ForwardContext(PrecisionConfig(LOW), []).judged
     low, count = torch.ones(2, dtype=LOW), torch.ones(2, dtype=torch.long)
     found = judged({"logits": low, "more": (low, [count]), "none": None})
     assert found["logits"].dtype == found["more"][0].dtype == torch.float32

@@ -14,7 +14,7 @@ from rpcbench.pipeline import Pipeline, split
 
 CROWD = """
 import gc, threading, torch
-from rpcbench.pipeline.chance import seeded
+from rpcbench.pipeline.recompute import seeded
 
 class Circle:
     def __init__(self):

@@ -16,13 +16,11 @@ from torch import nn
 from worlds import until
 
 from rpcbench.base.errors import PipelineError
-from rpcbench.pipeline import Pipeline, credits, stage
-from rpcbench.pipeline.credits import Channel, Credits, window
-from rpcbench.pipeline.mail import ENDS, Mail
-from rpcbench.pipeline.ops import Kind, Op, Ops
+from rpcbench.pipeline import Pipeline, mailboxes, stage
+from rpcbench.pipeline.exchange import BACKWARD, FORWARD, Slots
+from rpcbench.pipeline.mailboxes import ENDS, Channel, FlowControl, Mailbox, window
+from rpcbench.pipeline.ops import Kind, Op, Ops, gives, needs, placement
 from rpcbench.pipeline.schedules import named
-from rpcbench.pipeline.slots import BACKWARD, FORWARD, Slots
-from rpcbench.pipeline.validate import gives, needs, placement
 from rpcbench.runtime.agent import Agent
 from rpcbench.testing import Faults
 
@@ -39,7 +37,7 @@ class Played:
         self.most = 0
         self._home, self._ways, self._draw = placement(ops), ways, draw
         self._stages = 1 + max(self._home)
-        self._credits = [Credits(1, ahead) for _ in ops]
+        self._credits = [FlowControl(1, ahead) for _ in ops]
         self._unsent: list[list[Channel]] = [[] for _ in ops]
         self._running: list[Op | None] = [None for _ in ops]
         self._given: set[Op] = set()
@@ -126,7 +124,7 @@ def test_no_window_stops_a_schedule(name: str, workers: int, microbatches: int, 
         ops = shuffled(ops, draw)
     there = ways(ops, [(0, 2), (1, 3), (0, 4)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(credits, "LEAST", 2)
+        patch.setattr(mailboxes, "LEAST", 2)
         ahead = window(ops, there)
     played = Played(ops, there, ahead, draw)
     assert played.run()
@@ -142,7 +140,7 @@ def test_windows_that_are_too_small_would_stop_some(ahead: int) -> None:
 
 def test_gpipe_runs_no_further_ahead_than_the_least_window() -> None:
     ops = named("gpipe")(2, 64)
-    assert window(ops, ways(ops)) == credits.LEAST
+    assert window(ops, ways(ops)) == mailboxes.LEAST
 
 
 # -- at work, between workers that share no memory: what lies in a lane is not counted
@@ -175,16 +173,16 @@ class Counted(nn.Module):
 def waits(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many threads wait for room; they say so themselves."""
     found = {"for room": 0}
-    given = Mail._await_credit
+    given = Mailbox._await_credit
 
-    def told(self: Mail, *args: Any) -> None:
+    def told(self: Mailbox, *args: Any) -> None:
         found["for room"] += 1
         try:
             given(self, *args)
         finally:
             found["for room"] -= 1
 
-    monkeypatch.setattr(Mail, "_await_credit", told)
+    monkeypatch.setattr(Mailbox, "_await_credit", told)
     return found
 
 
@@ -214,12 +212,12 @@ def test_a_quick_stage_waits_for_a_slow_one(agents: list[Agent], waits: dict[str
     pipe, (x, _) = gated(), small.data(32)
     thread, outcome = begun(pipe.predict, x)
     # One has been taken, and is held at the gate: LEAST are on their way or there, and one more is to be sent.
-    until(lambda: waits["for room"] == 1 and Counted.calls == credits.LEAST + 1)
+    until(lambda: waits["for room"] == 1 and Counted.calls == mailboxes.LEAST + 1)
     slots: Slots = next(iter(agents[2].part(stage._Directory).workers.values())).slots
-    assert len(slots) <= credits.LEAST
-    for _ in range(credits.LEAST // 2):
+    assert len(slots) <= mailboxes.LEAST
+    for _ in range(mailboxes.LEAST // 2):
         Gate.allowed.release()  # half of them are taken, and told of
-    until(lambda: Counted.calls == credits.LEAST + 1 + credits.LEAST // 2 and waits["for room"] == 1)
+    until(lambda: Counted.calls == mailboxes.LEAST + 1 + mailboxes.LEAST // 2 and waits["for room"] == 1)
     Gate.allowed.release(64)
     thread.join(30)
     assert not thread.is_alive() and Gate.passed == 32
@@ -240,7 +238,7 @@ def test_a_stage_that_waits_for_room_leaves_receiving_to_others(
 
     monkeypatch.setattr(agents[1].requests, "receive_until", told)
     thread, _ = begun(gated().predict, small.data(32)[0])
-    until(lambda: waits["for room"] == 1 and Counted.calls == credits.LEAST + 1)
+    until(lambda: waits["for room"] == 1 and Counted.calls == mailboxes.LEAST + 1)
     Gate.allowed.release(64)
     thread.join(30)
     assert not thread.is_alive() and Gate.passed == 32 and not read
@@ -295,7 +293,7 @@ def local(pipe: Pipeline) -> nn.Module:
 def test_who_waits_for_room_waits_no_more_when_the_step_ends(agents: list[Agent], waits: dict[str, int]) -> None:
     pipe = gated()
     thread, outcome = begun(pipe.predict, small.data(32)[0])
-    until(lambda: waits["for room"] == 1 and Counted.calls == credits.LEAST + 1)
+    until(lambda: waits["for room"] == 1 and Counted.calls == mailboxes.LEAST + 1)
     step = next(iter(pipe.crew._losses.tasks.values())).step
     agents[0].notify(agents[1].id, ENDS, (pipe.crew._key, step, "enough"))
     until(lambda: waits["for room"] == 0)
@@ -307,6 +305,6 @@ def test_who_waits_for_room_waits_no_more_when_the_step_ends(agents: list[Agent]
 def test_a_training_step_takes_no_word_of_it_where_all_fits(agents: list[Agent]) -> None:
     told = Faults()
     agents[2].links.use(told)
-    pipe = small.pipeline(microbatches=credits.LEAST, schedule="gpipe", optimizer=small.SGD)
-    pipe.step(*small.data(credits.LEAST))
+    pipe = small.pipeline(microbatches=mailboxes.LEAST, schedule="gpipe", optimizer=small.SGD)
+    pipe.step(*small.data(mailboxes.LEAST))
     assert not any("Notice" in line and "credits" in line for line in told.history)

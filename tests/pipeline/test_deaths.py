@@ -20,8 +20,8 @@ from worlds import far_world, until
 from rpcbench import Cluster
 from rpcbench.base.errors import StageLostError
 from rpcbench.pipeline import Pipeline, PipelineError, split
-from rpcbench.pipeline.execution import Execution
-from rpcbench.pipeline.mail import Mail
+from rpcbench.pipeline.mailboxes import Mailbox
+from rpcbench.pipeline.worker import StepExecution
 from rpcbench.runtime import current
 
 pytestmark = pytest.mark.process
@@ -108,7 +108,7 @@ def leftovers(workers: list[Any]) -> list[str]:
     gc.collect()
     contexts = [str(key) for key in current.current().tables()["contexts"]]
     slots = [str(len(worker.local_value().slots)) for worker in workers if len(worker.local_value().slots)]
-    return contexts + slots + [type(each).__name__ for each in gc.get_objects() if type(each) is Execution]
+    return contexts + slots + [type(each).__name__ for each in gc.get_objects() if type(each) is StepExecution]
 
 
 def rrefs() -> int:
@@ -164,13 +164,13 @@ def test_a_worker_killed_in_an_operation(
 
 def dies_having_sent(turn: int, sign: str) -> None:
     """From now on, this process ends right after what it sends to a neighbour has gone out."""
-    send, turns = Mail.send, Turns(turn, sign)
+    send, turns = Mailbox.send, Turns(turn, sign)
 
-    def counted(self: Mail, *args: Any) -> None:
+    def counted(self: Mailbox, *args: Any) -> None:
         send(self, *args)
         turns.take()
 
-    Mail.send = counted  # type: ignore[method-assign]
+    Mailbox.send = counted  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(("name", "turn", "at"), [("worker1", 3, "F2 of stage 0"), ("worker2", 2, "B1 of stage 1")])

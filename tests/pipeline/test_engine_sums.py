@@ -16,10 +16,9 @@ from torch.nn import functional
 from worlds import nothing_left, until, world
 
 from rpcbench.pipeline import Pipeline, split, stage
-from rpcbench.pipeline import execution as execution_
-from rpcbench.pipeline.engine_sums import EngineSums, summable
+from rpcbench.pipeline import worker as execution_
+from rpcbench.pipeline.gradients import EngineSums, Sums, summable
 from rpcbench.pipeline.ops import Ops, parse
-from rpcbench.pipeline.sums import Sums
 from rpcbench.runtime.agent import Agent
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rpcbench.pipeline.halves import Halves
+from rpcbench.pipeline.gradients import SplitBackward
 
 
 class Twice(nn.Module):
@@ -48,7 +48,7 @@ def _case(name: str, needs: bool) -> tuple[Tensor, Tensor, list[Tensor], Tensor]
 def test_halves_give_what_the_whole_gives_to_the_last_bit(name: str) -> None:
     value, output, weights, gradient = _case(name, True)
     whole = torch.autograd.grad([output], [value, *weights], [gradient], retain_graph=True, allow_unused=True)
-    halves = Halves([output], [gradient], [value], weights)
+    halves = SplitBackward([output], [gradient], [value], weights)
     torch.testing.assert_close(halves.inputs(), [whole[0]], rtol=0, atol=0)
     found = halves.weights()
     wanted = [(weight, grad) for weight, grad in zip(weights, whole[1:], strict=True) if grad is not None]
@@ -61,7 +61,7 @@ def test_an_input_without_gradient_leaves_all_to_the_second_half() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     loss = model(torch.randn(5, 6)).sum()
     whole = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-    halves = Halves([loss], None, [], list(model.parameters()))
+    halves = SplitBackward([loss], None, [], list(model.parameters()))
     assert halves.inputs() == []
     for (_, got), grad in zip(halves.weights(), whole, strict=True):
         assert torch.equal(got, grad)
@@ -80,7 +80,7 @@ def test_each_half_computes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 7))
     value = torch.randn(5, 6, requires_grad=True)
-    halves = Halves([model(value)], [torch.ones(5, 7)], [value], list(model.parameters()))
+    halves = SplitBackward([model(value)], [torch.ones(5, 7)], [value], list(model.parameters()))
     with Probe(), torch.autograd.set_multithreading_enabled(False):
         halves.inputs()
         first = products[:]
@@ -93,7 +93,7 @@ def test_the_graph_is_freed_by_the_second_half() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
     value = torch.randn(5, 6, requires_grad=True)
     output = model(value)
-    halves = Halves([output], [torch.ones(5, 8)], [value], list(model.parameters()))
+    halves = SplitBackward([output], [torch.ones(5, 8)], [value], list(model.parameters()))
     halves.inputs()
     halves.weights()
     with pytest.raises(RuntimeError, match="second time"):
@@ -110,7 +110,7 @@ def test_hooks_run_in_the_half_of_their_tensor() -> None:
     model.weight.register_hook(lambda grad: ran.append("weight") or grad * 3)
     whole = torch.autograd.grad(output, [value, model.weight], torch.ones(5, 8), retain_graph=True)
     ran.clear()
-    halves = Halves([output], [torch.ones(5, 8)], [value], list(model.parameters()))
+    halves = SplitBackward([output], [torch.ones(5, 8)], [value], list(model.parameters()))
     (first,) = halves.inputs()
     assert ran == ["middle"]
     found = dict(halves.weights())
@@ -141,7 +141,7 @@ def test_halves_of_several_outputs_and_inputs(outputs: list[int]) -> None:
     roots = [made[number] for number in outputs]
     gradients = [torch.randn_like(root) for root in roots]
     whole = torch.autograd.grad(roots, [*values, *weights], gradients, retain_graph=True, allow_unused=True)
-    halves = Halves(roots, gradients, values, weights)
+    halves = SplitBackward(roots, gradients, values, weights)
     found = dict(enumerate(halves.inputs())) | {2 + _place(weights, w): grad for w, grad in halves.weights()}
     for number, wanted in enumerate(whole):
         torch.testing.assert_close(found.get(number), wanted, rtol=1e-14, atol=1e-14)

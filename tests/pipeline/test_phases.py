@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from rpcbench.pipeline.failures import CommitState, Lost, lost_error
 from rpcbench.pipeline.ops import parse
-from rpcbench.pipeline.phases import Lost, Standing, lost_error
-from rpcbench.pipeline.record import Doing, Record, files, words
+from rpcbench.pipeline.step_log import CrashRecord, WorkerPhase, files, words
 
 (OPS,) = parse("1F0 1B0")
 
 
 def test_stages_that_hold_the_same_are_told_together() -> None:
-    standing = Standing(range(4))
+    standing = CommitState(range(4))
     assert standing.number == 0 and standing.begin() == 1
     standing.reached(1, [0, 2])
     assert standing.number is None and standing.least == 0
@@ -26,7 +26,7 @@ def test_stages_that_hold_the_same_are_told_together() -> None:
 
 
 def test_what_fails_while_it_is_loaded_is_known_to_nobody() -> None:
-    standing = Standing(range(2))
+    standing = CommitState(range(2))
     with pytest.raises(OSError), standing.replaced(7):
         raise OSError
     assert standing.number is None and "unknown mixture" in standing.words([0])
@@ -36,7 +36,7 @@ def test_what_fails_while_it_is_loaded_is_known_to_nobody() -> None:
 
 
 def test_an_error_tells_of_all_who_are_lost_and_can_be_sent() -> None:
-    standing = Standing(range(3))
+    standing = CommitState(range(3))
     standing.reached(4)
     lost = [Lost("worker1", "in F0 of stage 0", "it was killed", (0,)), Lost("worker3", "at rest", "so was it", (2,))]
     error = lost_error(lost, "in step 9", standing, changed=False)
@@ -54,18 +54,18 @@ def test_an_error_tells_of_all_who_are_lost_and_can_be_sent() -> None:
 @pytest.mark.parametrize(
     ("doing", "where", "told"),
     [
-        (Doing.NOTHING, 0, "before its first operation"),
-        (Doing.WAITS, 1, "waiting to begin B0 of stage 1"),
-        (Doing.RUNS, 0, "in F0 of stage 1"),
-        (Doing.SENDS, 1, "sending what B0 of stage 1 has made"),
-        (Doing.READY, 0, "after its last operation"),
-        (Doing.APPLIES, 1, "in the optimizer of stage 1"),
-        (Doing.APPLIED, 0, "after its optimizers"),
+        (WorkerPhase.NOTHING, 0, "before its first operation"),
+        (WorkerPhase.WAITS, 1, "waiting to begin B0 of stage 1"),
+        (WorkerPhase.RUNS, 0, "in F0 of stage 1"),
+        (WorkerPhase.SENDS, 1, "sending what B0 of stage 1 has made"),
+        (WorkerPhase.READY, 0, "after its last operation"),
+        (WorkerPhase.APPLIES, 1, "in the optimizer of stage 1"),
+        (WorkerPhase.APPLIED, 0, "after its optimizers"),
     ],
 )
-def test_a_record_is_read_through_other_memory(tmp_path: Path, doing: Doing, where: int, told: str) -> None:
+def test_a_record_is_read_through_other_memory(tmp_path: Path, doing: WorkerPhase, where: int, told: str) -> None:
     with files(str(tmp_path), [1, 2]) as paths:
-        mine, theirs = Record.at(paths[1]), Record.at(paths[1])
+        mine, theirs = CrashRecord.at(paths[1]), CrashRecord.at(paths[1])
     assert list(tmp_path.iterdir()) == []
     theirs.note(2**40, doing, where)
     assert words(mine.place, 2**40, OPS) == told

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rpcbench.pipeline import Pipeline, PipelineError, part, split
-from rpcbench.pipeline.ports import OUTSIDE, Way
+from rpcbench.pipeline.stage_graph import OUTSIDE, ValuePath
 from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2"]
@@ -132,7 +132,12 @@ def test_a_value_goes_straight_to_those_that_take_it(agents: list[Agent]) -> Non
     stages = split(parts(whole()), WORKERS, balance=[1, 1, 1, 1], inputs=("tokens", "mask")).cut([0, 1, 0, 1])
     routes = {stage.index: {way.stage for way in stage.ports.gives} for stage in stages}
     assert routes == {0: {1, 2, 3}, 1: {2, 3}, 2: {3}, 3: set()}
-    assert stages[3].ports.takes == (Way(OUTSIDE, (0,)), Way(0, (1, 2)), Way(1, (3, 4)), Way(2, (5,)))
+    assert stages[3].ports.takes == (
+        ValuePath(OUTSIDE, (0,)),
+        ValuePath(0, (1, 2)),
+        ValuePath(1, (3, 4)),
+        ValuePath(2, (5,)),
+    )
     assert [stage.ports.inputs for stage in stages] == [(0, 1), (), (), (1,)]
 
 

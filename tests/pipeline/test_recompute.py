@@ -13,12 +13,10 @@ from torch.nn import functional
 
 from rpcbench import Cluster
 from rpcbench.pipeline import Pipeline, PipelineError, split
-from rpcbench.pipeline.chance import seeded
-from rpcbench.pipeline.ops import parse, text
-from rpcbench.pipeline.recompute import with_recompute
+from rpcbench.pipeline.ops import parse, text, validate
+from rpcbench.pipeline.recompute import seeded, with_recompute
 from rpcbench.pipeline.schedules import gpipe, one_f_one_b
 from rpcbench.pipeline.simulate import simulate
-from rpcbench.pipeline.validate import validate
 
 RECOMPUTES = {
     "all": "all",

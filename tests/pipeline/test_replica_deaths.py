@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from rpcbench import Cluster
 from rpcbench.base.errors import ConnectionLostError, StageLostError
-from rpcbench.pipeline import Pipeline, gloo, split
-from rpcbench.pipeline.shared import Column
+from rpcbench.pipeline import Pipeline, data_parallel, split
+from rpcbench.pipeline.data_parallel import ReplicaGroup
 from rpcbench.runtime import current
 
 pytestmark = pytest.mark.process
@@ -51,15 +51,15 @@ def arm(sign: str) -> None:
 
 def dies_in_the_all_reduce(sign: str, signal_: int = signal.SIGKILL) -> None:
     """From now on this process ends, or stops, where gradients are to be added up, and those of others are sent."""
-    add_up = Column.add_up
+    add_up = ReplicaGroup.add_up
 
-    def dies(self: Column, *args: Any) -> None:
-        Column.add_up = add_up  # type: ignore[method-assign]
+    def dies(self: ReplicaGroup, *args: Any) -> None:
+        ReplicaGroup.add_up = add_up  # type: ignore[method-assign]
         Path(sign).write_text(str(time.monotonic()))
         signal.pthread_kill(threading.get_ident(), signal_)  # not os.kill: this thread would run on until another stops
         add_up(self, *args)
 
-    Column.add_up = dies  # type: ignore[method-assign]
+    ReplicaGroup.add_up = dies  # type: ignore[method-assign]
 
 
 def dies_in_its_optimizer(sign: str) -> None:
@@ -144,7 +144,7 @@ def test_a_worker_killed_while_it_applies_leaves_replicas_apart_and_a_checkpoint
 
 
 def hurry(seconds: float) -> None:
-    gloo.SECONDS = seconds
+    data_parallel.SECONDS = seconds
 
 
 def test_a_worker_that_hangs_in_the_all_reduce_is_waited_for_in_vain_but_not_for_ever(

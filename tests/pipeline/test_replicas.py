@@ -18,9 +18,9 @@ from torch.nn import functional
 from worlds import PATIENCE, far_world, nothing_left, world
 
 from rpcbench import Cluster
-from rpcbench.pipeline import Pipeline, PipelineError, buckets, gloo, schedule, split
+from rpcbench.pipeline import Pipeline, PipelineError, data_parallel, schedule, split
+from rpcbench.pipeline.data_parallel import ReplicaGroup
 from rpcbench.pipeline.ops import Kind, Op
-from rpcbench.pipeline.shared import Column
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 
@@ -245,7 +245,7 @@ def test_a_checkpoint_of_replicas_is_one_of_the_model(agents: list[Agent], tmp_p
 
 
 def test_large_models_go_in_several_pieces(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "BYTES", 200)
+    monkeypatch.setattr(data_parallel, "BYTES", 200)
     net, (x, y) = model(), data(13)
     functional.cross_entropy(net(x), y).backward()
     with replicated().batch(x, y) as batch:
@@ -331,31 +331,31 @@ def test_a_replica_that_leaves_while_all_meet_leaves_nobody_waiting(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others know by then where it was, and wait inside gloo for it to connect."""
-    get, fails = gloo.Meeting.get, iter([True])
-    make, devices = gloo.c10d.ProcessGroupGloo.create_device, []
+    get, fails = data_parallel.Meeting.get, iter([True])
+    make, devices = data_parallel.c10d.ProcessGroupGloo.create_device, []
 
     def kept(**where: Any) -> Any:
         devices.append(make(**where))  # else it may be gone before the others look for it, and that ends their wait
         return devices[-1]
 
-    def once(self: gloo.Meeting, key: str) -> bytes:
+    def once(self: data_parallel.Meeting, key: str) -> bytes:
         if next(fails, False):
             raise ArithmeticError("on purpose")
         return get(self, key)
 
-    monkeypatch.setattr(gloo.Meeting, "get", once)
-    monkeypatch.setattr(gloo.c10d.ProcessGroupGloo, "create_device", kept)
+    monkeypatch.setattr(data_parallel.Meeting, "get", once)
+    monkeypatch.setattr(data_parallel.c10d.ProcessGroupGloo, "create_device", kept)
     pipe, begin = replicated(optimizer=SGD), time.monotonic()
     with pytest.raises(ArithmeticError, match="on purpose"):
         pipe.step(*data(4))
     assert pipe.step(*data(4)).loss > 0
-    assert time.monotonic() - begin < PATIENCE < gloo.SECONDS
+    assert time.monotonic() - begin < PATIENCE < data_parallel.SECONDS
     assert equal(pipe)
 
 
 def test_nobody_but_a_thread_of_its_own_waits_for_the_end_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the last reference, however soon it drops that."""
-    column, gone = Column.__new__(Column), []
+    column, gone = ReplicaGroup.__new__(ReplicaGroup), []
     column._group = nn.Module()
     group = weakref.ref(column._group)
 
@@ -363,7 +363,7 @@ def test_nobody_but_a_thread_of_its_own_waits_for_the_end_of_a_group(monkeypatch
         groups.clear()
         gone.append(group() is None)
 
-    monkeypatch.setattr(gloo, "let_go", at_once)
+    monkeypatch.setattr(data_parallel, "let_go", at_once)
     column.part()
     column.part()
     assert gone == [True]
@@ -377,7 +377,10 @@ def test_between_hosts_it_goes_the_workers_own_way_and_that_is_told(tmp_path: Pa
             pipe = replicated(workers=FOUR[:2])
         with pipe.batch(x, y) as batch:
             same(batch.gradients(), grads(net))
-        assert [gloo.host_for(far[1], [1, 1]), gloo.host_for(far[1], [1, 2])] == [gloo.LOOPBACK, "127.0.0.1"]
+        assert [data_parallel.host_for(far[1], [1, 1]), data_parallel.host_for(far[1], [1, 2])] == [
+            data_parallel.LOOPBACK,
+            "127.0.0.1",
+        ]
         del pipe, batch
 
 

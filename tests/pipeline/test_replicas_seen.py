@@ -15,7 +15,7 @@ from torch.nn import functional
 from worlds import until, world
 
 from rpcbench.base.events import Row
-from rpcbench.pipeline import Pipeline, buckets, split
+from rpcbench.pipeline import Pipeline, data_parallel, split
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry import collector as collect
@@ -47,7 +47,7 @@ def seen() -> list[Row]:
 
 
 def test_each_all_reduce_of_a_step_is_a_row(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "BYTES", 1)
+    monkeypatch.setattr(data_parallel, "BYTES", 1)
     net = model()
     replicas().step(*data(8))
     bytes_of = [[p.nbytes + p.element_size() for p in net[begin:end].parameters()] for begin, end in ((0, 2), (2, 4))]

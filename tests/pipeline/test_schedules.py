@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from small import STAGES
 
 from rpcbench.base.errors import PipelineError
-from rpcbench.pipeline.ops import Kind, Op, Ops, Schedule, parse, text
+from rpcbench.pipeline.ops import Kind, Op, Ops, Schedule, parse, placement, text
 from rpcbench.pipeline.schedules import chunks_for, gpipe, named, one_f_one_b
 from rpcbench.pipeline.simulate import simulate
-from rpcbench.pipeline.validate import placement
 
 NAMES = list(STAGES)
 SCHEDULES = st.sampled_from([named(name) for name in NAMES])

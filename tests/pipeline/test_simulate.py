@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 from small import STAGES
 
 from rpcbench.base.errors import PipelineError
-from rpcbench.pipeline.ops import Kind, Op, parse
+from rpcbench.pipeline.ops import Kind, Op, parse, placement, validate
 from rpcbench.pipeline.schedules import gpipe, named, one_f_one_b
-from rpcbench.pipeline.simulate import Costs, equal_stages, simulate
-from rpcbench.pipeline.spans import Span, idle_share
-from rpcbench.pipeline.validate import placement, validate
+from rpcbench.pipeline.simulate import Costs, Span, equal_stages, idle_share, simulate
 
 SCHEDULES = st.sampled_from([gpipe, one_f_one_b])
 NAMES = list(STAGES)

@@ -20,12 +20,11 @@ from worlds import nothing_left, ties, until, world
 from rpcbench.autograd import recorder
 from rpcbench.base.errors import PipelineError, ProtocolError, WorkerLostError
 from rpcbench.pipeline import Pipeline, split, stage
-from rpcbench.pipeline import lanes as lanes_
-from rpcbench.pipeline.credits import Channel
-from rpcbench.pipeline.lanes import Lanes
-from rpcbench.pipeline.layout import Homes
-from rpcbench.pipeline.mail import CREDITS, ENDS, Mail
-from rpcbench.pipeline.slots import ALL, FORWARD, MINE, Slot, Slots
+from rpcbench.pipeline import stage_ring as lanes_
+from rpcbench.pipeline.exchange import ALL, FORWARD, MINE, Slot, Slots
+from rpcbench.pipeline.mailboxes import CREDITS, ENDS, Channel, Mailbox
+from rpcbench.pipeline.placement import StagePlacement
+from rpcbench.pipeline.stage_ring import StageRing
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.requests import RequestSender
 from rpcbench.serialization import tensor_types
@@ -34,7 +33,7 @@ from rpcbench.transport import shared_ring
 from rpcbench.transport.shared_ring import AWAY, PLACES, ROOM, WORKS
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(not shared_ring.POSSIBLE, reason="no lanes here")]
-HOMES = Homes({0: 1, 1: 2}, (1,), 0)
+HOMES = StagePlacement({0: 1, 1: 2}, (1,), 0)
 
 
 @pytest.fixture(autouse=True)
@@ -47,14 +46,14 @@ def on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
 def went(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
     """How many values were given by a lane, and how many not."""
     found: Counter[bool] = Counter()
-    give = Lanes.give
+    give = StageRing.give
 
-    def told(self: Lanes, *args: Any, **how: Any) -> bool:
+    def told(self: StageRing, *args: Any, **how: Any) -> bool:
         by_lane = give(self, *args, **how)
         found[by_lane] += 1
         return by_lane
 
-    monkeypatch.setattr(Lanes, "give", told)
+    monkeypatch.setattr(StageRing, "give", told)
     return found
 
 
@@ -64,7 +63,7 @@ class Pair:
 
     def __init__(self, agents: list[Agent]) -> None:
         self.agents = agents[1:]
-        self.first, self.second = (Mail(agent, "pipe", HOMES) for agent in self.agents)
+        self.first, self.second = (Mailbox(agent, "pipe", HOMES) for agent in self.agents)
         for agent, mail in zip(self.agents, (self.first, self.second), strict=True):
             agent.parcels.listen("pipe", mail)
             mail.begin(1, 0)
@@ -463,7 +462,7 @@ def test_training_is_the_same_whichever_way_values_go(
 ) -> None:
     state, losses = trained(agents)
     assert went[True], "some go by lanes"
-    monkeypatch.setattr(Lanes, "give", lambda *_, **__: False)
+    monkeypatch.setattr(StageRing, "give", lambda *_, **__: False)
     others, same = trained(agents)
     assert losses == same and all(torch.equal(state[name], others[name]) for name in state)
 
@@ -491,7 +490,7 @@ def test_what_goes_by_a_lane_is_recorded(
     by_lanes = recorded()
     assert went[True]
     assert [(len(sends), len(recvs)) for sends, recvs in by_lanes] == [(8, 0), (0, 8)], "gradients require none"
-    monkeypatch.setattr(Lanes, "give", lambda *_, **__: False)
+    monkeypatch.setattr(StageRing, "give", lambda *_, **__: False)
     assert recorded() == by_lanes
 
 
@@ -581,7 +580,7 @@ def test_what_is_of_a_later_step_waits_for_it(pair: Pair, went: Counter[bool]) -
 
 
 def test_what_a_map_sends_to_a_device_goes_as_a_message(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    lanes = Lanes(pair.agents[0], "pipe")
+    lanes = StageRing(pair.agents[0], "pipe")
     route = tensor_types.Route({tensor_types.CPU: torch.device("cuda:0")}, "")
     monkeypatch.setattr(pair.agents[0].values.routes, "to", lambda to, answer: route)
     before = len(ties(*pair.agents)[0].store._lanes)
@@ -628,7 +627,7 @@ def test_a_pipeline_that_is_gone_leaves_no_lane(agents: list[Agent]) -> None:
 
 def test_a_lane_for_a_pipeline_that_is_gone_goes_back(agents: list[Agent]) -> None:
     agents[2].part(stage._Directory)
-    given, slot = Lanes(agents[1], "gone"), Slot(1, FORWARD, 1, 0, 0)
+    given, slot = StageRing(agents[1], "gone"), Slot(1, FORWARD, 1, 0, 0)
     assert not given.give(2, slot, (torch.ones(1),))
     agents[1].notify(2, ENDS, ("gone", 1, "nothing"), may_wait=True)  # they meet
     assert not given.give(2, slot, (torch.ones(1),)), "nobody takes there"

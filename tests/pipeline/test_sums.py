@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcbench.pipeline.sums import Sums
+from rpcbench.pipeline.gradients import Sums
 
 COUNT = 3
 KINDS = ("dense", "sparse", "none")

@@ -16,8 +16,7 @@ from torch.nn import functional
 from worlds import nothing_left, world
 
 from rpcbench.pipeline import Pipeline, PipelineError, split, traced
-from rpcbench.pipeline.check import _difference
-from rpcbench.pipeline.split import Stages
+from rpcbench.pipeline.split import Stages, _difference
 from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2"]

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline import Pipeline, lazy, schedule, split, traced
-from rpcbench.pipeline.modes import Modes, changes_in_place
+from rpcbench.pipeline.stage import TrainModes, changes_in_place
 from rpcbench.runtime.agent import Agent
 
 ROW = ["worker1", "worker2"]
@@ -194,7 +194,7 @@ def test_modes_follow_and_leave_what_rests() -> None:
     model = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.Dropout(), nn.Dropout()))
     model[1].eval()
     model[1][0].train()
-    modes = Modes([model])
+    modes = TrainModes([model])
     for training, wanted in ((True, [True, True, False, True, False]), (False, [False] * 5)) * 2:
         modes.set(training)
         assert [layer.training for layer in model.modules()] == wanted

@@ -21,7 +21,7 @@ from worlds import ties, until, world
 
 from rpcbench.base.errors import PipelineError, StageLostError, WorkerLostError
 from rpcbench.pipeline import Pipeline, stage
-from rpcbench.pipeline.slots import FORWARD, Slot, Slots
+from rpcbench.pipeline.exchange import FORWARD, Slot, Slots
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.requests import RequestSender
 from rpcbench.testing import Faults

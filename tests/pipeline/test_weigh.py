@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rpcbench.pipeline import PipelineError, lazy, part, split, weigh
+from rpcbench.pipeline import PipelineError, balance, lazy, part, split
 
 TWO = ["worker1", "worker2"]
 
@@ -45,7 +45,7 @@ class Takes(nn.Module):
 
 def test_time_is_that_of_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(weigh, "time", clock)
+    monkeypatch.setattr(balance, "time", clock)
     model = nn.Sequential(*(Takes(clock, *cost) for cost in [(10, 20), (5, 5), (5, 10), (1, 100)]))
     stages = split(model, TWO, balance="time", sample=torch.ones(3))
     assert stages.weights == (30, 10, 15, 101)

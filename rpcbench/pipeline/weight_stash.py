@@ -24,7 +24,7 @@ Leaves = list[tuple[Tensor, Tensor]]
 _Version = dict[str, Tensor]
 
 
-class Stash:
+class WeightStash:
     """The weights of one worker's stages in one step. `weights` scale the micro-batches' losses, which updates undo."""
 
     def __init__(

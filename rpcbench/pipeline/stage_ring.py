@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rpcbench.base.errors import ProtocolError
-from rpcbench.pipeline.slots import Slot, Slots
+from rpcbench.pipeline.exchange import Slot, Slots
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.interceptors import InterceptedMessage
 from rpcbench.transport.shared_ring import AWAY, LISTENS, NUMBERS, ROOM, WORKS, Consumer, EventReceiver, Producer
@@ -106,7 +106,7 @@ class _Taking:
         return _new(Slot, (step, kind, stage, microbatch, source)), value, (context, message)
 
 
-class Lanes:
+class StageRing:
     """One worker's, in the pipeline `key`. All but `offer` and `wake` is for the thread that runs the step."""
 
     def __init__(self, agent: Agent, key: str) -> None:

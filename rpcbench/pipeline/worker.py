@@ -1,41 +1,183 @@
-"""One step on one worker: the loop that runs its list of operations, and what these hand to each other.
+"""One step on one worker: the loop that runs its operations, what these hand to each other, and what a driver asks.
 
 All of it happens in the step's autograd context: what is sent to the stage of another worker is a recorded send, and a
 recv where it is taken, as with any call; gradients of parameters add up here, and are the context's at the end. What a
 stage takes and gives is a tuple of values here; a stage of a plain chain has one.
+
+What goes wrong in a user's stage or loss is told in words: which operation it was, and what to do about it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 
+from rpcbench.autograd import recorder
 from rpcbench.base.errors import PipelineError
+from rpcbench.base.rebuild import add_note
+from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline import microbatch
-from rpcbench.pipeline.chance import begin, go_on, seed
-from rpcbench.pipeline.engine_sums import EngineSums
+from rpcbench.pipeline.data_parallel import GradientAllReduce
 from rpcbench.pipeline.exchange import Exchange, Gradients, Messages, nbytes, requires_grad
-from rpcbench.pipeline.faults import DETACHED, IN_PLACE, explain, scalar, versions
-from rpcbench.pipeline.halves import Halves
-from rpcbench.pipeline.oplog import DONE, FAILED
+from rpcbench.pipeline.gradients import EngineSums, SplitBackward, Sums, TiedGradients
 from rpcbench.pipeline.ops import Kind, Op, places_in
-from rpcbench.pipeline.record import PLACES, Doing, noted
-from rpcbench.pipeline.shared import Shared
-from rpcbench.pipeline.stage import StageWorker
-from rpcbench.pipeline.stash import Stash
-from rpcbench.pipeline.sums import Sums
-from rpcbench.pipeline.tasks import Metric, Report, Task
-from rpcbench.pipeline.ties import TiedGradients
+from rpcbench.pipeline.parameter_groups import Groups, grouped
+from rpcbench.pipeline.recompute import begin_rng, resume_rng, seed
+from rpcbench.pipeline.stage import StageWorker, here
+from rpcbench.pipeline.step_log import DONE, FAILED, PLACES, WorkerPhase, noted
+from rpcbench.pipeline.tasks import Apply, Metric, Report, Task
+from rpcbench.pipeline.weight_stash import WeightStash
+from rpcbench.rpc import RRef
+from rpcbench.runtime.handles import layout_of
+
+IN_PLACE = (
+    "a stage changes in place what it takes, which the stage before and the backward need as it was: let its first "
+    "module do that out of place, or cut the model elsewhere (balance=, at=)"
+)
+DETACHED = (
+    "the loss needs no gradient although there are parameters to train: loss_fn or the last stage has detached it, so "
+    "nothing could learn"
+)
+_NAMES = {
+    Kind.FORWARD: "the forward",
+    Kind.BACKWARD: "the backward",
+    Kind.INPUT: "the gradient of the input",
+    Kind.WEIGHT: "the gradients of the weights",
+    Kind.RECOMPUTE: "the forward for its backward",
+    Kind.UPDATE: "the optimizer's step",
+    Kind.ALL_REDUCE: "the sum over replicas",
+}
+
+
+def explain(error: BaseException, op: Op, step: int) -> None:
+    """Say on an error what it came of."""
+    what = _NAMES[op.kind] + ("" if op.kind is Kind.ALL_REDUCE else f" of micro-batch {op.microbatch}")
+    add_note(error, f"in {op.label} of stage {op.stage}, {what}, in step {step}")
+    if isinstance(error, RuntimeError) and "used in an in-place operation" in str(error):
+        add_note(error, IN_PLACE)
+
+
+def scalar(loss: Any) -> Tensor:
+    """What a loss function has returned. PipelineError where that is not one number in a tensor."""
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
+    found = layout_of(loss) if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    raise PipelineError(f"loss_fn must give one number, in a tensor, for each micro-batch; it has given {found}")
+
+
+def versions(values: Sequence[Any]) -> list[int]:
+    """They grow where a tensor among these is changed in place."""
+    return [value._version for value in values if isinstance(value, Tensor)]
+
+
+T = TypeVar("T")
+
+
+# -- when the pipeline is made
+def make_optimizer(
+    module: RRef[Any],
+    name: Callable[[str], str],
+    optimizer_class: type[torch.optim.Optimizer],
+    kwargs: dict[str, Any],
+    groups: Groups | None = None,
+) -> LocalOptimizer | None:
+    """A stage's; None for one without parameters to train. `name`: what the un-split model calls one of them."""
+    named = [(name(own), p) for own, p in module.local_value().named_parameters() if p.requires_grad]
+    if not named:
+        return None
+    optimizer = LocalOptimizer(optimizer_class, grouped(groups, named), **kwargs)
+    numbers = {parameter: number for number, (_, parameter) in enumerate(named)}
+    optimizer.numbers = [numbers[parameter] for parameter in optimizer.params]
+    return optimizer
+
+
+def made(rref: RRef[Any]) -> None:
+    """Wait until there is a value; its error."""
+    rref.local_value()
+
+
+def learn(key: str, optimizers: dict[int, RRef[Any]]) -> None:
+    """The worker is told of its stages' optimizers."""
+    here(key).learn(optimizers)
+
+
+# -- in a step
+def run(key: str, *told: Any) -> tuple[Any, ...]:
+    """All operations of this worker in one step; a `Task` and its `Report`, as they travel."""
+    worker, task, context = here(key), Task.heard(told), recorder().current()
+    with worker.turn:
+        report = StepExecution(worker, task).run()
+        if task.applies:
+            assert context is not None, "gradients are those of a context"
+            report = report._replace(over=_apply(worker, Apply(task.step, context, task.keeps, last=True)))
+        return report.told
+
+
+def stop(key: str, step: int, reason: str) -> bool:
+    """A step is not to go on. False where all have agreed on it: then it does."""
+    return here(key).slots.abort(step, reason)
+
+
+def apply(key: str, *told: Any) -> bool:
+    """One step of the optimizers here, as an `Apply` says; whether this worker has let go of the context."""
+    return _apply(here(key), Apply(*told))
+
+
+def _apply(worker: StageWorker, what: Apply) -> bool:
+    note = worker.record.note
+    if what.keeps:
+        worker.keep(what.context)
+    for stage, optimizer in worker.optimizers.items():
+        if optimizer is not None:
+            note(what.step, WorkerPhase.APPLIES, stage)
+            optimizer.step(what.context)
+    note(what.step, WorkerPhase.APPLIED)
+    return what.last and _let_go(worker, what)
+
+
+def _let_go(worker: StageWorker, what: Apply) -> bool:
+    """Unless somebody else has part in the context, who would pass the word on to workers that still apply; or the
+    driver is here, whose word all wait for that have failed."""
+    known = worker.recorder.known_workers(what.context)
+    if worker.recorder.agent.id == worker.driver or not known <= {worker.driver, *worker.workers}:
+        return False
+    worker.recorder.release(what.context, told=known)
+    return True
+
+
+# -- between steps
+def served(key: str, function: Callable[..., T], args: tuple[Any, ...]) -> T:
+    """A function of what the worker has of the pipeline."""
+    return function(here(key), *args)
+
+
+def scale(_worker: StageWorker, context: int, factor: float) -> None:
+    held = recorder().gradients(context)
+    recorder().scale(context, list(held), factor)
+
+
+def kept(worker: StageWorker) -> dict[int, dict[str, torch.Tensor]]:
+    return worker.kept()
+
+
+def state(module: RRef[Any]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in module.local_value().state_dict().items()}
+
+
+def gradients(module: RRef[Any], context: int) -> dict[str, torch.Tensor]:
+    held = recorder().gradients(context)
+    return {name: held[param] for name, param in module.local_value().named_parameters() if param in held}
+
 
 _Values = tuple[Any, ...]
 _PLAIN = frozenset((Tensor, nn.Parameter))
 
 
-class Execution:
+class StepExecution:
     """Made for one step; `run` it once."""
 
     def __init__(self, worker: StageWorker, task: Task) -> None:
@@ -49,12 +191,12 @@ class Execution:
         self._engine_sums = EngineSums(worker.summable if usual else {})
         self._bounds = microbatch.bounds(task.samples, task.microbatches, *worker.share)
         self._weights = microbatch.factors(task.samples, task.microbatches, task.reduction, task.whole)
-        self._stash = Stash(task.plan, worker.modules, worker.optimizers, self._weights)
-        self._shared = Shared(task.step, worker.column, worker.computing.norms)
+        self._stash = WeightStash(task.plan, worker.modules, worker.optimizers, self._weights)
+        self._shared = GradientAllReduce(task.step, worker.column, worker.computing.norms)
         self._exchange = Exchange(task.step, worker.ports, worker.mail.take, self._inputs)
         self._kept: dict[tuple[int, int], tuple[_Values, _Values, int]] = {}  # see `_keep`
         self._held: dict[int, int] = dict.fromkeys(worker.modules, 0)  # stage → bytes of what is kept
-        self._halves: dict[tuple[int, int], Halves] = {}
+        self._halves: dict[tuple[int, int], SplitBackward] = {}
         self._made: Gradients | None = None  # by the latest operation, for its stage's parameters
         self._ways: dict[Kind, tuple[Callable[[Op], Any], Callable[[Op, Any], Messages]]] = {
             Kind.FORWARD: (self._exchange.taken, self._forward),
@@ -99,7 +241,7 @@ class Execution:
         with torch.set_grad_enabled(train), worker.computing.step():
             self._operate()
         worker.mail.settle()
-        worker.record.note(self._step, Doing.READY)
+        worker.record.note(self._step, WorkerPhase.READY)
         if self._context is not None and train:
             self._add_up_tied()
             leaves = [*self._sums.leaves(), *self._engine_sums.leaves()]
@@ -108,7 +250,9 @@ class Execution:
     def _operate(self) -> None:
         """For each operation: wait for what it needs, run it, send what it makes."""
         log, send, word = self._log, self._worker.mail.send, self._worker.record.word
-        waits, runs, sends = [noted(self._step, doing) for doing in (Doing.WAITS, Doing.RUNS, Doing.SENDS)]
+        waits, runs, sends = [
+            noted(self._step, doing) for doing in (WorkerPhase.WAITS, WorkerPhase.RUNS, WorkerPhase.SENDS)
+        ]
         for index, op in enumerate(self._task.ops):
             where, (needs, does) = index % PLACES, self._ways[op.kind]
             word[0] = waits + where
@@ -178,7 +322,7 @@ class Execution:
 
     def _compute(self, op: Op, values: _Values) -> _Values:
         """What the stage gives; at the last stage the loss."""
-        worker, before = self._worker, begin(seed(self._task.seed, op))
+        worker, before = self._worker, begin_rng(seed(self._task.seed, op))
         try:
             made = self._module(op, values)
             if op.stage < worker.last_stage:
@@ -189,7 +333,7 @@ class Execution:
                 raise PipelineError(DETACHED)
             return (loss,)
         finally:
-            go_on(before)
+            resume_rng(before)
 
     def _trains(self, op: Op, values: _Values) -> bool:
         """Whether a stage, or one before it, has something to train."""
@@ -262,7 +406,7 @@ class Execution:
         params = self._stash.parameters(op, self._worker.params[op.stage])
         found: Gradients = [None] * len(wanted)
         if roots and (wanted or params):
-            halves = self._halves[op.stage, op.microbatch] = Halves(roots, came, wanted, params)
+            halves = self._halves[op.stage, op.microbatch] = SplitBackward(roots, came, wanted, params)
             found = halves.inputs()
         return self._exchange.returned(op, values, wanted, found)
 

@@ -1,22 +1,119 @@
-"""What this worker does in the last few steps: rows of the table "steps", a step each, and of "ops", an operation each.
+"""What a worker notes of its steps: the rows of "steps" and "ops", and the operation that it is at, which outlives it.
 
-A step's row says what is planned here and who else takes part. So whoever has the rows of all of them knows whether a
-step is over, and what a worker that runs nothing waits for.
+A step's row says what is planned here and which workers take part. So a reader of the rows of all of them knows whether
+a step is over, and what a worker that runs nothing waits for. An operation leaves two stamps; a row is made of them
+when it is read.
 
-An operation leaves two stamps; a row is made of them where somebody looks.
+What a worker is at stands in eight bytes of memory that both processes of one host share: after its death the driver
+reads at which operation it was. To note something is one store into it, no message; a worker on another host notes it
+where no other process looks. The file behind it is gone as soon as both have it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import mmap
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
 from rpcbench.base.events import Row, Table
-from rpcbench.pipeline.ops import Op, ops_in
+from rpcbench.pipeline.ops import Kind, Op, ops_in
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.events import EventLog
+
+_BYTES = 8
+PLACES = 1 << 16
+"""So many operations are told apart."""
+_DOINGS = 1 << 4
+
+
+class WorkerPhase(IntEnum):
+    """What a worker is at. `NOTHING`: it has not begun."""
+
+    NOTHING = 0
+    WAITS = 1
+    RUNS = 2
+    SENDS = 3
+    READY = 4
+    APPLIES = 5
+    APPLIED = 6
+
+
+class Place(NamedTuple):
+    """`where`: the position in the worker's list of operations, or, where it applies, the stage."""
+
+    step: int
+    doing: WorkerPhase
+    where: int
+
+
+class CrashRecord:
+    """One worker's bytes, in one pipeline."""
+
+    def __init__(self, memory: mmap.mmap | bytearray) -> None:
+        self.word = memoryview(memory).cast("Q")
+
+    @staticmethod
+    def at(path: str) -> CrashRecord:
+        """The one behind a file of `files`; for an empty path one that nobody else reads."""
+        if not path:
+            return CrashRecord(bytearray(_BYTES))
+        with Path(path).open("r+b") as file:
+            return CrashRecord(mmap.mmap(file.fileno(), _BYTES))
+
+    def note(self, step: int, doing: WorkerPhase, where: int = 0) -> None:
+        """One store of a machine word: whoever reads it after a death reads this place, or the one before."""
+        self.word[0] = noted(step, doing) + where % PLACES
+
+    @property
+    def place(self) -> Place:
+        rest, where = divmod(self.word[0], PLACES)
+        step, doing = divmod(rest, _DOINGS)
+        return Place(step, WorkerPhase(doing), where)
+
+
+def noted(step: int, doing: WorkerPhase) -> int:
+    """What the word says of the first place, and one more for each after it."""
+    return (step * _DOINGS + doing) * PLACES
+
+
+@contextlib.contextmanager
+def files(directory: str, ids: Sequence[int]) -> Iterator[dict[int, str]]:
+    """An empty record's path for each of these workers, for as long as the block takes: open them inside."""
+    token = secrets.token_hex(8)
+    paths = {id_: Path(directory) / f"ops-{token}.{id_}" for id_ in ids}
+    try:
+        for path in paths.values():
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(bytes(_BYTES))
+        yield {id_: str(path) for id_, path in paths.items()}
+    finally:
+        for path in paths.values():
+            path.unlink(missing_ok=True)
+
+
+def words(place: Place, step: int, ops: Sequence[Op]) -> str:
+    """What a worker was at in this step, of which it had these operations."""
+    if place.step != step or place.doing is WorkerPhase.NOTHING:
+        return "before its first operation"
+    if place.doing is WorkerPhase.APPLIES:
+        return f"in the optimizer of stage {place.where}"
+    if place.doing in (WorkerPhase.READY, WorkerPhase.APPLIED):
+        return "after its last operation" if place.doing is WorkerPhase.READY else "after its optimizers"
+    op = ops[place.where]
+    name = f"{'the all-reduce' if op.kind is Kind.ALL_REDUCE else op.label} of stage {op.stage}"
+    return {
+        WorkerPhase.WAITS: f"waiting to begin {name}",
+        WorkerPhase.RUNS: f"in {name}",
+        WorkerPhase.SENDS: f"sending what {name} has made",
+    }[place.doing]
+
 
 KEPT_STEPS = 8
 RUNNING, DONE, FAILED = "running", "done", "failed"

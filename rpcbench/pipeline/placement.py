@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rpcbench.base.errors import PipelineError, counted
+from rpcbench.pipeline.exchange import AMONG_REPLICAS, DONE, IN_ACCORD, Slot
 from rpcbench.pipeline.ops import Kind, Op
-from rpcbench.pipeline.slots import AMONG_REPLICAS, DONE, IN_ACCORD, Slot
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Homes:
+class StagePlacement:
     """Where others are, for one worker: ids of those that have the `stages` of its replica, by stage, and of those in
     its `column`, which have its own stages, one for each replica; its own is `replica`."""
 
@@ -48,7 +48,7 @@ class Homes:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class WorkerMesh:
     """Of a model of so many `stages`, each there `replicas` times."""
 
     stages: int
@@ -64,12 +64,12 @@ class Layout:
         """Of what is known by number, that of all replicas of a stage, in their order."""
         return tuple(each[replica * self.stages + stage] for replica in range(self.replicas))
 
-    def homes(self, id_: int, each: Mapping[int, int]) -> Homes:
+    def homes(self, id_: int, each: Mapping[int, int]) -> StagePlacement:
         """For the worker with this id, where others are; `each`: number → id of its worker."""
         own = next(number for number, home in each.items() if home == id_)
         first = self.replica(own) * self.stages
         row = {stage: each[first + stage] for stage in range(self.stages)}
-        return Homes(row, self.column(self.stage(own), each), self.replica(own))
+        return StagePlacement(row, self.column(self.stage(own), each), self.replica(own))
 
     def named(self, numbers: Iterable[int]) -> str:
         """As "stages 0 and 1", or "stage 1 of replicas 0 and 1"."""
