@@ -11,7 +11,7 @@ import json
 import types
 from typing import Any
 
-from rpcbench import rebind
+from rpcbench import torch_shim
 
 CONSTANTS = (str, int, float, tuple, type(None))
 
@@ -24,7 +24,7 @@ def kind(value: Any) -> str:
 
 def names(module: types.ModuleType) -> dict[str, Any]:
     """All but modules, and what is imported from elsewhere."""
-    homes = {*rebind._MODULES, "builtins", None}
+    homes = {*torch_shim._MODULES, "builtins", None}
     return {
         name: value
         for name, value in vars(module).items()
@@ -36,7 +36,7 @@ def names(module: types.ModuleType) -> dict[str, Any]:
 
 def refusal(value: Any) -> str:
     """What it says when it is called, where it is one that refuses; else nothing."""
-    if not isinstance(value, rebind._NotOffered):
+    if not isinstance(value, torch_shim._NotOffered):
         return ""
     try:
         value(1)
@@ -45,8 +45,8 @@ def refusal(value: Any) -> str:
     return ""
 
 
-theirs = {module: names(importlib.import_module(module)) for module in rebind._MODULES}
-rebind.bind()
+theirs = {module: names(importlib.import_module(module)) for module in torch_shim._MODULES}
+torch_shim.bind()
 for module, there in theirs.items():
     here = importlib.import_module(module)
     for name, value in there.items():

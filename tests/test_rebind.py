@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcbench import rebind
+from rpcbench import torch_shim
 from rpcbench.cli.main import main
 
 NAMES = Path(__file__).with_name("rebind_names.py")
@@ -92,7 +92,7 @@ found = [rpc.init_rpc, torch.distributed.rpc.api.rpc_sync, rpc.RRef, autograd.ba
          torch.distributed.nn.RemoteModule, rpc.rref_proxy.RRefProxy]
 print({{thing.__module__.split(".")[0] for thing in found}}, torch.distributed.optim.ZeroRedundancyOptimizer.__name__)
 """
-    done = python("-c", script, environment=rebind.environment(environment))
+    done = python("-c", script, environment=torch_shim.environment(environment))
     assert done.stdout == "{'rpcbench'} ZeroRedundancyOptimizer\n", done.stderr
 
 
@@ -114,7 +114,7 @@ def test_each_name_of_the_bound_modules_is_offered_or_refuses_by_name(environmen
     done = python(str(NAMES), environment=environment)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(rows) > 240 and {module for module, *_ in rows} == set(rebind._MODULES)
+    assert len(rows) > 240 and {module for module, *_ in rows} == set(torch_shim._MODULES)
     absent = {f"torch.distributed.{name}" for names in ABSENT.values() for name in names.split()}
     for module, name, there, here, words in rows:
         full = f"{module}.{name}"
@@ -144,7 +144,7 @@ try:
 except NotImplementedError as error:
     print(str(error).split()[0])
 """
-    done = python("-c", script, environment=rebind.environment(environment))
+    done = python("-c", script, environment=torch_shim.environment(environment))
     assert done.stdout.split() == [
         "False", "True", "True", "True", "True", "True", "False", "torch.distributed.rpc.RemoteProfilerManager",
     ], done.stderr  # fmt: skip
@@ -152,8 +152,8 @@ except NotImplementedError as error:
 
 def test_without_the_command_torch_keeps_its_own(environment: dict[str, str]) -> None:
     script = "import rpcbench.rpc, torch.distributed.rpc as rpc; print(rpc.init_rpc.__module__)"
-    bound = rebind.environment(environment)
-    del bound[rebind.VARIABLE]
+    bound = torch_shim.environment(environment)
+    del bound[torch_shim.VARIABLE]
     assert python("-c", script, environment=bound).stdout == "torch.distributed.rpc\n"
 
 
@@ -161,7 +161,7 @@ def test_a_sitecustomize_of_ones_own_runs_too(environment: dict[str, str], tmp_p
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.mine = 'mine'")
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
     script = "import torch.distributed.rpc as rpc; print(mine, rpc.__name__)"
-    assert python("-c", script, environment=rebind.environment(environment)).stdout == "mine rpcbench.rpc\n"
+    assert python("-c", script, environment=torch_shim.environment(environment)).stdout == "mine rpcbench.rpc\n"
 
 
 def test_a_module_runs_and_its_status_is_kept(environment: dict[str, str], tmp_path: Path) -> None:

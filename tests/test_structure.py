@@ -31,7 +31,7 @@ FLOORS = {
     **dict.fromkeys(["rpc", "autograd", "optim", "nn", "pipeline", "distributed", "named"], 5),
     **dict.fromkeys(["cells", "launch", "worker"], 6),
     "telemetry": 7,
-    **dict.fromkeys(["notebook", "panels", "cli", "bench", "testing", "rebind"], 8),
+    **dict.fromkeys(["notebook", "panels", "cli", "bench", "testing", "torch_shim"], 8),
     "": 8,  # rpcbench/__init__.py: the public names, looked up lazily
 }
 
@@ -46,7 +46,7 @@ NOT_PURE = {"rpcbench.base.futures"}  # is torch's Future
 LOADED_BY_OTHERS = _CLOCKS | {"selectors", "subprocess"}  # what the standard library loads says nothing of us
 
 UNPICKLERS = {  # all but the first: files of the user's own
-    "rpcbench.serialization.pickler", "rpcbench.optim.checkpoint",
+    "rpcbench.serialization.pickler", "rpcbench.optim.optimizer_files",
 }  # fmt: skip
 UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "torch", "joblib"}
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rpcbench.base.errors import RpcError
-from rpcbench.rebind import environment
+from rpcbench.torch_shim import environment
 
 
 def run(arguments: Sequence[str]) -> None:

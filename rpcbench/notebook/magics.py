@@ -34,12 +34,11 @@ from rpcbench.launch import process
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import cluster
 from rpcbench.notebook import require_extra, with_help
-from rpcbench.notebook.assist import Assist
 from rpcbench.notebook.async_cells import CellHandle, in_tabs
 from rpcbench.notebook.cluster_magic import Commands, running
+from rpcbench.notebook.completion import Assist, Vocabulary
 from rpcbench.notebook.fault_magics import DebugMagics, DrillMagics, RecordMagics, TraceMagics
 from rpcbench.notebook.sidebar import Sidebar
-from rpcbench.notebook.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

@@ -21,7 +21,7 @@ import torch
 from rpcbench.autograd import recorder
 from rpcbench.base.errors import counted
 from rpcbench.base.futures import Future, wait_all
-from rpcbench.optim import checkpoint
+from rpcbench.optim import optimizer_files
 from rpcbench.optim.local import LocalOptimizer, State, check_steps_from_gradients, merged
 from rpcbench.rpc import RRef, remote, rpc_async
 
@@ -159,11 +159,11 @@ class DistributedOptimizer:
 
     def save(self, directory: str | Path) -> None:
         """Let every owner write its own part into `directory`, as it sees it; the manifest comes last."""
-        checkpoint.save(self.name, self.size, directory, lambda: self._on_each(_save, str(directory)))
+        optimizer_files.save(self.name, self.size, directory, lambda: self._on_each(_save, str(directory)))
 
     def load(self, directory: str | Path) -> None:
         """Let every owner read what it needs of a saved state, whoever wrote it. ValueError where it does not fit."""
-        files = checkpoint.files(self.name, self.size, directory)
+        files = optimizer_files.files(self.name, self.size, directory)
         self._on_each(_restore, str(directory), files)
 
     def _on_each(self, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -239,9 +239,9 @@ def _load(rref: RRef[LocalOptimizer], state: State) -> None:
 
 def _save(rref: RRef[LocalOptimizer], directory: str) -> tuple[str, list[int]]:
     optimizer = rref.local_value()
-    return checkpoint.write(optimizer.state(), directory), optimizer.numbers
+    return optimizer_files.write(optimizer.state(), directory), optimizer.numbers
 
 
 def _restore(rref: RRef[LocalOptimizer], directory: str, files: dict[str, list[int]]) -> None:
     optimizer = rref.local_value()
-    optimizer.load(checkpoint.read(directory, files, optimizer.numbers))
+    optimizer.load(optimizer_files.read(directory, files, optimizer.numbers))

@@ -34,7 +34,7 @@ import torch
 
 from rpcbench.base.errors import PipelineError, counted
 from rpcbench.base.rebuild import add_note
-from rpcbench.optim import LocalOptimizer, checkpoint
+from rpcbench.optim import LocalOptimizer, optimizer_files
 from rpcbench.pipeline.driver import WorkerGroup
 from rpcbench.pipeline.recompute import StepSeeds
 from rpcbench.rpc import RRef
@@ -72,7 +72,7 @@ def shapes(module: RRef[Any]) -> Shapes:
 def write(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, folder: str, name: str) -> Shard:
     """Write what a stage holds to a new file."""
     path, local = Path(folder) / name, _local(optimizer)
-    with worker.local_value().between_steps(), checkpoint.new_file(path) as file:
+    with worker.local_value().between_steps(), optimizer_files.new_file(path) as file:
         torch.save(_held(module.local_value(), local), file)
     with path.open("rb") as written:
         digest = hashlib.file_digest(written, "sha256").hexdigest()
@@ -127,7 +127,7 @@ def take(worker: RRef[Any], module: RRef[Any], optimizer: RRef[Any] | None, tens
 def _opened(source: Source, mmap: bool = False) -> dict[str, Any]:
     """What a file holds. PipelineError where that is not what its manifest says."""
     try:
-        held = checkpoint.load(Path(source.path), mmap)
+        held = optimizer_files.load(Path(source.path), mmap)
     except ValueError as error:
         raise PipelineError(str(error)) from None
     match held:
@@ -333,7 +333,7 @@ def _read(folder: Path, optimizer: str) -> dict[str, Any]:
     if not path.exists():
         raise PipelineError(f"{folder} has no whole checkpoint: there is no {MANIFEST}")
     try:
-        manifest = checkpoint.manifest(path, _checked)
+        manifest = optimizer_files.manifest(path, _checked)
     except ValueError as error:
         raise PipelineError(str(error)) from None
     if manifest.get("format") != _FORMAT:
@@ -383,7 +383,7 @@ def _discard(folder: Path, token: str) -> None:
 def _publish(path: Path, text: str) -> None:
     """Let a file have this content, all of it or, whatever happens, what it had before."""
     draft = path.with_suffix(f".{secrets.token_hex(4)}.draft")
-    with checkpoint.new_file(draft) as file:
+    with optimizer_files.new_file(draft) as file:
         file.write(text.encode())
     draft.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)

@@ -30,13 +30,12 @@ from rpcbench.base.futures import Future, collect_all, settle_all, wait_all
 from rpcbench.base.rebuild import add_note
 from rpcbench.pipeline import worker
 from rpcbench.pipeline.failures import ANEW, CommitState, LostStages, ProcessWatch
-from rpcbench.pipeline.gradients import ties
+from rpcbench.pipeline.gradient_sums import ties
 from rpcbench.pipeline.lazy import built
 from rpcbench.pipeline.mailboxes import end
 from rpcbench.pipeline.ops import Kind
-from rpcbench.pipeline.parameter_groups import Groups
 from rpcbench.pipeline.placement import WorkerMesh
-from rpcbench.pipeline.split import Stage, whole_name
+from rpcbench.pipeline.split import Groups, Stage, whole_name
 from rpcbench.pipeline.stage import PrecisionConfig, StageWorker
 from rpcbench.pipeline.stage_graph import inputs_of
 from rpcbench.pipeline.tasks import Apply, LossFn, Report, Task

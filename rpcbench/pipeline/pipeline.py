@@ -30,11 +30,10 @@ from rpcbench.pipeline.checkpoint import Checkpoints, load_state
 from rpcbench.pipeline.data_parallel import replicated, warn_of_hosts
 from rpcbench.pipeline.driver import OptimizerSpec, WorkerGroup
 from rpcbench.pipeline.ops import Ops, Schedule
-from rpcbench.pipeline.parameter_groups import check_patterns
 from rpcbench.pipeline.plan import ScheduleCache
 from rpcbench.pipeline.recompute import Recompute, StepSeeds
 from rpcbench.pipeline.schedules import chunks_for
-from rpcbench.pipeline.split import Stage, Stages
+from rpcbench.pipeline.split import Stage, Stages, check_patterns
 from rpcbench.pipeline.stage import PrecisionConfig, warn_of_rest
 from rpcbench.pipeline.tasks import LossFn, Metric
 from rpcbench.pipeline.training import Fit, History, Schedulers, SchedulerSpec, evaluated, predicted, rate

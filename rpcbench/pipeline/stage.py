@@ -31,7 +31,7 @@ from rpcbench.base.errors import PipelineError
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline import batchnorm, microbatch
 from rpcbench.pipeline.data_parallel import ReplicaGroup
-from rpcbench.pipeline.gradients import Copies, Tie, summable
+from rpcbench.pipeline.gradient_sums import Copies, Tie, summable
 from rpcbench.pipeline.mailboxes import CREDITS, ENDS, Channel, CommitProtocol, Mailbox
 from rpcbench.pipeline.placement import StagePlacement
 from rpcbench.pipeline.stage_graph import Segment, StageIO, inputs_of, sendable

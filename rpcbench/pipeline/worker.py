@@ -23,10 +23,10 @@ from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.data_parallel import GradientAllReduce
 from rpcbench.pipeline.exchange import Exchange, Gradients, Messages, nbytes, requires_grad
-from rpcbench.pipeline.gradients import EngineSums, SplitBackward, Sums, TiedGradients
+from rpcbench.pipeline.gradient_sums import EngineSums, SplitBackward, Sums, TiedGradients
 from rpcbench.pipeline.ops import Kind, Op, places_in
-from rpcbench.pipeline.parameter_groups import Groups, grouped
 from rpcbench.pipeline.recompute import begin_rng, resume_rng, seed
+from rpcbench.pipeline.split import Groups, grouped
 from rpcbench.pipeline.stage import StageWorker, here
 from rpcbench.pipeline.step_log import DONE, FAILED, PLACES, WorkerPhase, noted
 from rpcbench.pipeline.tasks import Apply, Metric, Report, Task

@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 from rpcbench.cells.targets import Targets
 from rpcbench.launch import registry, status
 from rpcbench.notebook.cluster_magic import OPTIONS, Commands
-from rpcbench.notebook.vocabulary import Vocabulary
+from rpcbench.notebook.completion import Vocabulary
 
 GB = 1 << 30
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spoiled import DAMAGE, damaged, disk_of
 
-from rpcbench.optim import checkpoint
+from rpcbench.optim import optimizer_files
 from rpcbench.runtime import current
 
 
@@ -40,18 +40,18 @@ class Evil:
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_a_full_disk_is_told_with_file_and_worker_and_leaves_nothing(tmp_path: Path, size: int) -> None:
     told = pytest.raises(OSError, match="worker7 cannot write this file")
-    with disk_of(50), told as caught, checkpoint.new_file(tmp_path / "share.pt") as file:
+    with disk_of(50), told as caught, optimizer_files.new_file(tmp_path / "share.pt") as file:
         torch.save({"weight": torch.zeros(size)}, file)
     assert caught.value.filename == str(tmp_path / "share.pt") and str(tmp_path / "share.pt") in str(caught.value)
     assert not [*tmp_path.iterdir()]
 
 
 def test_another_failure_leaves_nothing_either(tmp_path: Path) -> None:
-    with pytest.raises(KeyError, match="own"), checkpoint.new_file(tmp_path / "share.pt"):
+    with pytest.raises(KeyError, match="own"), optimizer_files.new_file(tmp_path / "share.pt"):
         raise KeyError("own")
     assert not [*tmp_path.iterdir()]
     (tmp_path / "there").write_text("x")
-    with pytest.raises(FileExistsError), checkpoint.new_file(tmp_path / "there"):
+    with pytest.raises(FileExistsError), optimizer_files.new_file(tmp_path / "there"):
         pass
     assert (tmp_path / "there").read_text() == "x"
 
@@ -65,7 +65,7 @@ def test_a_foreign_pickle_is_refused_and_does_nothing(tmp_path: Path, make: Any,
     with pytest.raises(
         ValueError, match=r"share\.pt (holds objects of .*|is no file of a checkpoint).*Nothing"
     ) as caught:
-        checkpoint.load(path, mmap)
+        optimizer_files.load(path, mmap)
     assert "weights_only" not in str(caught.value) and caught.value.__cause__ is None
     assert caught.value.__suppress_context__ and [*tmp_path.iterdir()] == [path]
 
@@ -78,7 +78,7 @@ def test_a_damaged_file_is_a_value_error_that_names_it(tmp_path: Path, data: Any
         torch.save({"weight": torch.arange(4.0)}, whole)
     path.write_bytes(damaged(whole.read_bytes(), data.draw))
     try:
-        checkpoint.load(path)
+        optimizer_files.load(path)
     except ValueError as error:
         assert str(path) in str(error)
 
@@ -87,10 +87,10 @@ def test_a_damaged_file_is_a_value_error_that_names_it(tmp_path: Path, data: Any
 @given(data=st.data())
 def test_a_damaged_manifest_is_a_value_error_that_names_it(tmp_path: Path, data: Any) -> None:
     text = json.dumps({"format": 1, "optimizer": "Adam", "parameters": 2, "files": {"worker1.pt": [0], "w2.pt": [1]}})
-    path = tmp_path / checkpoint.MANIFEST
+    path = tmp_path / optimizer_files.MANIFEST
     path.write_bytes(damaged(text.encode(), data.draw))
     try:
-        found = checkpoint.files("Adam", 2, tmp_path)
+        found = optimizer_files.files("Adam", 2, tmp_path)
     except ValueError as error:
         assert str(tmp_path) in str(error)
     else:
@@ -100,18 +100,18 @@ def test_a_damaged_manifest_is_a_value_error_that_names_it(tmp_path: Path, data:
 @pytest.mark.parametrize("name", ["../worker1.pt", "/etc/worker1.pt", "..", "a/b.pt"])
 def test_a_manifest_names_no_file_outside_its_folder(tmp_path: Path, name: str) -> None:
     text = json.dumps({"format": 1, "optimizer": "Adam", "parameters": 1, "files": {name: [0]}})
-    (tmp_path / checkpoint.MANIFEST).write_text(text)
+    (tmp_path / optimizer_files.MANIFEST).write_text(text)
     with pytest.raises(ValueError, match=r"optimizer\.json names files outside its folder"):
-        checkpoint.files("Adam", 1, tmp_path)
+        optimizer_files.files("Adam", 1, tmp_path)
 
 
 def test_nested_too_deeply_is_damaged(tmp_path: Path) -> None:
-    (tmp_path / checkpoint.MANIFEST).write_text("[" * 100_000)
+    (tmp_path / optimizer_files.MANIFEST).write_text("[" * 100_000)
     with pytest.raises(ValueError, match=r"optimizer\.json is damaged"):
-        checkpoint.files("Adam", 1, tmp_path)
+        optimizer_files.files("Adam", 1, tmp_path)
 
 
 def test_a_state_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path) -> None:
     with disk_of(50), pytest.raises(OSError, match=r"worker7 cannot write.*worker7\.[0-9a-f]{8}\.draft"):
-        checkpoint.write({"state": {0: torch.zeros(1000)}, "param_groups": []}, str(tmp_path))
+        optimizer_files.write({"state": {0: torch.zeros(1000)}, "param_groups": []}, str(tmp_path))
     assert not [*tmp_path.iterdir()]

@@ -17,7 +17,7 @@ from worlds import nothing_left, until, world
 
 from rpcbench.pipeline import Pipeline, split, stage
 from rpcbench.pipeline import worker as execution_
-from rpcbench.pipeline.gradients import EngineSums, Sums, summable
+from rpcbench.pipeline.gradient_sums import EngineSums, Sums, summable
 from rpcbench.pipeline.ops import Ops, parse
 from rpcbench.runtime.agent import Agent
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from rpcbench.pipeline import Pipeline, PipelineError, lazy, split
-from rpcbench.pipeline.parameter_groups import check_patterns, grouped
+from rpcbench.pipeline.split import check_patterns, grouped
 from rpcbench.runtime.agent import Agent
 
 ADAM: Any = torch.optim.AdamW

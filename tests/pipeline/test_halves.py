@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rpcbench.pipeline.gradients import SplitBackward
+from rpcbench.pipeline.gradient_sums import SplitBackward
 
 
 class Twice(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcbench.pipeline.gradients import Sums
+from rpcbench.pipeline.gradient_sums import Sums
 
 COUNT = 3
 KINDS = ("dense", "sparse", "none")

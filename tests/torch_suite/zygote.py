@@ -1,6 +1,6 @@
 """Runs torch's own RPC tests on our runtime: `python zygote.py SECONDS`, names on stdin, results on stdout.
 
-One process imports torch, binds our names (`rpcbench.rebind`) and loads torch's test classes from the installed wheel.
+One process imports torch, binds our names (`rpcbench.torch_shim`) and loads torch's test classes from its wheel.
 Each test is forked from it into a session of its own, with ranks forked in turn, and killed with all it left.
 
 A line in: "Class.test". A line out: a JSON list of name, "pass" | "fail" | "skip", and what was said last. First of all
@@ -35,9 +35,9 @@ def load(seconds: int) -> dict[str, type[unittest.TestCase]]:
     """Class.test → a class that runs it on forked ranks of ours."""
     from torch.testing._internal import common_distributed as common
 
-    from rpcbench import rebind
+    from rpcbench import torch_shim
 
-    rebind.bind()
+    torch_shim.bind()
     common.TIMEOUT_DEFAULT = seconds
     common.TIMEOUT_OVERRIDE.clear()
     fixture = importlib.import_module(f"{HOME}.rpc.rpc_agent_test_fixture").RpcAgentTestFixture

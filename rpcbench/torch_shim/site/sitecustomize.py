@@ -29,7 +29,7 @@ class _AfterTorch:
 
             def load_and_bind(module: ModuleType) -> None:
                 load(module)
-                from rpcbench.rebind import bind
+                from rpcbench.torch_shim import bind
 
                 bind()
 
