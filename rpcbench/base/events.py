@@ -21,7 +21,7 @@ Tables
     actions   what clicks have asked for       key "scale 3"  action, target, state, error
 
 Messages are no table of a worker, as nothing of them is kept there: each is told of as it goes and as it comes
-(`Told`), to whoever listens for that besides. Whoever watches puts them together (`rpcbench.telemetry.messages`).
+(`Told`), to whoever listens for that besides. Whoever watches puts them together (`rpcbench.telemetry.message_views`).
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ from typing import Self
 from rpcbench.panels.base import Panel, asset
 from rpcbench.telemetry import collector
 from rpcbench.telemetry.collector import Traced
-from rpcbench.telemetry.messages import messages_view
+from rpcbench.telemetry.message_views import messages_view
 
 
 class MessagesPanel(Panel):
-    """A lifeline per member, an arrow per message, dots per collective; see `telemetry.messages.messages_view`.
+    """A lifeline per member, an arrow per message, dots per collective; see `telemetry.message_views.messages_view`.
 
     Members tell of every message only while such a panel, or a `%%trace`, is open.
     """

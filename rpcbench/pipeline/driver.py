@@ -28,7 +28,7 @@ from rpcbench.base.conditions import Changes
 from rpcbench.base.errors import PipelineError, WorkerLostError
 from rpcbench.base.futures import Future, collect_all, settle_all, wait_all
 from rpcbench.base.rebuild import add_note
-from rpcbench.pipeline import worker
+from rpcbench.pipeline import execution
 from rpcbench.pipeline.failures import ANEW, CommitState, LostStages, ProcessWatch
 from rpcbench.pipeline.gradient_sums import ties
 from rpcbench.pipeline.lazy import built
@@ -128,7 +128,7 @@ class StepDriver:
             with uninterrupted:  # whenever Ctrl-C comes, it is known who has been told
                 for id_ in self._ids:
                     what = Apply(self._losses.tasks[id_].step, context, keeps, last)
-                    opened.running[id_] = self._ask(id_, worker.apply, *what)
+                    opened.running[id_] = self._ask(id_, execution.apply, *what)
             free = wait_all(opened.running.values())
         except BaseException as error:
             self._settle(_LAST_WORDS)
@@ -180,7 +180,7 @@ class StepDriver:
         """Begin what all do, and wait until it is done."""
         for id_, task in self._losses.tasks.items():
             with uninterrupted:  # what has gone out is known
-                running[id_] = self._ask(id_, worker.run, *task.told)
+                running[id_] = self._ask(id_, execution.run, *task.told)
         return [Report.heard(told) for told in wait_all(running.values())]
 
     def _end(self, id_: int, error: BaseException) -> None:
@@ -265,7 +265,7 @@ class StepDriver:
         for id_ in ids:
             with contextlib.suppress(WorkerLostError):
                 self._end(id_, error)  # at once, even where other calls keep it from answering
-                asked[id_] = self._ask(id_, worker.stop, self._step, _words(error))
+                asked[id_] = self._ask(id_, execution.stop, self._step, _words(error))
         return asked
 
     def _is_gone(self, id_: int, asked: _Running) -> bool:
@@ -365,12 +365,12 @@ class WorkerGroup:
             self._await_made(self.workers.values())
         self.optimizers: dict[int, Any] = {}
         if optimizer is not None:
-            make, names = worker.make_optimizer, self._names()
+            make, names = execution.make_optimizer, self._names()
             self.optimizers = {
                 s: self._create(s, make, m, names[self.layout.stage(s)], *optimizer) for s, m in self.modules.items()
             }
             self._await_made(self.optimizers.values())
-            wait_all([self._ask(id_, worker.learn, self._own(id_, self.optimizers)) for id_ in self.workers])
+            wait_all([self._ask(id_, execution.learn, self._own(id_, self.optimizers)) for id_ in self.workers])
 
     def _names(self) -> dict[int, Callable[[str], str]]:
         """Stage → what the un-split model calls its parameters; a copy of a tied weight has the name of the first."""
@@ -385,7 +385,7 @@ class WorkerGroup:
         return self._agent.create(self.homes[stage], function, args, timeout=0)
 
     def _await_made(self, rrefs: Any) -> None:
-        wait_all([self._agent.call(rref._owner, worker.made, (rref,), timeout=0) for rref in rrefs])
+        wait_all([self._agent.call(rref._owner, execution.made, (rref,), timeout=0) for rref in rrefs])
 
     def _own(self, id_: int, each: Mapping[int, T]) -> dict[int, T]:
         """Of what is known by number, that of a worker's stages, as they are called there."""
@@ -421,15 +421,15 @@ class WorkerGroup:
     # -- what stages hold
     def state(self) -> dict[str, torch.Tensor]:
         """All parameters and buffers."""
-        return self._gather(worker.state)
+        return self._gather(execution.state)
 
     def gradients(self, context: int) -> dict[str, torch.Tensor]:
         """Those of all parameters that have one in this context; of a tied one under its first name."""
-        return self._without_copies(self._gather(worker.gradients, context))
+        return self._without_copies(self._gather(execution.gradients, context))
 
     def kept(self) -> dict[str, torch.Tensor]:
         """The gradients that were kept last; of a tied one under its first name."""
-        own = {stage: gradients for each in self.on_row(worker.kept) for stage, gradients in each.items()}
+        own = {stage: gradients for each in self.on_row(execution.kept) for stage, gradients in each.items()}
         named = {stage.key(name): gradient for stage in self.row for name, gradient in own[stage.index].items()}
         return self._without_copies(named)
 
@@ -462,12 +462,12 @@ class WorkerGroup:
         return self._on(dict.fromkeys(self.homes[stage.index] for stage in self.row), function, args)
 
     def _on(self, ids: Iterable[int], function: Callable[..., T], args: tuple[Any, ...]) -> list[T]:
-        served = partial(self._agent.call, function=worker.served, timeout=0, label=label_of(function))
+        served = partial(self._agent.call, function=execution.served, timeout=0, label=label_of(function))
         return self._all(lambda: [served(id_, args=(self._key, function, args)) for id_ in ids])
 
     def scale(self, context: int, factor: float) -> None:
         """Multiply all gradients in this context."""
-        self.on_workers(worker.scale, context, factor)
+        self.on_workers(execution.scale, context, factor)
 
     def _all(self, calls: Callable[[], list[Future[T]]]) -> list[T]:
         """Calls of workers, all at once; what came of each."""

@@ -25,7 +25,7 @@ from rpcbench.runtime import current as agents
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE, WorkerInfo
 from rpcbench.runtime.publisher import LOOK, TELEMETRY, WATCH
-from rpcbench.telemetry.messages import SHARED, Clock, began_since, better, estimate, gather
+from rpcbench.telemetry.message_views import SHARED, Clock, began_since, better, estimate, gather
 from rpcbench.telemetry.views import PERIOD
 
 MEASURE_SECONDS = 5.0

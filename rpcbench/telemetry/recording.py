@@ -30,7 +30,7 @@ from rpcbench.base.conditions import Flag, Listeners
 from rpcbench.base.events import MESSAGES
 from rpcbench.telemetry import collector as collect
 from rpcbench.telemetry.collector import Collector
-from rpcbench.telemetry.messages import began_since
+from rpcbench.telemetry.message_views import began_since
 from rpcbench.telemetry.record_schema import fault, frame_fault
 from rpcbench.telemetry.views import Delta, View, World, diff, patch
 

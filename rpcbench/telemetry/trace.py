@@ -29,7 +29,7 @@ from rpcbench.base.events import MESSAGES, Row, Table
 from rpcbench.pipeline.timeline import TRACK, Event, in_microseconds, slice_of
 from rpcbench.telemetry import collector as collect
 from rpcbench.telemetry.collector import Collector
-from rpcbench.telemetry.messages import (
+from rpcbench.telemetry.message_views import (
     SHARED,
     Clock,
     Straggler,
@@ -145,7 +145,7 @@ _NAMED = 3
 class CollectiveTimeline:
     """Made by `rpcbench.collectives()`, and `trace().collectives`. In a notebook: its picture; printed: text.
 
-    `rows`: the collectives by key, as in `rpcbench.telemetry.messages.collectives_view`.
+    `rows`: the collectives by key, as in `rpcbench.telemetry.message_views.collectives_view`.
     """
 
     def __init__(self, view: View, now: float | None = None) -> None:

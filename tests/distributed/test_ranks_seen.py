@@ -25,7 +25,7 @@ from rpcbench.distributed.world import Met, Who, World
 from rpcbench.runtime import current
 from rpcbench.runtime.events import EventLog
 from rpcbench.telemetry.collector import Collector, Traced
-from rpcbench.telemetry.messages import began_since, collectives_view
+from rpcbench.telemetry.message_views import began_since, collectives_view
 from rpcbench.telemetry.recording import Player, load
 from rpcbench.telemetry.trace import CollectiveTimeline
 

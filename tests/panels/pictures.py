@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rpcbench.telemetry.messages import gather
+from rpcbench.telemetry.message_views import gather
 from rpcbench.telemetry.views import World
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pictures import gpipe, send, world
 
 from rpcbench.pipeline.timeline import TRACK
-from rpcbench.telemetry.messages import Clock
+from rpcbench.telemetry.message_views import Clock
 from rpcbench.telemetry.trace import IN, OUT, chrome, save
 
 Event = dict[str, Any]

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from pictures import meet, send, world
 
-from rpcbench.telemetry.messages import Clock, Straggler, began_since, collectives_view, messages_view
+from rpcbench.telemetry.message_views import Clock, Straggler, began_since, collectives_view, messages_view
 from rpcbench.telemetry.recording import Cleaner, Player, Record, flat
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.svg import Snapshot

@@ -20,8 +20,8 @@ from worlds import far_world, until
 from rpcbench import Cluster
 from rpcbench.base.errors import StageLostError
 from rpcbench.pipeline import Pipeline, PipelineError, split
+from rpcbench.pipeline.execution import StepExecution
 from rpcbench.pipeline.mailboxes import Mailbox
-from rpcbench.pipeline.worker import StepExecution
 from rpcbench.runtime import current
 
 pytestmark = pytest.mark.process

@@ -16,7 +16,7 @@ from torch.nn import functional
 from worlds import nothing_left, until, world
 
 from rpcbench.pipeline import Pipeline, split, stage
-from rpcbench.pipeline import worker as execution_
+from rpcbench.pipeline import execution as execution_
 from rpcbench.pipeline.gradient_sums import EngineSums, Sums, summable
 from rpcbench.pipeline.ops import Ops, parse
 from rpcbench.runtime.agent import Agent

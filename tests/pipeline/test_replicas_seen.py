@@ -19,7 +19,7 @@ from rpcbench.pipeline import Pipeline, data_parallel, split
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry import collector as collect
-from rpcbench.telemetry.messages import collectives_view
+from rpcbench.telemetry.message_views import collectives_view
 
 FOUR = ["worker1", "worker2", "worker3", "worker4"]
 GATE = threading.Event()

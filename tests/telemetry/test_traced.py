@@ -17,9 +17,9 @@ from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import events
 from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry import collector as collect
-from rpcbench.telemetry import messages
+from rpcbench.telemetry import message_views
 from rpcbench.telemetry.collector import Collector
-from rpcbench.telemetry.messages import SHARED, Clock, better, estimate, gather, messages_view
+from rpcbench.telemetry.message_views import SHARED, Clock, better, estimate, gather, messages_view
 from rpcbench.telemetry.trace import _since, trace
 from rpcbench.testing import Faults, install
 
@@ -161,14 +161,14 @@ def picture(*halves: tuple[int, tuple[Any, ...]], clocks: dict[int, Clock] | Non
 
 
 def test_of_one_member_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "KEPT", 10)
+    monkeypatch.setattr(message_views, "KEPT", 10)
     made = picture(*[(0, half("sent", 1, n, float(n))) for n in range(25)])
     assert [row["sent"] for row in made[0]["tables"]["messages"].values()] == [float(n) for n in range(15, 25)]
     assert messages_view(made)["workers"]["0"]["left_out"] == 15
 
 
 def test_of_all_members_the_latest_are_shown_and_the_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "KEPT", 10)
+    monkeypatch.setattr(message_views, "KEPT", 10)
     made = picture(*[(n % 2, half("sent", 2, n, float(n))) for n in range(20)])
     view = messages_view(made)
     assert sorted(row["sent"] for row in view["messages"].values()) == [float(n) for n in range(10, 20)]
@@ -176,7 +176,7 @@ def test_of_all_members_the_latest_are_shown_and_the_others_counted(monkeypatch:
 
 
 def test_a_trace_counts_only_what_it_left_out_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "KEPT", 10)
+    monkeypatch.setattr(message_views, "KEPT", 10)
     before = picture(*[(0, half("sent", 1, n, float(n))) for n in range(10)])
     few = picture(*[(0, half("sent", 1, n, float(n))) for n in range(15)])
     many = picture(*[(0, half("sent", 1, n, float(n))) for n in range(25)])
