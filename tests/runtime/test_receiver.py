@@ -227,9 +227,13 @@ class _Noted(Link):
 
 
 def _receiver(agent: Agent) -> Receiver:
-    """For the connection to the other one of two."""
-    receiver = _connection(agent, 1 - agent.id).receiver
-    assert isinstance(receiver, Receiver)
+    """For the connection to the other one of two. One that has just come up has none for a moment."""
+
+    def found() -> Any:
+        return _connection(agent, 1 - agent.id).receiver
+
+    until(lambda: isinstance(found(), Receiver), "the receiver of the connection")
+    receiver: Receiver = found()
     return receiver
 
 
