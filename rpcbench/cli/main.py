@@ -68,9 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     lab.set_defaults(run=_lab)
 
-    run_dir = commands.add_parser("secret", help="make the secret that workers on several hosts share")
-    run_dir.add_argument("path", type=Path, metavar="PATH", help="the new file")
-    run_dir.set_defaults(run=_secret)
+    secret = commands.add_parser("secret", help="make the secret that workers on several hosts share")
+    secret.add_argument("path", type=Path, metavar="PATH", help="the new file")
+    secret.set_defaults(run=_secret)
 
     bench = commands.add_parser("bench", help="time our RPC and another one on the same work, in one run")
     bench.add_argument("--against", choices=["torch", "ray", "monarch"], default="torch", help="the other side")

@@ -232,7 +232,7 @@ def gradients(told: bool) -> list[list[float]]:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
     data = torch.randn(4, 2, 8)
     whole = DistributedDataParallel(model, bucket_cap_mb=1e-4)  # a bucket for each layer, from the second pass on
-    if events:
+    if told:
         whole.register_comm_hook(None, dist.ddp_all_reduce)
     for _ in range(2):
         model.zero_grad()

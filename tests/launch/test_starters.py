@@ -37,12 +37,12 @@ def lodger(tmp_path):
 
 
 def test_a_cluster_that_comes_later_finds_the_starter_warm(tmp_path):
-    first, fork_client = lodger(tmp_path)
+    first, starter = lodger(tmp_path)
     first.launcher.close()
-    assert not gone(fork_client)
+    assert not gone(starter)
     second, found = lodger(tmp_path)
     third, shared = lodger(tmp_path)
-    assert fork_client == found == shared
+    assert starter == found == shared
     second.launcher.close()
     assert third.start("nothing").wait(SECONDS) == 0
     third.launcher.close()
@@ -63,17 +63,17 @@ def test_a_launcher_that_closes_ends_its_own_workers_alone(tmp_path):
 
 
 def test_a_killed_warm_starter_is_made_anew(tmp_path):
-    first, fork_client = lodger(tmp_path)
+    first, starter = lodger(tmp_path)
     first.launcher.close()
-    os.kill(fork_client, signal.SIGKILL)
-    until(lambda: gone(fork_client))
+    os.kill(starter, signal.SIGKILL)
+    until(lambda: gone(starter))
     second, found = lodger(tmp_path)
-    assert found != fork_client
+    assert found != starter
     second.launcher.close()
 
 
 def test_each_start_has_the_surroundings_of_its_moment(tmp_path, monkeypatch):
-    first, fork_client = lodger(tmp_path)
+    first, starter = lodger(tmp_path)
     first.launcher.close()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -82,7 +82,7 @@ def test_each_start_has_the_surroundings_of_its_moment(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend("/another/place")
     second, found = lodger(tmp_path)
     said = second.answer(second.start("surroundings"))
-    assert found == fork_client
+    assert found == starter
     assert said["cwd"] == str(elsewhere)
     assert said["environ"]["RPCBENCH_TEST"] == "later"
     assert said["sys_path"] == sys.path
@@ -91,14 +91,14 @@ def test_each_start_has_the_surroundings_of_its_moment(tmp_path, monkeypatch):
 
 def test_variables_that_count_when_torch_is_loaded_make_a_new_starter(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    first, fork_client = lodger(tmp_path)
+    first, starter = lodger(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     second, found = lodger(tmp_path)
-    assert found != fork_client
+    assert found != starter
     assert second.answer(second.start("draw"))["threads"] == 2
     assert first.start("nothing").wait(SECONDS) == 0, "it keeps its own"
     first.launcher.close()
-    until(lambda: gone(fork_client))
+    until(lambda: gone(starter))
     second.launcher.close()
 
 
@@ -125,8 +125,8 @@ def test_modules_of_the_user_are_loaded_by_each_worker_anew(tmp_path, monkeypatc
     for value in (1, 2):
         source.write_text(f"def value(): return {value}{' ' * value}\n")
         with rpcbench.Cluster(1) as cluster:
-            fork_client = psutil.Process(cluster.pid("worker1")).ppid()
-            found.append((cluster.rpc_sync("worker1", eval, ("__import__('edited_module').value()",)), fork_client))
+            starter = psutil.Process(cluster.pid("worker1")).ppid()
+            found.append((cluster.rpc_sync("worker1", eval, ("__import__('edited_module').value()",)), starter))
     assert [value for value, _ in found] == [1, 2]
     assert found[0][1] == found[1][1], "the starter was warm"
 
@@ -150,45 +150,45 @@ def warm_notebook(then):
 
 
 def test_an_idle_starter_goes_with_a_killed_notebook():
-    notebook, fork_client, home = warm_notebook("sys.stdin.read()")
-    until(lambda: psutil.Process(fork_client).cmdline()[-1:] and home.exists())
+    notebook, starter, home = warm_notebook("sys.stdin.read()")
+    until(lambda: psutil.Process(starter).cmdline()[-1:] and home.exists())
     with notebook:
         notebook.kill()
-    until(lambda: gone(fork_client) and not home.exists())
+    until(lambda: gone(starter) and not home.exists())
 
 
 def test_an_idle_starter_goes_with_a_notebook_that_ends():
-    notebook, fork_client, home = warm_notebook("")
+    notebook, starter, home = warm_notebook("")
     with notebook:
         assert notebook.wait(SECONDS) == 0
-    assert gone(fork_client)
+    assert gone(starter)
     assert not home.exists()
 
 
 def test_a_fork_of_the_notebook_has_no_starter():
-    then = "pid = os.fork()\nif pid: os.waitpid(pid, 0)\nprint(starters._ours._warm, flush=True)"
-    notebook, fork_client, _ = warm_notebook(then)
+    then = "pid = os.fork()\nif pid: os.waitpid(pid, 0)\nprint(fork_client._ours._warm, flush=True)"
+    notebook, starter, _ = warm_notebook(then)
     with notebook:
         assert notebook.stdout.readline() == "None\n", "in the fork"
         assert "Starter object" in notebook.stdout.readline()
-    until(lambda: gone(fork_client))
+    until(lambda: gone(starter))
 
 
 @pytest.mark.long
 def test_cooled_leaves_nothing_and_the_next_gets_a_new_one(tmp_path):
-    first, fork_client = lodger(tmp_path)
+    first, starter = lodger(tmp_path)
     first.launcher.close()
     fork_client.cool()
-    assert gone(fork_client)
+    assert gone(starter)
     second, found = lodger(tmp_path)
-    assert found != fork_client
+    assert found != starter
     second.launcher.close()
 
 
 def test_what_others_start_is_guarded_by_the_warm_starter(tmp_path):
-    first, fork_client = lodger(tmp_path)
+    first, starter = lodger(tmp_path)
     guardian = fork_client.take_any()
-    assert guardian.pid == fork_client
+    assert guardian.pid == starter
     first.launcher.close()
     fork_client.give_back(guardian)
 
@@ -259,7 +259,7 @@ def test_what_the_notebook_said_last_is_heard_when_it_has_gone_meanwhile(tmp_pat
     padded = first[:-2] + "x" * ((1 << 16) - 1 - len(first)) + first[-2:] + "\n"
     requests = {"enter": str(entered)}, {"guard": guarded.pid, "grace": 0.2}
     later = "".join(json.dumps(request) + "\n" for request in requests)
-    command = [sys.executable, "-P", str(fork_client._ZYGOTE)]
+    command = [sys.executable, "-P", str(fork_client._FORK_SERVER)]
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)

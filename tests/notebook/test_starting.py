@@ -50,31 +50,31 @@ def test_workers_that_may_be_elsewhere_lack_nothing_here():
 
 @pytest.mark.parametrize("words", ["2 --launcher", "2 --launcher nope", "2 --launcher command template=x 3"])
 def test_launchers_that_are_none_are_told_with_those_there_are(words):
-    cluster_magic = Commands(Targets(), lambda cluster: None)
+    commands = Commands(Targets(), lambda cluster: None)
     with pytest.raises(UsageError, match="local, kernel, command" if words.count(" ") < 3 else "say how many"):
-        cluster_magic.by_name["start"](words.split())
-    assert cluster_magic.started == []
+        commands.by_name["start"](words.split())
+    assert commands.started == []
 
 
 def test_what_does_not_fit_a_launcher_is_a_mistake_of_usage(no_leaks):
     """In a notebook one sentence, and no frames of ours."""
-    cluster_magic = Commands(Targets(), lambda cluster: None)
+    commands = Commands(Targets(), lambda cluster: None)
     with pytest.raises(UsageError, match=r"names a \{host\}: pass hosts="):
-        cluster_magic.by_name["start"](["2", "--launcher", "command", "template=ssh {host} {cmd}"])
-    assert cluster_magic.started == []
+        commands.by_name["start"](["2", "--launcher", "command", "template=ssh {host} {cmd}"])
+    assert commands.started == []
 
 
 @pytest.mark.process
 def test_workers_of_another_kind_are_not_taken_for_those_that_run(no_leaks):
-    cluster_magic = Commands(Targets(), lambda cluster: None)
+    commands = Commands(Targets(), lambda cluster: None)
     try:
         for words in ("1", "1 --kind process", "1 --launcher local"):
-            assert "1 worker: worker1." in cluster_magic.by_name["start"](words.split())
+            assert "1 worker: worker1." in commands.by_name["start"](words.split())
         for words in ("1 --kind kernel", "1 --launcher command template={cmd}"):
             with pytest.raises(UsageError, match="workers of kind process run here"):
-                cluster_magic.by_name["start"](words.split())
+                commands.by_name["start"](words.split())
     finally:
-        cluster_magic.stop_started()
+        commands.stop_started()
 
 
 def test_names_of_launchers_are_offered():

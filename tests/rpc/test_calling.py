@@ -139,9 +139,9 @@ def test_whatever_python_accepts_is_sent(agents: list[Agent]) -> None:
 
 def test_the_check_runs_nothing() -> None:
     counted = torch.zeros(1)
-    api.overloads.check(torch.relu_, (counted,), {})
+    api.overloads.check_overload(torch.relu_, (counted,), {})
     before = torch.get_num_threads()
-    api.overloads.check(torch.set_num_threads, (before + 1,), {})
+    api.overloads.check_overload(torch.set_num_threads, (before + 1,), {})
     assert torch.get_num_threads() == before
 
 

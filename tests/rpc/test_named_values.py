@@ -13,7 +13,7 @@ from worlds import until, world
 
 from rpcbench.base.errors import ProtocolError, RpcError, WorkerLostError
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
-from rpcbench.rpc.rref import run_method_there
+from rpcbench.rpc.rref_proxy import run_method_there
 from rpcbench.runtime.agent import Agent
 from rpcbench.serialization.pickler import _REDUCERS
 

@@ -16,7 +16,7 @@ from worlds import nothing_left, world
 
 from rpcbench.base.errors import RemoteError
 from rpcbench.base.futures import Future
-from rpcbench.protocol import node
+from rpcbench.protocol.node import Node
 from rpcbench.rpc import remote, rpc_sync
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.interrupts import uninterrupted
@@ -89,20 +89,20 @@ def test_an_agent_that_stops_as_a_call_begins_ends_it(agents: list[Agent], monke
     assert raised == [RuntimeError]
 
 
-def test_where_ctrl_c_could_come_between_two_steps_the_general_way_is_taken(
+def test_where_ctrl_c_could_come_between_two_steps_the_general_path_is_taken(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the main thread, which delivers what a debugger has held, and answers what a callback has waited for."""
     steps: list[str] = []
-    for step in ("resolve", "answer"):
-        monkeypatch.setattr(node, step, lambda *_, step=step: steps.append(step))
+    for step in ("fast_resolve", "fast_answer"):
+        monkeypatch.setattr(Node, step, lambda *_, step=step: steps.append(step))
     assert agents[0]._arrivals._settle(1, 0, Result(1, (), None, EMPTY)) is False
     agents[0].reply(1, 1, Result(1, (), None, EMPTY))
     assert steps == []
     with uninterrupted:
         agents[0]._arrivals._settle(1, 0, Result(1, (), None, EMPTY))
         agents[0].reply(1, 1, Result(1, (), None, EMPTY))
-    assert steps == ["resolve", "answer"]
+    assert steps == ["fast_resolve", "fast_answer"]
 
 
 def test_many_threads_call_at_once(agents: list[Agent]) -> None:

@@ -97,9 +97,9 @@ def test_both_ends_send_more_than_the_sockets_hold(ends: tuple[End, End], may_wa
     for sender in senders:
         sender.join(PATIENCE)
     for end in ends:
-        framing = [end.next() for _ in range(16)]
-        assert sorted(frame.control for frame in framing) == [b"call"] * 8 + [b"echo"] * 8
-        assert all(frame.body.buffers == [LARGE] for frame in framing)
+        frames = [end.next() for _ in range(16)]
+        assert sorted(frame.control for frame in frames) == [b"call"] * 8 + [b"echo"] * 8
+        assert all(frame.body.buffers == [LARGE] for frame in frames)
 
 
 class AlwaysFull(SocketStream):
