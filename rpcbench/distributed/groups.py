@@ -157,9 +157,6 @@ def listed(ranks: Sequence[int]) -> str:
     return f"[{', '.join(map(str, ranks))}]"
 
 
-# torch reads the annotations of a hook and wants types, so these are no strings here.
-
-
 def ddp_all_reduce(group: AnyGroup, bucket: GradBucket) -> Future[torch.Tensor]:
     """`model.register_comm_hook(None, rpcbench.distributed.ddp_all_reduce)`: panels and timelines show its all-reduces.
 
@@ -174,6 +171,10 @@ def ddp_all_reduce(group: AnyGroup, bucket: GradBucket) -> Future[torch.Tensor]:
         entered.leave(failed=True)
         raise
     return future.then(lambda done: _left(done, entered))
+
+
+# torch compares the annotations of a hook with the types themselves: here they would be strings.
+ddp_all_reduce.__annotations__.update({"bucket": GradBucket, "return": Future[torch.Tensor]})
 
 
 def _left(done: Future[torch.Tensor], entered: Part) -> torch.Tensor:

@@ -62,8 +62,8 @@ def test_two_threads_that_ask_for_a_new_lane_get_the_same(monkeypatch: pytest.Mo
 
         def __init__(self, *args: object) -> None:
             super().__init__(*args)  # type: ignore[arg-type]
-            monkeypatch.setattr(world, "Lane", BlockingExecutor)
+            monkeypatch.setattr(world, "BlockingExecutor", BlockingExecutor)
             others.append(here.lane("0"))
 
-    monkeypatch.setattr(world, "Lane", Slow)
+    monkeypatch.setattr(world, "BlockingExecutor", Slow)
     assert here.lane("0") is others[0] is here.lane("0")

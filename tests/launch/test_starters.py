@@ -170,7 +170,7 @@ def test_a_fork_of_the_notebook_has_no_starter():
     notebook, starter, _ = warm_notebook(then)
     with notebook:
         assert notebook.stdout.readline() == "None\n", "in the fork"
-        assert "Starter object" in notebook.stdout.readline()
+        assert "ForkServerClient object" in notebook.stdout.readline()
     until(lambda: gone(starter))
 
 

@@ -180,7 +180,7 @@ def test_the_prompt_comes_back_from_code_that_looks_at_no_signal(kernel, tmp_pat
 
 def test_the_prompt_comes_back_from_a_cell_that_waits_for_another(kernel, tmp_path):
     kernel.run(f"%%remote worker1 --async\nprint('first')\n{_until(tmp_path / 'go')}")
-    kernel.run("handle, desk = _, __import__('rpcbench.cells.client').launch.desk")
+    kernel.run("handle, desk = _, __import__('rpcbench.cells.client').cells.client")
     kernel.run("patience, desk.PATIENCE = desk.PATIENCE, 3600.0")
     second = "print('waiting')\nget_ipython().run_cell_magic('remote', 'worker1', 'print(1)')"
     reply = kernel.run(second, stop_at=[["waiting"]])
