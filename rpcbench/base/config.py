@@ -32,7 +32,7 @@ class WorldConfig:
     comes; its own where it founds the world. `launched`: member 0 starts the others, and the world ends with it; else
     processes come by themselves. `device_maps`: name of a callee -> device here -> device there. `devices`: those this
     member uses; none: all. `same_modes`: its calls take grad mode and autocast along. `held`: calls of others wait
-    until the maker of the agent sets `runtime.ready`. `stop_seconds`: so long a worker may take to end once it is asked
+    until the maker of the agent sets `agent.ready`. `stop_seconds`: so long a worker may take to end once it is asked
     to, or its world is over; then it is terminated.
 
     Of a member on another host nothing is heard: after `suspect_seconds` that is told, after `lost_seconds` it is lost,

@@ -48,7 +48,7 @@ class RpcAgent(Agent):
         """Does nothing: a call that was made has been handed to the transport."""
 
     def get_metrics(self) -> dict[str, str]:
-        """Threads and calls: `runtime.thread_pool_size`, `runtime.num_idle_threads`, `agent.*_active_calls`."""
+        """Threads and calls: `agent.thread_pool_size`, `agent.num_idle_threads`, `agent.*_active_calls`."""
         served, called = self.machine.ask(_calls)
         metrics = {
             "agent.thread_pool_size": self._pool.limit,

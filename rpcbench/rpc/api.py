@@ -1,8 +1,4 @@
-"""The functions of torch.distributed.rpc.api: calls, RRefs, who is there, and the end.
-
-Calls appear in profiles of torch's legacy profiler under torch's names: `rpc_sync#aten::add(worker0 -> worker1)`. Such
-an event lasts until the reply is there. torch's other profilers see what runs in their own process.
-"""
+"""The functions of torch.distributed.rpc.api: calls, RRefs, who is there, and the end."""
 
 from __future__ import annotations
 
@@ -14,9 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from types import BuiltinFunctionType
 from typing import Any, ParamSpec, TypeVar, cast
-
-import torch
-from torch.jit._builtins import _find_builtin
 
 from rpcbench.base.config import JOIN_SECONDS
 from rpcbench.base.errors import NOT_INITIALIZED, WorkerLostError
@@ -43,53 +36,11 @@ from rpcbench.rpc.internal import (
     _run_pickled,
 )
 from rpcbench.rpc.overloads import NamedFunction
+from rpcbench.rpc.profiling import profiled
 from rpcbench.rpc.rref import RRef
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.handles import label_of
 from rpcbench.runtime.members import WorkerInfo
-
-_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
-_LEGACY = torch._C._profiler.ActiveProfilerType.LEGACY
-
-
-def _get_should_profile() -> bool:
-    """Whether the legacy profiler watches this thread."""
-    return _enabled() and torch._C._autograd._profiler_type() == _LEGACY
-
-
-Until = Callable[[Future[Any]], Future[Any]]
-"""Takes the future at whose end the event ends; who waits for the one it returns finds the event in the profile."""
-
-
-@contextlib.contextmanager
-def _event(key: str) -> Iterator[Until]:
-    with torch.autograd.profiler.record_function(key) as record:
-        yield lambda future: _ended(record, future)
-
-
-def _ended(record: Any, future: Future[Any]) -> Future[Any]:
-    whole: Future[Any] = Future(on_cancel=future.cancel)
-
-    def pass_on(_: object) -> None:
-        try:
-            whole.set_result(future.value())
-        except Exception as error:  # noqa: BLE001  (whatever the call raised)
-            whole.set_exception(error)
-
-    record._call_end_callbacks_on_future(future).add_done_callback(pass_on)
-    future.follow()
-    return whole
-
-
-def profiled(agent: Agent, mode: RPCExecMode, func: Any, to: Any) -> contextlib.AbstractContextManager[Until] | None:
-    """Around the start of a call, see `Until`; None where nobody watches."""
-    if not _enabled() or not _get_should_profile():
-        return None
-    builtin = None if isinstance(func, str) else _find_builtin(func)  # type: ignore[no-untyped-call]
-    name = func if isinstance(func, str) else builtin or label_of(func)
-    return _event(_build_rpc_profiling_key(mode, name, agent.name, agent.member(to).name))
-
 
 __all__ = [
     "AllGatherStates",
@@ -312,7 +263,7 @@ def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
 
 
 def enable_gil_profiling(flag: bool) -> None:
-    """Measure how long calls wait for Python's lock here: `runtime.gil_average_wait_time_us` in `get_metrics`."""
+    """Measure how long calls wait for Python's lock here: `agent.gil_average_wait_time_us` in `get_metrics`."""
     _get_current_rpc_agent().enable_gil_profiling(flag)
 
 

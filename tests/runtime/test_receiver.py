@@ -664,7 +664,7 @@ def _connection(of: Agent, to: int) -> StreamConnection:
 
 
 def _stall(agent: Agent, peer: Agent) -> threading.Event:
-    """`runtime` reads nothing more from `peer` until the event is set."""
+    """`agent` reads nothing more from `peer` until the event is set."""
     stalled, go = threading.Event(), threading.Event()
     stream = _connection(agent, peer.id)._stream
     read_into = stream.read_into
