@@ -61,8 +61,11 @@ def begun(begin):
 
 
 def start(n, **options):
-    """A cluster of `n` workers with half a CPU each; the notebook is found on loopback only."""
-    return Cluster(n, launcher="ray", options={"cpus": 0.5, **options}, address="127.0.0.1")
+    """A cluster of `n` workers with half a CPU each; the notebook is found on loopback only.
+
+    `grace`: of a worker whose actor is lost, which is less than tests wait for its end.
+    """
+    return Cluster(n, launcher="ray", options={"cpus": 0.5, **options}, address="127.0.0.1", grace=5.0)
 
 
 def groups():
