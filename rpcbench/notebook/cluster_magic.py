@@ -4,7 +4,7 @@ Clusters that were started here are stopped by `stop`, by unloading the extensio
 are left. Several may run side by side, each under a name; one is the current one, which all magics mean, and
 `rpcbench.cluster()`.
 
-`ClusterStatus` says how the clusters of a notebook stand, as a small dict, for the sidebar. Nothing is asked of the
+`ClusterSummary` says how the clusters of a notebook stand, as a small dict, for the sidebar. Nothing is asked of the
 workers. Figures are rounded, so that what stands still does not look changed. What is said of workers is worded the
 same in both.
 """
@@ -62,7 +62,7 @@ def _first_line(code: str) -> str:
 ClusterState = dict[str, Any]
 
 
-class ClusterStatus:
+class ClusterSummary:
     """Looks at clusters again and again: a worker's share of a core is that since the last look."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ from rpcbench.notebook import require_extra
 from rpcbench.notebook.cluster_magic import (
     NONE_RUNS,
     ClusterState,
-    ClusterStatus,
+    ClusterSummary,
     Commands,
     Voice,
     interrupted,
@@ -172,7 +172,7 @@ class Sidebar:
     def __init__(self, commands: Commands, auto: Callable[[], str]) -> None:
         self._commands = commands
         self._auto = auto
-        self._standing = ClusterStatus()
+        self._standing = ClusterSummary()
         self._watchers = Watchers(self.state)
         self._known: weakref.WeakSet[BaseCluster] = weakref.WeakSet()
         self._alone = threading.Lock()  # of two that start a cluster, the second finds that of the first
