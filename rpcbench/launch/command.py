@@ -3,7 +3,7 @@
 Guarantees
 - The command runs here, in a session of its own and without a shell; `{cmd}` is what it is to run there, which is told
   by standard input which world to join: no command line or environment shows the secret.
-- It is guarded: neither it nor the worker outlives `close` or this process, however that ends (see `outpost`).
+- It is guarded: neither it nor the worker outlives `close` or this process, however that ends (see `supervisor`).
 - What it writes is the worker's log. Where it ends before the worker has joined, those words and its status are told.
 """
 

@@ -4,7 +4,7 @@ Guarantees
 - Worker processes outlive neither `close` nor this process, however it ends; nor does the run directory.
 - The secret of a world goes to its worker over a pipe: no command line or environment shows it.
 - If the starter is lost, its workers are too; the next `start` makes a new one. It is shared with other launchers of
-  this process, and outlives them (see `starters`).
+  this process, and outlives them (see `fork_client`).
 
 `ForkServerLease` is a launcher's hold on the warm fork server, on behalf of its run directory.
 - The fork server has been told of the directory, so that it goes with this process. One that is lost or hangs is

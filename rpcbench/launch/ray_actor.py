@@ -1,8 +1,8 @@
-"""The actor that keeps one worker on a node of a Ray cluster: it starts the worker's outpost, and tells how it ended.
+"""The actor that keeps one worker on a node of a Ray cluster: it starts its supervisor, and tells how it ended.
 
 The secret comes as the argument of a method, through Ray's own channel; Ray keeps arguments of constructors, not these.
 Guarantees
-- The worker ends when `end` is called, and when this actor goes, however it does (see `outpost`).
+- The worker ends when `end` is called, and when this actor goes, however it does (see `supervisor`).
 - What the worker writes outside cells and calls is in the actor's own log, where Ray's tools look for it.
 
 The session in Ray that this process has is the user's own, or one that launchers begin, share, and end together.

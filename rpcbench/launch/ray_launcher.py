@@ -1,7 +1,7 @@
 """Workers in a Ray cluster: a placement group, and in each of its bundles an actor that does no more than keep one.
 
 Guarantees
-- Workers that start together all get their places, or none starts (see `ray_places`).
+- Workers that start together all get their places, or none starts.
 - The secret goes through Ray's channel to the actor, and by standard input to the worker. Who can read Ray's traffic or
   calls its actors is trusted.
 - Workers, actors, placement groups and the run directory outlive neither `close` nor this process. A session in Ray

@@ -1,6 +1,6 @@
 """A schedule played through on paper: how long is each worker idle, how much does it keep?
 
-Each worker runs its list in order, each op as early as its worker and its needs (see `validate`) allow. What goes from
+Each worker runs its list in order, each op as early as its worker and its needs (see `ops`) allow. What goes from
 one worker to another arrives `transfer` later, and no worker is held up by it; the step ends when the last op ends.
 
 When workers ran their ops, and how long they were idle, is defined once, for measured and for simulated steps. Both are

@@ -24,8 +24,8 @@ class Task(NamedTuple):
     stage `targets` are those of its replica, and `inputs` are of the model's those that its stages take. Losses are
     shares of `whole` samples, by their `reduction`. Where it is not to `train`, the last stage's outputs are sent back,
     or with targets what the loss and `metrics` say of them. `ideal` idle share: for those who look on. `seed` is the
-    step's, for random numbers. `window`: see `credits`, 0 where there is none. `applies`: once all workers have all
-    gradients, see `accord`, the optimizers step with them; it `keeps` these until the next step.
+    step's, for random numbers. `window`: see `mailboxes`, 0 where there is none. `applies`: once all workers have all
+    gradients, see `mailboxes`, the optimizers step with them; it `keeps` these until the next step.
     """
 
     step: int

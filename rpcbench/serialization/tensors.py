@@ -6,7 +6,7 @@ where something is out of the ordinary, a dict of notes (`_NOTES`).
 
 Guarantees
 - A note that this version does not know is refused, never dropped.
-- Received tensors own their memory, and can write it; those that shared a storage share one (see `storages`).
+- Received tensors own their memory, and can write it; those that shared a storage share one.
 - Everything a peer sends is checked before a tensor is made: nonsense is a ProtocolError and takes no memory.
 
 Which bytes of a storage travel
