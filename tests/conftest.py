@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several processes share few cores; read when torch is loaded
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `benchmarks`; last, as a tested wheel goes before the checkout
 
 import pytest
 from hypothesis import settings

@@ -13,7 +13,6 @@ import pytest
 
 import rpcbench
 from rpcbench.base.errors import WorkerLostError
-from rpcbench.bench import command
 from rpcbench.cli.main import main
 
 
@@ -37,7 +36,7 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["bench", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["demo", "--help"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     script = f"""
 import sys
@@ -88,23 +87,6 @@ def test_ctrl_c_is_not_an_error_of_ours(demo: types.ModuleType, capsys: pytest.C
     demo.run = stop
     assert main(["demo"]) == 130
     assert capsys.readouterr().err == ""
-
-
-def test_bench_is_handed_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, object]] = []
-    monkeypatch.setattr(command, "run", lambda **options: asked.append(options))
-    main(["bench", "--rounds", "3", "--seed", "7", "--json", "out.json", "--quick", "--only", "echo", "--only", "int"])
-    files = command.Files(json=Path("out.json"))
-    only = ["echo", "int"]
-    assert asked == [{"against": "torch", "seed": 7, "quick": True, "rounds": 3, "only": only, "files": files}]
-
-
-def test_bench_draws_a_seed_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: set[object] = set()
-    monkeypatch.setattr(command, "run", lambda seed, **_: seeds.add(seed))
-    main(["bench"])
-    main(["bench"])
-    assert len(seeds) == 2
 
 
 def test_lab_opens_the_notebooks(executed: list[list[str]], tmp_path: Path) -> None:

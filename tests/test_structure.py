@@ -31,7 +31,7 @@ FLOORS = {
     **dict.fromkeys(["rpc", "autograd", "optim", "nn", "pipeline", "distributed", "named"], 5),
     **dict.fromkeys(["cells", "launch", "worker"], 6),
     "telemetry": 7,
-    **dict.fromkeys(["notebook", "panels", "cli", "bench", "testing", "torch_shim"], 8),
+    **dict.fromkeys(["notebook", "panels", "cli", "testing", "torch_shim"], 8),
     "": 8,  # rpcbench/__init__.py: the public names, looked up lazily
 }
 
@@ -55,14 +55,13 @@ EXTRAS = {"ray": "rpcbench.launch.ray_"}  # a package that need not be there -> 
 LONGEST_FILE, MEDIAN_FILE, LONGEST_FUNCTION = 600, 250, 60
 SHORTEST_FILE = 59
 SMALL = {
-    "bench",
     "cli",
     "panels",
     "rpc",
     "torch_shim",
 }  # entry points, torch's own files, and what is still to be moved
 ALLOWED_TWICE = {"base", "events"}
-MIRRORS = {"bench", "panels", "rpc"}
+MIRRORS = {"panels", "rpc"}
 LONGEST_SCRIPT = 300
 ANY = re.compile(r"(?::|\bas|<|\|) *any\b")
 

@@ -21,18 +21,15 @@ import psutil
 import pytest
 import torch
 
+from benchmarks import command, rows
+from benchmarks.compare import Plan
+from benchmarks.member import batch
+from benchmarks.pairs import BenchError, Side, obstacle, pairs, two_hosts
+from benchmarks.plain import Peer, send, word
+from benchmarks.report import as_markdown, as_plot, as_table, as_values, lines
+from benchmarks.rows import BOTH, HOSTS, PLAIN, Api, Batch, Operation, Samples
+from benchmarks.workloads import SMALL, WORKLOADS
 from rpcbench.base.errors import RpcError
-from rpcbench.bench import command, sides
-from rpcbench.bench.figures import Batch, Samples
-from rpcbench.bench.goals import BOTH, HOSTS, PLAIN
-from rpcbench.bench.hosts import obstacle, two_hosts
-from rpcbench.bench.member import batch
-from rpcbench.bench.operation import Api, Operation
-from rpcbench.bench.pair import BenchError, Side, pairs
-from rpcbench.bench.plain import Peer, send, word
-from rpcbench.bench.plan import Plan
-from rpcbench.bench.report import as_markdown, as_plot, as_table, as_values, lines
-from rpcbench.bench.workloads import SMALL, WORKLOADS
 from rpcbench.cli.main import main
 
 
@@ -111,7 +108,7 @@ def leaves(node: Any) -> Iterator[torch.Tensor]:
             yield from leaves(parent)
 
 
-TORCH = sides.OTHERS["torch"].module
+TORCH = rows.OTHERS["torch"].module
 ACTED = [title for title, work in WORKLOADS.items() if work.on == BOTH]
 
 
@@ -293,7 +290,7 @@ def test_what_fails_on_one_side_is_an_error_with_its_traceback() -> None:
 def test_a_pair_does_not_outlive_a_killed_comparison() -> None:
     script = f"""
 import signal
-from rpcbench.bench.pair import Side, pairs
+from benchmarks.pairs import Side, pairs
 with pairs([Side("side", {TORCH!r})]):
     print("frozen", flush=True)
     signal.pause()
@@ -357,8 +354,8 @@ def test_another_runtime_is_measured_where_it_is_installed(
 
 
 def test_a_runtime_does_only_what_it_has_and_has_no_goals() -> None:
-    ray, monarch = (sides.OTHERS[name].module for name in ("ray", "monarch"))
-    can = {title: [sides.does(api, work.needs) for api in (ray, monarch, TORCH)] for title, work in WORKLOADS.items()}
+    ray, monarch = (rows.OTHERS[name].module for name in ("ray", "monarch"))
+    can = {title: [rows.does(api, work.needs) for api in (ray, monarch, TORCH)] for title, work in WORKLOADS.items()}
     assert can[SMALL] == [True, True, True]
     assert can["method through an RRef"] == [True, False, True]
     assert can["context + backward, d=16"] == [False, False, True]
@@ -371,12 +368,12 @@ def test_a_runtime_does_only_what_it_has_and_has_no_goals() -> None:
 @pytest.mark.parametrize("name", ["ray", "monarch"])
 def test_another_runtime_does_the_same_work(name: str, tmp_path: Path) -> None:
     """Run where it is installed; no environment of ours brings it."""
-    pytest.importorskip(sides.OTHERS[name].imports)
+    pytest.importorskip(rows.OTHERS[name].imports)
     file = tmp_path / "figures.json"
     assert main(["bench", "--against", name, "--quick", "--seed", "1", "--json", str(file)]) == 0
     values = json.loads(file.read_text())["workloads"]
-    module = sides.OTHERS[name].module
-    able = {title for title, work in WORKLOADS.items() if work.on == BOTH and sides.does(module, work.needs)}
+    module = rows.OTHERS[name].module
+    able = {title for title, work in WORKLOADS.items() if work.on == BOTH and rows.does(module, work.needs)}
     assert {title for title, work in values.items() if name in work} == able
 
 

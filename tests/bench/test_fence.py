@@ -13,10 +13,9 @@ import psutil
 import pytest
 from worlds import until
 
-from rpcbench.bench import fence, peers
-from rpcbench.bench.pair import BenchError
-from rpcbench.bench.peer_cells import OURS, PEERS
-from rpcbench.bench.peer_notebook import Plan
+from benchmarks import fence, peers
+from benchmarks.pairs import BenchError
+from benchmarks.peer_notebook import OURS, PEERS, Plan
 from rpcbench.cli.main import main
 
 REACHES = """import socket, sys

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rpcbench.bench import command, notebook
-from rpcbench.bench.driver import Message, Ran, kernel
-from rpcbench.bench.notebook import QUICK, Bound, Plan, as_table
-from rpcbench.bench.pair import BenchError
+from benchmarks import command, notebook_waits
+from benchmarks.kernel_driver import Message, Ran, kernel
+from benchmarks.notebook_waits import QUICK, Bound, Plan, as_table
+from benchmarks.pairs import BenchError
 from rpcbench.cli.main import main
 
 
@@ -34,7 +34,7 @@ class Acted:
 
 
 def mixed(twist):
-    return notebook._mixed(Acted(twist), 30, random.Random(3))
+    return notebook_waits._mixed(Acted(twist), 30, random.Random(3))
 
 
 def test_lines_in_a_wrong_cell_and_lost_lines_are_counted():
@@ -91,7 +91,7 @@ def test_what_does_not_do_as_it_should_is_an_error() -> None:
 @pytest.mark.usefixtures("no_leaks")
 @pytest.mark.parametrize("kind", ["process", "kernel"])
 def test_one_run_measures_every_bound(kind: str) -> None:
-    bounds = list(notebook.measure(QUICK, 7, kind))
+    bounds = list(notebook_waits.measure(QUICK, 7, kind))
     assert len({bound.title for bound in bounds}) == 12
     assert all(bound.measured > 0 for bound in bounds if not bound.counts)
     assert [(bound.title, bound.measured) for bound in bounds if bound.counts and bound.measured] == []

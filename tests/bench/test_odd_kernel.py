@@ -9,11 +9,10 @@ from pathlib import Path
 import odd_kernel
 import pytest
 
-from rpcbench.bench import peers
-from rpcbench.bench.driver import kernel
-from rpcbench.bench.pair import BenchError
-from rpcbench.bench.peer_cells import OURS, Extension
-from rpcbench.bench.peer_notebook import Plan
+from benchmarks import peers
+from benchmarks.kernel_driver import kernel
+from benchmarks.pairs import BenchError
+from benchmarks.peer_notebook import OURS, Extension, Plan
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120), pytest.mark.usefixtures("no_leaks")]
 FOUND = {"PYTHONPATH": str(Path(__file__).parent)}

@@ -10,22 +10,22 @@ import pytest
 from rich.console import Console
 from worlds import nothing_left, until, world
 
-from rpcbench.bench import frames, pace, watching
-from rpcbench.bench.watching import Bound
+from benchmarks import panel_frames, panel_pace, panels
+from benchmarks.panels import Bound
 from rpcbench.cli.main import main
 from rpcbench.panels import PANELS
 from rpcbench.telemetry.collector import Collector
 from rpcbench.telemetry.views import diff
 
 
-@pytest.mark.parametrize("name", pace.CHANGES)
+@pytest.mark.parametrize("name", panel_pace.CHANGES)
 def test_each_change_moves_its_panel(name: str, tmp_path: Path, no_leaks: None) -> None:
     with world(tmp_path, 3) as agents:
         collector = agents[0].part(Collector)
         seen: list[object] = []
         look = PANELS[name].look
         stop = collector.subscribe(lambda: seen.append(look(collector.world())))
-        with pace.CHANGES[name]() as change:
+        with panel_pace.CHANGES[name]() as change:
             until(lambda: all("owned" in m["tables"] for m in collector.world().values()), "the tables of all")
             for _ in range(3):
                 before = look(collector.world())
@@ -39,12 +39,12 @@ def test_each_change_moves_its_panel(name: str, tmp_path: Path, no_leaks: None) 
 SECTIONS = {"rrefs": "rrefs", "autograd": "links", "pipeline": "ops"}
 
 
-@pytest.mark.parametrize("name", frames.SHOWN)
+@pytest.mark.parametrize("name", panel_frames.SHOWN)
 def test_worlds_have_a_thousand_rows_of_which_some_change(name: str) -> None:
-    views = [PANELS[name].look(world) for world in frames.worlds(name, 3)]
+    views = [PANELS[name].look(world) for world in panel_frames.worlds(name, 3)]
     shown = views[0][SECTIONS[name]].values()
     counts = sum(row["sent"] for row in shown) if name == "autograd" else len(shown)
-    assert counts == frames.ROWS
+    assert counts == panel_frames.ROWS
     for before, after in pairwise(views):
         changed = diff(before, after)
         assert 0 < len(json.dumps(changed)) < len(json.dumps(after)) / 4
@@ -52,11 +52,11 @@ def test_worlds_have_a_thousand_rows_of_which_some_change(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.browser
-@pytest.mark.parametrize("name", frames.SHOWN)
+@pytest.mark.parametrize("name", panel_frames.SHOWN)
 def test_a_browser_draws_a_thousand_rows(name: str) -> None:
-    if problem := frames.obstacle():
+    if problem := panel_frames.obstacle():
         pytest.skip(problem)
-    assert frames.frames(name, 20, pace.UPDATES) > 2  # 10 is the bound, on a machine that does nothing else
+    assert panel_frames.frames(name, 20, panel_pace.UPDATES) > 2  # 10 is the bound, on a machine that does nothing else
 
 
 def test_bounds_are_said_with_what_they_are_held_against() -> None:
@@ -66,11 +66,11 @@ def test_bounds_are_said_with_what_they_are_held_against() -> None:
     ]  # fmt: skip
     assert [bound.ok for bound in bounds] == [True, False, True, False]
     console = Console(width=150, record=True)
-    console.print(watching.as_table(bounds))
+    console.print(panels.as_table(bounds))
     lines = [line for line in console.export_text().splitlines() if "│" in line]
     assert "at most 3.0%" in lines[0] and "2.0%" in lines[0] and "10.0%" in lines[0] and "✓" in lines[0]
     assert "at least 10/s" in lines[3] and "9/s" in lines[3] and "✗" in lines[3]
-    assert [one["ok"] for one in watching.as_values(bounds)["bounds"]] == [True, False, True, False]
+    assert [one["ok"] for one in panels.as_values(bounds)["bounds"]] == [True, False, True, False]
 
 
 @pytest.mark.long
@@ -78,6 +78,6 @@ def test_bounds_are_said_with_what_they_are_held_against() -> None:
 def test_the_command_measures_all_panels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["bench", "--panels", "--quick", "--json", str(tmp_path / "panels.json")])
     found = json.loads((tmp_path / "panels.json").read_text())["bounds"]
-    assert [one["title"].split(":")[0] for one in found[: len(pace.CHANGES)]] == list(pace.CHANGES)
-    assert all(one["without"] > 0 for one in found[: len(pace.CHANGES)])
-    assert ("Not measured in a browser" in capsys.readouterr().out) == bool(frames.obstacle())
+    assert [one["title"].split(":")[0] for one in found[: len(panel_pace.CHANGES)]] == list(panel_pace.CHANGES)
+    assert all(one["without"] > 0 for one in found[: len(panel_pace.CHANGES)])
+    assert ("Not measured in a browser" in capsys.readouterr().out) == bool(panel_frames.obstacle())

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rpcbench.bench import peers
-from rpcbench.bench.driver import Message, NotInTime, Ran
-from rpcbench.bench.peer_cells import OURS, PEERS
-from rpcbench.bench.peer_notebook import Notebook, Plan
+from benchmarks import peers
+from benchmarks.kernel_driver import Message, NotInTime, Ran
+from benchmarks.peer_notebook import OURS, PEERS, Notebook, Plan
 from rpcbench.cli.main import main
 
 ROWS = (*peers.CALLS, *peers.STOPPED, *peers.KILLED)

@@ -12,10 +12,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from rpcbench.bench import idle, pipelines
-from rpcbench.bench.fixed_cost import FixedCost, cost
-from rpcbench.bench.pipeline_sides import Order, Side, Steps, ours, theirs
-from rpcbench.bench.pipeline_work import MODELS, SCHEDULES
+from benchmarks import idle_shares, pipelines
+from benchmarks.pipeline_sides import MODELS, SCHEDULES, FixedCost, Order, Side, Steps, cost, ours, theirs
 from rpcbench.cli.main import main
 from rpcbench.launch.cluster import Cluster
 from rpcbench.pipeline import simulate
@@ -52,21 +50,21 @@ def test_losses_are_those_of_torch_distributed_pipelining(sides: tuple[Side, Sid
 @pytest.mark.alone
 def test_idle_shares_are_those_of_the_simulator(no_leaks: None) -> None:
     """With the lag that this machine has just now: how small it is on one that does nothing else, the bench says."""
-    plan = idle.Plan(steps=1)
+    plan = idle_shares.Plan(steps=1)
     with Cluster(plan.workers) as cluster:
-        for name in idle.SCHEDULES:
-            found: list[idle.Idle] = []
+        for name in idle_shares.SCHEDULES:
+            found: list[idle_shares.Idle] = []
             while not any(each.is_explained for each in found):
                 assert len(found) < TRIES, found
-                found.append(idle.idle(name, cluster.workers, plan))
+                found.append(idle_shares.idle(name, cluster.workers, plan))
 
 
 def test_the_lag_is_what_workers_waited_in_vain() -> None:
     ops = parse("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1")
-    assert idle.lag(ops, simulate(ops, cost).spans) == 0
-    assert idle.lag(ops, simulate(ops, cost, transfer=0.25).spans) == pytest.approx(0.25)
+    assert idle_shares.lag(ops, simulate(ops, cost).spans) == 0
+    assert idle_shares.lag(ops, simulate(ops, cost, transfer=0.25).spans) == pytest.approx(0.25)
     alone = parse("0F0 0B0")
-    assert idle.lag(alone, simulate(alone, cost).spans) == 0
+    assert idle_shares.lag(alone, simulate(alone, cost).spans) == 0
 
 
 def test_a_stage_of_fixed_cost_costs_what_the_simulator_is_told() -> None:
@@ -78,7 +76,12 @@ def test_a_stage_of_fixed_cost_costs_what_the_simulator_is_told() -> None:
 
 
 def test_a_share_counts_as_right_within_three_points() -> None:
-    assert [idle.Idle("x", 0.25, measured).ok for measured in (0.27, 0.23, 0.29, 0.21)] == [True, True, False, False]
+    assert [idle_shares.Idle("x", 0.25, measured).ok for measured in (0.27, 0.23, 0.29, 0.21)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.long
@@ -87,7 +90,7 @@ def test_the_command_measures_all_lines(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["bench", "--pipeline", "--quick", "--seed", "3", "--json", str(tmp_path / "found.json")]) == 0
     found = json.loads((tmp_path / "found.json").read_text())
     lines = {line["title"]: line for line in found["lines"]}
-    assert found["seed"] == 3 and len(lines) == 4 + 3 + len(idle.SCHEDULES)
+    assert found["seed"] == 3 and len(lines) == 4 + 3 + len(idle_shares.SCHEDULES)
     calls = lines["driver's messages to a worker in a step"]
     assert "in a plain loop" in lines["an operation that does nothing"]["beside"]
     assert calls["value"] == 1 and calls["bound"] == 2 and calls["ok"]

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rpcbench.bench import command, scaling
-from rpcbench.bench.scaling import FLAT, LINEAR, Curve
+from benchmarks import command, scaling
+from benchmarks.scaling import FLAT, LINEAR, Curve
 from rpcbench.cli.main import main
 
 SIZES = (1.0, 10.0, 100.0, 1e3, 1e4)

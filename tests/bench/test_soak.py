@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import command, soak
+from benchmarks.soak import SLACK, Plan, Reading, growth
 from rpcbench.base.errors import RpcError
-from rpcbench.bench import command, soak
-from rpcbench.bench.soak import SLACK, Plan, Reading, growth
 from rpcbench.rpc import RRef
 from rpcbench.runtime import current
 

@@ -9,7 +9,7 @@ import time
 import pytest
 from pictures import arrive, ask, gpipe, launch, meet, own, record, run_backward, send, tell, use, world
 
-from rpcbench.bench.frames import CHROMIUM, FLAGS, HOST
+from benchmarks.panel_frames import CHROMIUM, FLAGS, HOST
 from rpcbench.panels import PANELS
 from rpcbench.telemetry.views import diff, rref_view
 

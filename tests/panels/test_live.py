@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn import functional
 from worlds import PATIENCE, nothing_left, until, world
 
+from benchmarks.panel_frames import CHROMIUM, FLAGS, HOST
 from rpcbench import autograd, panels
-from rpcbench.bench.frames import CHROMIUM, FLAGS, HOST
 from rpcbench.panels.base import Publisher
 from rpcbench.pipeline import Pipeline, split
 from rpcbench.rpc import remote, rpc_sync

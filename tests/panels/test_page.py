@@ -11,7 +11,7 @@ import pytest
 from nbclient import NotebookClient
 from pictures import own, send, use, world
 
-from rpcbench.bench.frames import CHROMIUM, FLAGS
+from benchmarks.panel_frames import CHROMIUM, FLAGS
 from rpcbench.panels import PANELS, replay
 from rpcbench.telemetry.recording import FORMAT, VERSION, Player, Record, flat
 from rpcbench.telemetry.views import diff, patch

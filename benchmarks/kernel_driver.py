@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, cast
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import AsyncKernelManager
 
+from benchmarks.pairs import BenchError
 from rpcbench.base.conditions import Changes
-from rpcbench.bench.pair import BenchError
 
 PATIENCE = 60.0
 OPENED = "opened"

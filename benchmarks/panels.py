@@ -1,5 +1,6 @@
-"""`rpcbench bench --panels`: what it costs to look. CPU time while panels follow, through a real kernel, and frames a
-second of a browser that draws them.
+"""`python -m benchmarks --panels`: the cost of open panels.
+
+Two figures: CPU time while panels follow, through a real kernel, and frames a second of a browser that draws them.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from rpcbench.bench import frames
-from rpcbench.bench.driver import kernel
-from rpcbench.bench.pace import CHANGES, UPDATES
+from benchmarks import panel_frames
+from benchmarks.kernel_driver import kernel
+from benchmarks.panel_pace import CHANGES, UPDATES
 
 
 class Plan(NamedTuple):
@@ -53,16 +54,16 @@ class Bound(NamedTuple):
 def measure(plan: Plan) -> Iterator[Bound]:
     """All bounds, each as soon as it is known. BenchError where a cell fails."""
     with tempfile.TemporaryDirectory(prefix="rb-") as runtime, kernel({"XDG_RUNTIME_DIR": runtime}) as notebook:
-        notebook.run("%load_ext rpcbench\n%cluster start 2\nimport json\nfrom rpcbench.bench import pace")
+        notebook.run("%load_ext rpcbench\n%cluster start 2\nimport json\nfrom benchmarks import pace")
         for name in CHANGES:
             code = f"print(json.dumps(pace.cost({name!r}, {plan.turns}, {plan.seconds})))"
             added, taken = json.loads(notebook.run(code, patience=_PATIENCE).text)
             yield Bound(f"{name}: {UPDATES} updates a second, of a core", 0.03, added, taken)
         notebook.run("%cluster stop")
-    if not frames.obstacle():
-        for name in frames.SHOWN:
-            shown = frames.frames(name, plan.updates, UPDATES)
-            yield Bound(f"{name}: {frames.ROWS} rows in a browser, frames", 10, shown)
+    if not panel_frames.obstacle():
+        for name in panel_frames.SHOWN:
+            shown = panel_frames.frames(name, plan.updates, UPDATES)
+            yield Bound(f"{name}: {panel_frames.ROWS} rows in a browser, frames", 10, shown)
 
 
 def as_table(bounds: Iterable[Bound]) -> Table:

@@ -1,4 +1,4 @@
-"""One of the two processes of a pair: `python -m rpcbench.bench.member API RANK URL [DESCRIPTOR]`.
+"""One of the two processes of a pair: `python -m benchmarks.member API RANK URL [DESCRIPTOR]`.
 
 Rank 1 serves calls. Rank 0 drives: it reads orders as JSON lines from a socket, times a batch for each and answers with
 the seconds of every call, and what CPU time a call took. A wrong result is an error, never a figure.
@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rpcbench.bench.operation import CALLEE, Api, Operation
-from rpcbench.bench.workloads import WORKLOADS
+from benchmarks.rows import CALLEE, Api, Operation
+from benchmarks.workloads import WORKLOADS
 
 _WARM_UP_SHARE = 0.2
 _FEWEST = 3

@@ -1,5 +1,7 @@
-"""`rpcbench bench --pipeline`: our pipelines and `torch.distributed.pipelining` on the same training, in turns, in one
-run; what an operation and the driver cost; and how far the workers' idle shares are from the simulator's.
+"""`python -m benchmarks --pipeline`: our pipelines and `torch.distributed.pipelining` on the same training, in turns.
+
+The same run also measures the cost of an operation and of the driver, and compares the workers' idle shares with those
+of the simulator.
 
 Figures of different runs are never compared: a busy machine slows both sides, and not always alike. Rates are all
 samples in all seconds: so the mean of the four ratios varied by 2.5 % over 14 starts, with medians of steps by 4.4 %.
@@ -18,10 +20,9 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from rpcbench.bench import idle
-from rpcbench.bench.pair import BenchError
-from rpcbench.bench.pipeline_sides import Order, Side, Steps, ours, theirs
-from rpcbench.bench.pipeline_work import MICROBATCHES, MODELS, SCHEDULES, work
+from benchmarks import idle_shares
+from benchmarks.pairs import BenchError
+from benchmarks.pipeline_sides import MICROBATCHES, MODELS, SCHEDULES, Order, Side, Steps, ours, theirs, work
 from rpcbench.launch.cluster import Cluster
 from rpcbench.pipeline import Pipeline, split
 from rpcbench.runtime import current
@@ -39,10 +40,10 @@ class Plan(NamedTuple):
     rounds: int = 12
     steps: int = 5
     empty_steps: int = 30
-    idle: idle.Plan = idle.Plan()
+    idle_shares: idle_shares.Plan = idle_shares.Plan()
 
 
-QUICK = Plan(starts=1, rounds=1, steps=2, empty_steps=2, idle=idle.QUICK)
+QUICK = Plan(starts=1, rounds=1, steps=2, empty_steps=2, idle=idle_shares.QUICK)
 
 
 class Line(NamedTuple):
@@ -64,16 +65,16 @@ def measure(plan: Plan, seed: int) -> Iterator[Line]:
     """All lines, each as soon as it is known. BenchError where the two sides do not train alike."""
     yield from _against_torch(plan, seed)
     yield from _costs(plan)
-    for each in idle.measure(plan.idle):
+    for each in idle_shares.measure(plan.idle):
         yield _idle(each, plan.idle.seconds)
 
 
-def _idle(each: idle.Idle, seconds: float) -> Line:
-    title, goal = f"{each.schedule}, stages of {seconds * 1e3:g} ms", f"within {idle.TOLERANCE * 100:g} points"
+def _idle(each: idle_shares.Idle, seconds: float) -> Line:
+    title, goal = f"{each.schedule}, stages of {seconds * 1e3:g} ms", f"within {idle_shares.TOLERANCE * 100:g} points"
     away = abs(each.measured - each.simulated)
     lag = f"{each.explained:.1%} with transfers of {each.lag * 1e3:.1f} ms"
     shares = f"idle {each.measured:.1%}", f"simulated {each.simulated:.1%}, {lag}"
-    return Line(title, *shares, goal, away, idle.TOLERANCE, each.ok)
+    return Line(title, *shares, goal, away, idle_shares.TOLERANCE, each.ok)
 
 
 # -- beside torch

@@ -1,23 +1,49 @@
-"""The comparison: rounds of batches in random order, one side running while the other stands still."""
+"""The comparison: rounds of batches in random order; one side runs while the other side is stopped."""
 
 from __future__ import annotations
 
 import contextlib
 import random
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import track
 
-from rpcbench.bench import sides, startup
-from rpcbench.bench.figures import Batch, Figures, Samples
-from rpcbench.bench.goals import BARE, BOTH, HOSTS, OURS, PLAIN, Workload
-from rpcbench.bench.hosts import obstacle, two_hosts
-from rpcbench.bench.pair import Pair, Side, pairs
-from rpcbench.bench.plan import Plan
-from rpcbench.bench.workloads import WORKLOADS
+from benchmarks import rows as sides
+from benchmarks import startup
+from benchmarks.pairs import Pair, Side, obstacle, pairs, two_hosts
+from benchmarks.rows import BARE, BOTH, HOSTS, OURS, PLAIN, Batch, Figures, Row, Samples, Workload
+from benchmarks.startup import Scene
+from benchmarks.workloads import WORKLOADS
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`budget`: seconds of one batch, `rounds` times; worlds are started `repeats` times, of up to `workers`."""
+
+    seed: int
+    rounds: int = 10
+    budget: float = 0.3
+    workers: int = 8
+    repeats: int = 3
+
+    @staticmethod
+    def quick(seed: int) -> Plan:
+        """Enough to see that everything runs, too little to trust the figures."""
+        return Plan(seed, rounds=2, budget=0.1, workers=2, repeats=1)
+
+    def rows(self) -> dict[str, Row]:
+        """All rows, by title."""
+        calls = {title: workload.row for title, workload in WORKLOADS.items()}
+        return calls | {title: row for scene in startup.scenes(self.workers) for title, row in scene.rows.items()}
+
+    def scenes(self, chosen: Collection[str]) -> list[Scene]:
+        """Those that have a chosen row."""
+        return [scene for scene in startup.scenes(self.workers) if not scene.rows.keys().isdisjoint(chosen)]
+
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Whole worlds, measured from their first moment: `python -m rpcbench.bench.startup API SCENE COUNT` prints JSON.
+"""Whole worlds, measured from their first moment: `python -m benchmarks.startup API SCENE COUNT` prints JSON.
 
 The clock runs from the request; imports of the starting process are left out on both sides. A cluster is started twice
 in one process: the second start finds warm what the first had to make. Torch keeps nothing warm (and cannot start a
@@ -27,8 +27,8 @@ import psutil
 import torch
 
 import rpcbench
-from rpcbench.bench.goals import BYTES, CORES, Goal, Row
-from rpcbench.bench.pair import BenchError, launch
+from benchmarks.pairs import BenchError, launch
+from benchmarks.rows import BYTES, CORES, Goal, Row
 
 OURS = "rpcbench.rpc"
 _SECONDS = 180.0
@@ -62,7 +62,7 @@ def scenes(workers: int) -> list[Scene]:
 
 def measure(api: str, scene: Scene) -> list[float]:
     """The values of the scene's rows, from a fresh process. BenchError where it fails."""
-    process = launch("rpcbench.bench.startup", api, scene.name, str(scene.size), stdout=subprocess.PIPE)
+    process = launch("benchmarks.startup", api, scene.name, str(scene.size), stdout=subprocess.PIPE)
     try:
         output, _ = process.communicate(timeout=_SECONDS)
     except subprocess.TimeoutExpired:

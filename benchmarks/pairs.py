@@ -1,6 +1,8 @@
-"""A pair of processes seen from the one that compares: start, ask, freeze, thaw, end.
+"""A pair of processes, driver and worker, as the comparison sees it: start, request a batch, freeze, thaw, end.
 
-The pair is a process group: one signal stops both, and Ctrl-C reaches us before them. They end with us, stopped or not.
+- A pair is a process group, so one signal stops both, and Ctrl-C reaches the comparison before the pair. Both processes
+  end with the comparison, even while they are stopped.
+- Two hosts are network namespaces joined by one cable; made and removed here. That needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,10 +21,56 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from benchmarks.rows import Batch
 from rpcbench.base.errors import RpcError
-from rpcbench.bench.figures import Batch
-from rpcbench.bench.hosts import Host
 from rpcbench.transport import run_dir
+
+_SECONDS = 10.0
+
+
+class Host(NamedTuple):
+    """A network namespace and its address on the cable."""
+
+    name: str
+    address: str
+
+    def command(self) -> list[str]:
+        """What to put before a command to run it there."""
+        return ["ip", "netns", "exec", self.name]
+
+
+def obstacle() -> str:
+    """Why two hosts cannot be made; empty if they can."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return "network namespaces need root and iproute2"
+    probe = f"rpcbench-{os.getpid()}-probe"
+    try:
+        _ip("netns", "add", probe)
+        _ip("netns", "del", probe)
+    except subprocess.CalledProcessError as error:
+        return f"no network namespaces: {error.stderr.decode().strip()}"
+    return ""
+
+
+@contextlib.contextmanager
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    """They are there inside the `with`."""
+    one, other = (Host(f"rpcbench-{os.getpid()}-{number}", f"10.231.8.{number}") for number in (1, 2))
+    with contextlib.ExitStack() as made:
+        for host in (one, other):
+            _ip("netns", "add", host.name)
+            made.callback(_ip, "netns", "del", host.name)
+        _ip("link", "add", "e0", "netns", one.name, "type", "veth", "peer", "name", "e0", "netns", other.name)
+        for host in (one, other):
+            _ip("-n", host.name, "link", "set", "lo", "up")
+            _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", "e0")
+            _ip("-n", host.name, "link", "set", "e0", "up")
+        yield one, other
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=_SECONDS)
+
 
 _REPLY_SECONDS = 120.0
 _END_SECONDS = 5.0
@@ -71,7 +120,7 @@ class Pair:
         here, there = (host.command() for host in side.hosts) if side.hosts else ([], [])
         ours, theirs = socket.socketpair()
         ours.settimeout(_REPLY_SECONDS)
-        member, given = "rpcbench.bench.member", theirs.fileno()
+        member, given = "benchmarks.member", theirs.fileno()
         with theirs:
             driver = launch(member, side.api, "0", url, str(given), descriptors=(given,), before=here, env=env)
         worker = launch(member, side.api, "1", url, group=driver.pid, before=there, env=env)

@@ -17,10 +17,9 @@ from typing import NamedTuple
 import torch
 from rich.table import Table
 
+from benchmarks.report import Point, curves
+from benchmarks.workloads import larger, same
 from rpcbench.base.errors import RpcError
-from rpcbench.bench.calls import larger
-from rpcbench.bench.payloads import same
-from rpcbench.bench.plots import Point, curves
 from rpcbench.launch.cluster import Cluster
 from rpcbench.runtime import current
 

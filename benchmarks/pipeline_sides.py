@@ -1,7 +1,10 @@
 """Both sides of the comparison of pipelines: ours on a cluster of two workers, torch's in two processes over gloo.
 
-Each takes orders: a model, a schedule and how many steps; and tells the seconds of each step and its loss. Who has no
-order waits for one and takes no time. A step is forward, backward and the optimizer's step; one thread computes.
+- A side accepts orders (model, schedule, number of steps) and reports the seconds of each step and its loss. A side
+  without an order waits for one and uses no CPU time. A step is forward, backward and optimizer; one thread computes.
+- Models and data are made from a seed alone, so each process makes the same ones.
+- `FixedCost` is a stage that takes a fixed time and computes next to nothing, so schedules can be compared with their
+  simulation. Its forward sleeps once, its backward twice: once for the input, once for the weights.
 """
 
 from __future__ import annotations
@@ -11,17 +14,125 @@ import multiprocessing
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional
 
-from rpcbench.bench.pair import BenchError
-from rpcbench.bench.pipeline_work import MICROBATCHES, RATE, work
+from benchmarks.pairs import BenchError
 from rpcbench.launch.cluster import Cluster
 from rpcbench.pipeline import Pipeline, split
+from rpcbench.pipeline.ops import Kind, Op
+
+
+class _Input(Function):
+    """Sleeps on the way there, and on the way back to the input."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradients[0], None
+
+
+class _Weight(Function):
+    """Sleeps on the way back to the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradients[0], None
+
+
+class FixedCost(nn.Module):
+    """A stage whose forward takes so many seconds, its backward twice as many. Its output is of its input's shape."""
+
+    def __init__(self, seconds: float, width: int = 4) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self.before, self.weight = nn.Parameter(torch.ones(width)), nn.Parameter(torch.ones(width))
+
+    def forward(self, value: Tensor) -> Tensor:
+        # `before` makes the first stage, whose input needs no gradient, sleep as long as the others.
+        way: Tensor = _Input.apply(value + self.before, self._seconds)  # type: ignore[no-untyped-call]
+        branch: Tensor = _Weight.apply(self.weight, self._seconds)  # type: ignore[no-untyped-call]
+        return way + branch
+
+
+def cost(op: Op) -> float:
+    """In units of a forward. The first stage makes no gradient of its input: all its backward is in its weights."""
+    if op.kind is Kind.BACKWARD:
+        return 2.0
+    if op.stage == 0 and op.kind in (Kind.INPUT, Kind.WEIGHT):
+        return 0.0 if op.kind is Kind.INPUT else 2.0
+    return 1.0
+
+
+def loss(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).mean()
+
+
+MICROBATCHES = 8
+RATE = 0.05
+SCHEDULES = ("gpipe", "1f1b")
+_LETTERS, _LENGTH, _WIDTH = 64, 32, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A model as two stages, a batch with its targets, and the loss."""
+
+    stages: tuple[nn.Sequential, nn.Sequential]
+    x: Tensor
+    y: Tensor
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+
+def mlp(dtype: torch.dtype = torch.float32) -> Work:
+    """Eight linear layers of 256, and 256 samples."""
+    layers = [layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.Tanh())]
+    stages = tuple(nn.Sequential(*layers[begin : begin + 8]).to(dtype) for begin in (0, 8))
+    return Work(stages, torch.randn(256, 256, dtype=dtype), torch.randn(256, 256, dtype=dtype), functional.mse_loss)  # type: ignore[arg-type]
+
+
+def transformer(dtype: torch.dtype = torch.float32) -> Work:
+    """Four layers of 64 over letters, and 32 texts of 32 letters."""
+    layers = [nn.TransformerEncoderLayer(_WIDTH, 4, 2 * _WIDTH, 0.0, batch_first=True) for _ in range(4)]
+    first = nn.Sequential(nn.Embedding(_LETTERS, _WIDTH), *layers[:2]).to(dtype)
+    second = nn.Sequential(*layers[2:], nn.Linear(_WIDTH, _LETTERS)).to(dtype)
+    texts = torch.randint(_LETTERS, (32, _LENGTH + 1))
+    return Work((first, second), texts[:, :-1], texts[:, 1:], letters_loss)
+
+
+def letters_loss(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+MODELS: dict[str, Callable[[torch.dtype], Work]] = {"MLP": mlp, "transformer": transformer}
+
+
+def work(model: str, seed: int, dtype: torch.dtype = torch.float32) -> Work:
+    """The same wherever the seed is."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return MODELS[model](dtype)
+
 
 _PATIENCE = 120.0
 

@@ -12,10 +12,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from rpcbench.bench import peers
-from rpcbench.bench.pair import BenchError
-from rpcbench.bench.peer_cells import PEERS, Peer
-from rpcbench.bench.peer_notebook import Plan
+from benchmarks import peers
+from benchmarks.pairs import BenchError
+from benchmarks.peer_notebook import PEERS, Peer, Plan
 
 _NAMESPACES = ("unshare", "--map-root-user", "--net", "--pid", "--fork", "--mount-proc", "--kill-child")
 _LOOPBACK = ("sh", "-c", 'ip link set lo up && exec "$@"', "sh")

@@ -1,4 +1,4 @@
-"""`rpcbench bench`: runs the comparison, prints the table, writes the JSON."""
+"""`python -m benchmarks`: runs the comparison, prints the table, writes the JSON."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks import fence, notebook_waits, panel_frames, panels, peer_notebook, peers, pipelines, rows, scaling, soak
+from benchmarks.compare import Plan, compare
+from benchmarks.pairs import BenchError
+from benchmarks.peer_notebook import PEERS
+from benchmarks.report import as_columns, as_markdown, as_plot, as_table, as_values
 from rpcbench.base.errors import RpcError
-from rpcbench.bench import fence, frames, notebook, peer_notebook, peer_table, pipelines, scaling, sides, soak, watching
-from rpcbench.bench.compare import compare
-from rpcbench.bench.pair import BenchError
-from rpcbench.bench.peer_cells import PEERS
-from rpcbench.bench.plan import Plan
-from rpcbench.bench.report import as_columns, as_markdown, as_plot, as_table, as_values
 
 OURS = "rpcbench"
 _WIDE = 150
@@ -40,7 +39,7 @@ def run(*, against: str, seed: int, quick: bool, rounds: int | None, only: Seque
         plan = replace(plan, rounds=rounds)
     if files.markdown:
         _between_marks(files.markdown, _BENCH, "")
-    figures = compare({OURS: OUR_MODULE, against: sides.module_of(against)}, plan, chosen(plan, only))
+    figures = compare({OURS: OUR_MODULE, against: rows.module_of(against)}, plan, chosen(plan, only))
     Console(width=None if sys.stdout.isatty() else _WIDE).print(as_table(figures, OURS, against, plan))
     if files.json:
         files.json.write_text(json.dumps(as_values(figures, OURS, against, plan), indent=2) + "\n")
@@ -93,20 +92,20 @@ def run_scaling(*, quick: bool, files: Files) -> None:
 
 def run_notebook(*, quick: bool, seed: int, kind: str, files: Files) -> None:
     """Print what a user of the notebook waits for, beside the bounds."""
-    bounds = list(notebook.measure(notebook.QUICK if quick else notebook.Plan(), seed, kind))
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(notebook.as_table(bounds))
+    bounds = list(notebook_waits.measure(notebook_waits.QUICK if quick else notebook_waits.Plan(), seed, kind))
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(notebook_waits.as_table(bounds))
     if files.json:
-        files.json.write_text(json.dumps(notebook.as_values(bounds, seed), indent=2) + "\n")
+        files.json.write_text(json.dumps(notebook_waits.as_values(bounds, seed), indent=2) + "\n")
 
 
 def run_panels(*, quick: bool, files: Files) -> None:
     """Print what panels cost the runtime, and how often a browser draws them."""
-    if problem := frames.obstacle():
+    if problem := panel_frames.obstacle():
         print(f"Not measured in a browser: {problem}.")
-    bounds = list(watching.measure(watching.QUICK if quick else watching.Plan()))
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(watching.as_table(bounds))
+    bounds = list(panels.measure(panels.QUICK if quick else panels.Plan()))
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(panels.as_table(bounds))
     if files.json:
-        files.json.write_text(json.dumps(watching.as_values(bounds), indent=2) + "\n")
+        files.json.write_text(json.dumps(panels.as_values(bounds), indent=2) + "\n")
 
 
 def run_pipelines(*, quick: bool, seed: int, files: Files) -> None:
@@ -122,10 +121,10 @@ def run_peers(names: Sequence[str], *, quick: bool, files: Files) -> None:
     """Print what was seen in notebooks of ours and of other libraries: these, or all that are installed."""
     if files.markdown:
         _between_marks(files.markdown, _PEERS, "")
-    measured = peer_table.chosen(names)
+    measured = peers.chosen(names)
     for peer in PEERS.values() if not names else ():
         if not peer.is_installed:
-            print(peer_table.missing(peer))
+            print(peers.missing(peer))
     found = {}
     for peer in measured:
         try:
@@ -134,11 +133,11 @@ def run_peers(names: Sequence[str], *, quick: bool, files: Files) -> None:
             if peer.name == OURS:
                 raise
             print(f"{peer.name} could not be measured: {error}")
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(peer_table.as_table(found))
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(peers.as_table(found))
     if files.json:
         files.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     if files.markdown:
-        files.markdown.write_text(_between_marks(files.markdown, _PEERS, peer_table.as_markdown(found)))
+        files.markdown.write_text(_between_marks(files.markdown, _PEERS, peers.as_markdown(found)))
 
 
 def run_soak(*, quick: bool) -> None:

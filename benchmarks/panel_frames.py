@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
+from benchmarks.pairs import BenchError
 from rpcbench.base.events import Row, Table
-from rpcbench.bench.pair import BenchError
 from rpcbench.panels import PANELS
 from rpcbench.telemetry.views import World, diff
 

@@ -1,4 +1,4 @@
-"""`rpcbench bench --notebook`: what a user of the notebook waits for, measured through a real kernel.
+"""`python -m benchmarks --notebook`: what a user of the notebook waits for, measured through a real kernel.
 
 Each figure is the worst of its tries, but for the median of empty cells. Nothing of ours runs in this process: it sees
 what a front end sees, and afterwards the processes and files of the machine.
@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import psutil
 from rich.table import Table
 
-from rpcbench.bench.driver import PATIENCE, Kernel, Message, kernel
-from rpcbench.bench.pair import BenchError
+from benchmarks.kernel_driver import PATIENCE, Kernel, Message, kernel
+from benchmarks.pairs import BenchError
 
 MARK = "RPCBENCH_BENCH_MARK"
 KINDS = ("process", "kernel")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from rpcbench.bench.fixed_cost import FixedCost, cost, loss
+from benchmarks.pipeline_sides import FixedCost, cost, loss
 from rpcbench.launch.cluster import Cluster
 from rpcbench.pipeline import Pipeline, schedule, simulate, split
 from rpcbench.pipeline.ops import Ops, gives, needs

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from rpcbench.bench.operation import Api, Operation, Prepare
+from benchmarks.rows import Api, Operation, Prepare
 
 _HEADER = struct.Struct("!cQ")
 _REPLY = struct.Struct("!d")

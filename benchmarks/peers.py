@@ -1,24 +1,27 @@
-"""`rpcbench bench --peers`: the same few deeds in notebooks of several libraries, seen from outside by one driver.
+"""`python -m benchmarks --peers`: the same few tasks in notebooks of several libraries, measured from outside.
 
-- Each group of deeds has a kernel of its own. What is not over within the patience of the plan is told as such, the
-  rest of its group is not tried, and the kernel goes with all that it started.
-- What stands in a row is what was seen, once; only an empty call and a printed line are the median of several.
+- Each group of tasks has a kernel of its own. A task that does not end in time is reported as such; the rest of its
+  group is not tried, and the kernel ends with all processes that it started.
+- A row shows one observation; only an empty call and a printed line are the median of several.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from rpcbench.bench.driver import Message, NotInTime, Ran
-from rpcbench.bench.pair import BenchError
-from rpcbench.bench.peer_cells import BY_ITSELF, Peer
-from rpcbench.bench.peer_notebook import Notebook, Plan, notebook, said
+from rich.table import Table
+
+from benchmarks.kernel_driver import Message, NotInTime, Ran
+from benchmarks.pairs import BenchError
+from benchmarks.peer_notebook import BY_ITSELF, OURS, PEERS, Notebook, Peer, Plan, notebook, said
+from rpcbench.base.errors import RpcError
 
 CALLS = (
     "start of two workers, until both have made a tensor",
@@ -155,3 +158,47 @@ def _end(ran: Ran) -> str:
 
 def _after(ran: Ran) -> str:
     return _end(ran) if ran.error else about(ran.seconds)
+
+
+Found = Mapping[str, Mapping[str, str]]  # by library, by row
+_NOTE = "seen once each, through a real kernel: rough figures, twice as much or half means nothing"
+
+
+def chosen(names: Sequence[str]) -> list[Peer]:
+    """Ours and those of these names, in any case, or all that are installed. RpcError where one is not there."""
+    known = {name.lower(): peer for name, peer in PEERS.items()}
+    for name in names:
+        if name.lower() not in known:
+            raise RpcError(f"no library {name!r} is known here; there are {', '.join(PEERS)}")
+        if not known[name.lower()].is_installed:
+            raise RpcError(missing(known[name.lower()]))
+    wanted = [known[name.lower()] for name in names] or [peer for peer in PEERS.values() if peer.is_installed]
+    return [peer for peer in PEERS.values() if peer is OURS or peer in wanted]
+
+
+def missing(peer: Peer) -> str:
+    """What is told instead of measuring it."""
+    return f"{peer.name} is not installed here: pip install {peer.packages}"
+
+
+def _rows(found: Found) -> list[tuple[str, ...]]:
+    titles = next(iter(found.values()))
+    return [(title, *(seen[title] for seen in found.values())) for title in titles]
+
+
+def as_table(found: Found) -> Table:
+    """One column for each library."""
+    table = Table("", *found, title=_NOTE)
+    for row in _rows(found):
+        table.add_row(*row)
+    return table
+
+
+def as_markdown(found: Found) -> str:
+    """The same with versions, and what it was measured on."""
+    headings = ("", *(f"{name} {PEERS[name].version}" for name in found))
+    body = [headings, ("---",) * len(headings), *_rows(found)]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in body)
+    load = os.getloadavg()[2]  # of fifteen minutes: the whole takes about ten
+    machine = f"{os.cpu_count()} cores under a load of {load:.1f}, Python {platform.python_version()}"
+    return f"{machine}; {_NOTE}.\n\n{table}\n"
