@@ -1,3 +1,3 @@
-// Added to the builder's own configuration. Numbers of modules otherwise depend on the folder that this is built in, and
-// the bundle shall be the same everywhere, byte for byte.
+// JupyterLab's builder merges this into its own configuration. Without it the module ids depend on the folder of the build, but
+// the bundle must be the same everywhere, byte for byte.
 module.exports = { optimization: { moduleIds: 'natural' } };

@@ -1,4 +1,5 @@
-// A button that shows an icon and says in words what it does. While it can do nothing it keeps the keyboard's focus.
+// A button with an icon. Its label stands in the tooltip and is read by screen readers.
+// Guarantees: a disabled button keeps the keyboard focus, as `aria-disabled` is set instead of `disabled`.
 
 import type { LabIcon } from '@jupyterlab/ui-components';
 import React from 'react';
@@ -7,6 +8,7 @@ export interface ButtonProps {
   icon: LabIcon;
   label: string;
   disabled?: boolean;
+  /** Whether the icon is mirrored. */
   flip?: boolean;
   onClick: () => void;
 }

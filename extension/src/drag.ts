@@ -1,43 +1,44 @@
-// A worker that is dragged from the sidebar and dropped on a cell: the cell runs there from then on. Elsewhere the same
-// drag drops text, `%%remote worker1`.
+// Drag and drop of workers: a user drags a worker from the sidebar to a code cell, which then runs on that worker.
+// Guarantees: only code cells accept a worker, and their editor does not insert the dragged text. Any other place that
+// accepts text receives `%%remote worker1`.
 
 import type { NotebookPanel } from '@jupyterlab/notebook';
 
-import { aim } from './aim';
+import { dropTarget } from './dropTarget';
 
-const KIND = 'application/x-rpcbench-worker';
-const OVER = 'rb-over';
+const MIME_TYPE = 'application/x-rpcbench-worker';
+const OVER_CLASS = 'rb-over';
 
-/** Begin to drag a worker. */
-export function drag(transfer: DataTransfer, worker: string): void {
-  transfer.setData(KIND, worker);
+/** Put the worker into the data of a drag that begins. */
+export function startDrag(transfer: DataTransfer, worker: string): void {
+  transfer.setData(MIME_TYPE, worker);
   transfer.setData('text/plain', `%%remote ${worker}\n`);
   transfer.effectAllowed = 'copy';
 }
 
-/** Let workers be dropped on the cells of this notebook. */
+/** Make the code cells of this notebook accept workers. */
 export function acceptWorkers(panel: NotebookPanel): void {
   const cellAt = (event: DragEvent) => {
-    const at = event.target;
-    return panel.content.widgets.find(cell => cell.model.type === 'code' && at instanceof Node && cell.node.contains(at));
+    const node = event.target;
+    return panel.content.widgets.find(cell => cell.model.type === 'code' && node instanceof Node && cell.node.contains(node));
   };
-  const mark = (over?: Element) => {
-    panel.node.querySelectorAll(`.${OVER}`).forEach(one => one !== over && one.classList.remove(OVER));
-    over?.classList.add(OVER);
+  const highlight = (over?: Element) => {
+    panel.node.querySelectorAll(`.${OVER_CLASS}`).forEach(one => one !== over && one.classList.remove(OVER_CLASS));
+    over?.classList.add(OVER_CLASS);
   };
-  const taken = (event: DragEvent) => {
-    const cell = event.dataTransfer?.types.includes(KIND) ? cellAt(event) : undefined;
+  const acceptingCell = (event: DragEvent) => {
+    const cell = event.dataTransfer?.types.includes(MIME_TYPE) ? cellAt(event) : undefined;
     if (cell) {
       event.preventDefault();
-      event.stopPropagation(); // the editor would take it as text
+      event.stopPropagation(); // otherwise the editor inserts the text
     }
     return cell;
   };
-  // Before the editors hear of it.
-  panel.node.addEventListener('dragover', event => mark(taken(event)?.node), true);
-  panel.node.addEventListener('dragleave', () => mark(), true);
+  // Capturing listeners run before the editors' own listeners.
+  panel.node.addEventListener('dragover', event => highlight(acceptingCell(event)?.node), true);
+  panel.node.addEventListener('dragleave', () => highlight(), true);
   panel.node.addEventListener('drop', event => {
-    aim(taken(event), event.dataTransfer?.getData(KIND) || null);
-    mark();
+    dropTarget(acceptingCell(event), event.dataTransfer?.getData(MIME_TYPE) || null);
+    highlight();
   }, true);
 }

@@ -1,4 +1,5 @@
-// Icons: of the sidebar and its tabs, a bench on which two workers stand; and the minus that JupyterLab lacks.
+// The icons that JupyterLab lacks: rpcbench's own, a bench with two workers on it, for the sidebar and the tabs, and a minus.
+// The class `jp-icon3` gives them the colour of the theme.
 
 import { LabIcon } from '@jupyterlab/ui-components';
 
@@ -17,4 +18,4 @@ const MINUS = `<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 2
 </svg>`;
 
 export const fewerIcon = new LabIcon({ name: 'rpcbench:fewer', svgstr: MINUS });
-export const benchIcon = new LabIcon({ name: 'rpcbench:bench', svgstr: BENCH });
+export const rpcbenchIcon = new LabIcon({ name: 'rpcbench:bench', svgstr: BENCH });

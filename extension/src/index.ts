@@ -1,4 +1,6 @@
-// rpcbench in JupyterLab: joins the parts. All that they do can be done by magics as well.
+// The plugin: it creates the sidebar, the commands, the target pickers and the status item, and adds them to JupyterLab.
+// Guarantees: magics can do everything that the extension does. It works without the optional services, such as the status
+// bar, which Jupyter Notebook does not have.
 
 import { ILabShell, ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, IToolbarWidgetRegistry } from '@jupyterlab/apputils';
@@ -6,12 +8,12 @@ import type { Cell } from '@jupyterlab/cells';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { IStatusBar } from '@jupyterlab/statusbar';
 
-import { Benches } from './benches';
+import { Actions } from './actions';
 import { addCommands } from './commands';
-import { Deeds } from './deeds';
 import { acceptWorkers } from './drag';
 import { TargetPicker } from './picker';
-import { revealCells } from './reveal';
+import { revealCells } from './revealCell';
+import { KernelSessions } from './sessions';
 import { Sidebar } from './sidebar';
 import { StatusItem } from './status';
 
@@ -32,20 +34,20 @@ const plugin: JupyterFrontEndPlugin<void> = {
     restorer: ILayoutRestorer | null,
     lab: ILabShell | null
   ) => {
-    const benches = new Benches(tracker);
-    const deeds = new Deeds(app, benches);
-    const sidebar = new Sidebar(benches, deeds);
+    const sessions = new KernelSessions(tracker);
+    const actions = new Actions(app, sessions);
+    const sidebar = new Sidebar(sessions, actions);
     app.shell.add(sidebar, lab ? 'left' : 'right', { rank: 600 });
     restorer?.add(sidebar, sidebar.id);
-    addCommands(app, benches, deeds, palette);
-    toolbars?.addFactory<Cell>('Cell', 'rpcbench-target', cell => new TargetPicker(cell, benches));
+    addCommands(app, sessions, actions, palette);
+    toolbars?.addFactory<Cell>('Cell', 'rpcbench-target', cell => new TargetPicker(cell, sessions));
     tracker.widgetAdded.connect((_, panel) => acceptWorkers(panel));
     tracker.forEach(acceptWorkers);
     revealCells(tracker, id => app.shell.activateById(id));
     if (statusBar) {
-      const item = new StatusItem(benches, () => app.shell.activateById(sidebar.id));
+      const item = new StatusItem(sessions, () => app.shell.activateById(sidebar.id));
       const isActive = () => item.isShown;
-      statusBar.registerStatusItem('rpcbench:workers', { item, align: 'left', rank: 5, isActive, activeStateChanged: benches.changed });
+      statusBar.registerStatusItem('rpcbench:workers', { item, align: 'left', rank: 5, isActive, activeStateChanged: sessions.changed });
     }
   }
 };

@@ -1,23 +1,25 @@
-// The first line of a cell that runs on workers, `%%remote worker1 -i x`: which targets it names, and how to change
-// them. Options stay as they are written when the targets change, and go with the line when it goes.
+// The first line of a cell that runs on workers, such as `%%remote worker1 -i x`: reads and changes its targets.
+// Guarantees: the functions are pure. A change of the targets keeps the options as they are written, in their order; the
+// line is removed as a whole, with its options.
 
 const LINE = /^(\s*)%%remote(?![^\s])([^\n]*)(\n|$)/;
 const WORD = /(?:"[^"]*"|'[^']*'|[^\s"'])+/g;
-const TAKES_A_VALUE = new Set(['-i', '-o', '--rref', '--timeout']);
+const OPTIONS_WITH_VALUE = new Set(['-i', '-o', '--rref', '--timeout']);
 
+/** Replace the text from `start` to `end`, offsets into the source, by `text`. */
 export interface Edit {
   start: number;
   end: number;
   text: string;
 }
 
-/** The targets that the cell's first line names, as they are written; null where the cell runs in the notebook. */
+/** Return the targets that the cell's first line names, as they are written; null if the cell runs in the notebook. */
 export function targetOf(source: string): string | null {
   const found = LINE.exec(source);
-  return found ? sorted(found[2] ?? '').targets.join(' ') : null;
+  return found ? split(found[2] ?? '').targets.join(' ') : null;
 }
 
-/** What to change so that the cell runs on `target`, in the notebook for null; null where it does so already. */
+/** Return the edit that makes the cell run on `target`, or in the notebook for null; null if it runs there already. */
 export function retarget(source: string, target: string | null): Edit | null {
   const found = LINE.exec(source);
   if (!found) {
@@ -27,18 +29,19 @@ export function retarget(source: string, target: string | null): Edit | null {
   if (target === null) {
     return { start, end: found[0].length, text: '' };
   }
-  const { targets, options } = sorted(found[2] ?? '');
+  const { targets, options } = split(found[2] ?? '');
   const end = found[0].length - (found[3]?.length ?? 0);
   return targets.join(' ') === target ? null : { start, end, text: ['%%remote', target, ...options].join(' ') };
 }
 
-function sorted(rest: string): { targets: string[]; options: string[] } {
+/** Split the rest of the line into targets and options; the value of an option follows it. */
+function split(rest: string): { targets: string[]; options: string[] } {
   const targets: string[] = [];
   const options: string[] = [];
-  let value = false;
+  let isValue = false;
   for (const word of rest.match(WORD) ?? []) {
-    (value || word.startsWith('-') ? options : targets).push(word);
-    value = !value && TAKES_A_VALUE.has(word);
+    (isValue || word.startsWith('-') ? options : targets).push(word);
+    isValue = !isValue && OPTIONS_WITH_VALUE.has(word);
   }
   return { targets, options };
 }

@@ -1,23 +1,24 @@
-// How many workers to start, and the button that starts them.
+// The form that starts workers: their number, and a button.
+// The button is disabled while the number is not a whole number of at least 1, or while an action runs.
 
 import React, { useState } from 'react';
 
-import type { Deeds } from './deeds';
-import { count } from './words';
+import type { Actions } from './actions';
+import { count } from './strings';
 
 export interface StartProps {
-  /** Whether rpcbench is to be loaded first. */
+  /** Whether the kernel must load rpcbench first. */
   loads: boolean;
   disabled: boolean;
-  deeds: Deeds;
+  actions: Actions;
 }
 
-export function StartForm({ loads, disabled, deeds }: StartProps): React.JSX.Element {
+export function StartForm({ loads, disabled, actions }: StartProps): React.JSX.Element {
   const [size, setSize] = useState(2);
-  const good = Number.isInteger(size) && size >= 1;
+  const isValid = Number.isInteger(size) && size >= 1;
   const start = (event: React.FormEvent) => {
     event.preventDefault();
-    void deeds.start(size);
+    void actions.start(size);
   };
   return (
     <form className="rb-start" onSubmit={start}>
@@ -31,8 +32,8 @@ export function StartForm({ loads, disabled, deeds }: StartProps): React.JSX.Ele
           onChange={event => setSize(event.target.valueAsNumber)}
         />
       </label>
-      <button type="submit" className="rb-button rb-first" disabled={disabled || !good}>
-        Start {good && count(size)}
+      <button type="submit" className="rb-button rb-first" disabled={disabled || !isValid}>
+        Start {isValid && count(size)}
       </button>
       <p className="rb-hint">
         {loads && (
@@ -40,7 +41,7 @@ export function StartForm({ loads, disabled, deeds }: StartProps): React.JSX.Ele
             Runs <code>%load_ext rpcbench</code> in this notebook&apos;s kernel first.{' '}
           </>
         )}
-        The same as <code>%cluster start {good ? size : 2}</code>.
+        The same as <code>%cluster start {isValid ? size : 2}</code>.
       </p>
     </form>
   );

@@ -1,23 +1,24 @@
-// The item in the status bar: how many workers the notebook has, and whether one is lost. A click shows the sidebar.
+// The item in the status bar: the number of workers of the current notebook, and how many are lost. A click shows the
+// sidebar. JupyterLab shows the item only while rpcbench is loaded in the notebook's kernel.
 
 import { ReactWidget } from '@jupyterlab/ui-components';
 import React from 'react';
 
-import type { Benches } from './benches';
-import { count } from './words';
+import type { KernelSessions } from './sessions';
+import { count } from './strings';
 
 export class StatusItem extends ReactWidget {
-  constructor(benches: Benches, activate: () => void) {
+  constructor(sessions: KernelSessions, activate: () => void) {
     super();
     this.addClass('rb-status');
-    this._benches = benches;
+    this._sessions = sessions;
     this._activate = activate;
-    benches.changed.connect(this._onChanged, this);
+    sessions.changed.connect(this._onChanged, this);
     this._onChanged();
   }
 
   get isShown(): boolean {
-    return this._benches.current?.phase === 'here';
+    return this._sessions.current?.phase === 'loaded';
   }
 
   private _onChanged(): void {
@@ -27,19 +28,19 @@ export class StatusItem extends ReactWidget {
   protected override render(): React.JSX.Element {
     return (
       <button className="rb-status-button" onClick={this._activate} title="Show the workers in the sidebar">
-        {this._words()}
+        {this._text()}
       </button>
     );
   }
 
-  private _words(): string {
-    const state = this._benches.current?.state;
+  private _text(): string {
+    const state = this._sessions.current?.state;
     const workers = state?.clusters.flatMap(cluster => cluster.workers) ?? [];
     const lost = workers.filter(worker => worker.state === 'lost').length;
     const doing = state?.doing[0];
     return doing ?? `rpcbench: ${workers.length ? count(workers.length) : 'no workers'}${lost ? `, ${lost} lost` : ''}`;
   }
 
-  private readonly _benches: Benches;
+  private readonly _sessions: KernelSessions;
   private readonly _activate: () => void;
 }

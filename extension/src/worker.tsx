@@ -1,21 +1,22 @@
-// One worker: how it is, in a shape, a colour and a word, and what can be done to it. It can be dragged to a cell.
+// The row of one worker in the sidebar: its state, as a shape, a colour and a word, and its buttons.
+// A worker of the current cluster that is not lost can be dragged to a cell, and can become the target of the active cell.
 
 import { refreshIcon, stopIcon, undoIcon } from '@jupyterlab/ui-components';
 import React from 'react';
 
+import type { Actions } from './actions';
 import { IconButton } from './button';
-import type { Deeds } from './deeds';
-import { drag } from './drag';
-import type { Cluster, Worker, WorkerState } from './words';
+import { startDrag } from './drag';
+import type { Cluster, Worker, WorkerState } from './strings';
 
 export interface WorkerProps {
   worker: Worker;
   cluster: Cluster;
   disabled: boolean;
-  deeds: Deeds;
+  actions: Actions;
 }
 
-export function WorkerRow({ worker, cluster, disabled, deeds }: WorkerProps): React.JSX.Element {
+export function WorkerRow({ worker, cluster, disabled, actions }: WorkerProps): React.JSX.Element {
   const { name, state } = worker;
   const lost = state === 'lost';
   return (
@@ -23,30 +24,30 @@ export function WorkerRow({ worker, cluster, disabled, deeds }: WorkerProps): Re
       className={`rb-worker rb-${state}`}
       data-worker={name}
       draggable={cluster.current && !lost}
-      onDragStart={event => drag(event.dataTransfer, name)}
-      title={cluster.current && !lost ? `Drag ${name} to a cell to run that there` : undefined}
+      onDragStart={event => startDrag(event.dataTransfer, name)}
+      title={cluster.current && !lost ? `Drag ${name} to a cell to run the cell there` : undefined}
     >
       <Mark state={state} />
       <span className="rb-name">{name}</span>
-      <span className="rb-about">{words(worker)}</span>
+      <span className="rb-about">{describe(worker)}</span>
       <span className="rb-space" />
       {cluster.current && !lost && (
-        <IconButton icon={undoIcon} label={`Let the active cell run on ${name}`} onClick={() => void deeds.aim(name)} flip />
+        <IconButton icon={undoIcon} label={`Let the active cell run on ${name}`} onClick={() => void actions.setTarget(name)} flip />
       )}
       {!lost && (
-        <IconButton icon={stopIcon} label={`Interrupt ${name}`} onClick={() => void deeds.interrupt(cluster, name)} />
+        <IconButton icon={stopIcon} label={`Interrupt ${name}`} onClick={() => void actions.interrupt(cluster, name)} />
       )}
       <IconButton
         icon={refreshIcon}
         label={lost ? `Start ${name} again` : `Restart ${name}`}
         disabled={disabled}
-        onClick={() => void deeds.restart(cluster, worker)}
+        onClick={() => void actions.restart(cluster, worker)}
       />
     </li>
   );
 }
 
-function words({ state, note, start, cpu }: Worker): string {
+function describe({ state, note, start, cpu }: Worker): string {
   const again = start > 1 ? [`start ${start}`] : [];
   const load = cpu > 0 ? [`${cpu} %`] : [];
   return (note ? [`lost: ${note}`] : [state, ...load, ...again]).join(' · ');

@@ -1,12 +1,15 @@
-// Shared by all panels: Python puts this text in front of a panel's own file, so browsers load one module.
-// Strings from workers only ever become text nodes or attribute values; nothing here parses markup.
-// The module is evaluated once per widget model, so its `live` state belongs to one panel.
+// The part that all panels share. Python puts this text in front of a panel's own file, so a browser loads one module.
+// Guarantees
+// - Strings from workers only become text nodes or attribute values; no code here parses markup.
+// - A node is kept while its key and its rows stay the same, so focus and a button that is pressed are not lost.
+// - A browser evaluates the module once per widget model, so variables at module level belong to one panel.
 
 const SVG = "http://www.w3.org/2000/svg";
 const natural = new Intl.Collator("en", { numeric: true }).compare;
 
 // ---- nodes
 
+// Sets attributes; null and undefined remove them.
 function set(node, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined) node.removeAttribute(name);
@@ -27,25 +30,26 @@ function html(name, attributes = {}, ...children) {
   return node;
 }
 
-const label = (x, y, words, kind, more = {}) => svg("text", { x, y, class: kind, ...more }, String(words));
-const tip = (words) => svg("title", {}, words);
-const short = (words, most) => (words.length > most ? words.slice(0, Math.max(1, most - 1)) + "…" : words);
-const tally = (count, noun, kind) => [count, count === 1 ? noun : `${noun}s`, kind];
-const many = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+const label = (x, y, text, kind, more = {}) => svg("text", { x, y, class: kind, ...more }, String(text));
+const tip = (text) => svg("title", {}, text);
+const shorten = (text, limit) => (text.length > limit ? text.slice(0, Math.max(1, limit - 1)) + "…" : text);
+const countStat = (count, noun, kind) => [count, count === 1 ? noun : `${noun}s`, kind];
+const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
-const fill = (node, words) => {
-  if (node.textContent !== words) node.textContent = words;
+const setText = (node, text) => {
+  if (node.textContent !== text) node.textContent = text;
 };
 
-function bytes(count) {
+function formatBytes(count) {
   if (count === null || count === undefined) return "–";
   const power = count < 1000 ? 0 : Math.min(4, Math.floor(Math.log10(count) / 3));
   const value = count / 1000 ** power;
   return `${value.toFixed(power && value < 99.95 ? 1 : 0)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 }
 
-// One child per key, in the order of the items, kept as long as its key is: nodes of unchanged rows are not touched.
-// `parts` are the row objects a child is drawn from; patches keep unchanged rows identical.
+// Makes the children of `parent` match `items`: one child per key, in the order of the items. A child is kept, untouched,
+// while all its `parts` are the same. `parts` are the row objects that it is drawn from, which deltas keep identical while
+// the rows do not change, and other values that it depends on.
 function join(parent, items, make) {
   const before = parent.children_ ?? new Map();
   const after = new Map();
@@ -65,13 +69,15 @@ function join(parent, items, make) {
   parent.children_ = after;
 }
 
-// Places that stay: a key keeps its slot while it lives, a new key takes the first free one.
+// Gives keys slots: a key keeps its slot while it is in use, and a new key takes the first free slot. Keys move
+// together only if more than 8 slots, and more slots than are used, are free.
 class Slots {
   constructor() {
     this.slots = [];
   }
 
-  place(keys, most) {
+  // Returns [key, slot] for each key that has a slot; there are at most `limit` slots.
+  place(keys, limit) {
     const wanted = new Set(keys);
     this.slots = this.slots.map((key) => (wanted.has(key) ? key : null));
     const used = this.slots.filter((key) => key !== null);
@@ -80,7 +86,7 @@ class Slots {
     for (const key of wanted) {
       const free = this.slots.indexOf(null);
       if (free >= 0) this.slots[free] = key;
-      else if (this.slots.length < most) this.slots.push(key);
+      else if (this.slots.length < limit) this.slots.push(key);
       else break;
     }
     while (this.slots.length && this.slots.at(-1) === null) this.slots.pop();
@@ -90,7 +96,8 @@ class Slots {
 
 // ---- the view and its deltas
 
-function patched(view, delta) {
+// Returns the view after a delta. Sections and rows that the delta does not change are the same objects as before.
+function applyDelta(view, delta) {
   const next = { ...view };
   for (const [section, change] of Object.entries(delta)) {
     if (change === null) {
@@ -104,48 +111,50 @@ function patched(view, delta) {
   return next;
 }
 
-// Follows one model: whole states that are newer than what is known, deltas that fit it exactly.
-// After a gap it stands still until the next whole state.
-class Live {
+// Follows the state of one model: accepts whole states that are newer than its own, and the delta of the next version.
+// After a gap in the versions it ignores deltas until the next whole state.
+class LiveView {
   constructor(model) {
     this.version = -1;
     this.view = {};
-    this.ears = new Set();
-    model.on("change:state", () => this.whole(model.get("state")));
-    model.on("change:problem", () => this.tell());
-    model.on("msg:custom", (message) => this.heard(message));
-    this.whole(model.get("state"));
+    this.listeners = new Set();
+    model.on("change:state", () => this.onState(model.get("state")));
+    model.on("change:problem", () => this.notify());
+    model.on("msg:custom", (message) => this.onMessage(message));
+    this.onState(model.get("state"));
   }
 
-  whole({ version, view }) {
+  onState({ version, view }) {
     if (version <= this.version) return;
     this.version = version;
     this.view = view;
-    this.tell();
+    this.notify();
   }
 
-  heard({ kind, version, delta }) {
+  onMessage({ kind, version, delta }) {
     if (kind !== "delta" || version !== this.version + 1) return;
     this.version = version;
-    this.view = patched(this.view, delta);
-    this.tell();
+    this.view = applyDelta(this.view, delta);
+    this.notify();
   }
 
-  tell() {
-    for (const ear of this.ears) ear();
+  notify() {
+    for (const listener of this.listeners) listener();
   }
 }
 
 // ---- the frame around a picture
 
-const MOST_HIGH = 460; // of its body, as in the style sheet
+const MAX_HEIGHT = 460; // of the body in pixels, as in common.css
 
-// Keys pressed in a panel are not the notebook's, where Enter would open the cell and a letter may delete it.
-function keep(event) {
+// Keeps keys that a user presses in a panel from the notebook, where Enter edits the cell and a letter may delete it. Escape
+// and keys with a modifier still reach the notebook.
+function stopPlainKeys(event) {
   const { key, ctrlKey, metaKey, altKey, shiftKey } = event;
   if (key !== "Escape" && !ctrlKey && !metaKey && !altKey && !shiftKey) event.stopPropagation();
 }
 
+// A panel's frame: its head line with figures, the error that stopped it, the picture, a hint, and the legend.
 class Frame {
   constructor(name, title) {
     this.stats = html("span", { class: "rb-stats" });
@@ -160,141 +169,147 @@ class Frame {
     this.body.append(this.top, this.picture, this.hint);
     this.root = html("section", { class: `rb-panel rb-${name}`, "aria-label": title });
     this.root.append(this.head, this.problem, this.body, this.legend);
-    this.root.addEventListener("keydown", keep);
+    this.root.addEventListener("keydown", stopPlainKeys);
     this.tallest = 0;
-    this.ends = []; // called when the view goes
+    this.cleanups = []; // functions to call when the view is removed
   }
 
-  // [value, what, kind] each, in fixed places
-  say(...stats) {
+  // Shows figures, [value, text, CSS class] each, in fixed places.
+  showStats(...stats) {
     const items = stats.map((stat, key) => ({ key, parts: stat, stat }));
-    join(this.stats, items, (_, { stat: [value, what, kind = ""] }) =>
-      html("span", { class: `rb-stat ${kind}` }, html("b", {}, String(value)), ` ${what}`),
+    join(this.stats, items, (_, { stat: [value, text, kind = ""] }) =>
+      html("span", { class: `rb-stat ${kind}` }, html("b", {}, String(value)), ` ${text}`),
     );
   }
 
-  explain(items) {
+  // Shows the legend, [mark, text] each.
+  showLegend(items) {
     const draw = (mark) => svg("svg", { width: 18, height: 18, viewBox: "-9 -9 18 18", "aria-hidden": "true" }, mark);
-    this.legend.replaceChildren(...items.map(([mark, word]) => html("span", {}, draw(mark), word)));
+    this.legend.replaceChildren(...items.map(([mark, text]) => html("span", {}, draw(mark), text)));
   }
 
-  // Size of the picture; the panel grows and never shrinks, so what stands below it stays where it is. `exact`: the
-  // picture itself may shrink inside.
-  size(width, height, head = 0, exact = false) {
+  // Sets the size of the picture. The panel grows and never shrinks, so the page below it does not move. With `exact` the
+  // picture may shrink, and the body keeps its height.
+  resize(width, height, head = 0, exact = false) {
     this.tallest = Math.max(this.tallest, height);
     const tall = exact ? height : this.tallest;
-    if (exact) set(this.body, { style: `min-height: ${Math.min(MOST_HIGH, this.tallest + head)}px` });
+    if (exact) set(this.body, { style: `min-height: ${Math.min(MAX_HEIGHT, this.tallest + head)}px` });
     set(this.top, { width, height: head, viewBox: `0 0 ${width} ${head}`, style: head ? null : "display:none" });
     set(this.picture, { width, height: tall, viewBox: `0 0 ${width} ${tall}` });
   }
 
-  describe(words) {
-    if (this.text.textContent !== words) this.text.textContent = words;
+  // Sets the picture's description, which screen readers read.
+  describe(text) {
+    if (this.text.textContent !== text) this.text.textContent = text;
   }
 
-  // What to do when there is nothing to draw: [text, code]
-  empty(words) {
-    const content = words ? [words[0], html("code", {}, words[1])] : [];
-    if (Boolean(words) !== this.hint.childNodes.length > 0) this.hint.replaceChildren(...content);
+  // Shows a hint, [text, code], if there is nothing to draw; null removes it.
+  showHint(hint) {
+    const content = hint ? [hint[0], html("code", {}, hint[1])] : [];
+    if (Boolean(hint) !== this.hint.childNodes.length > 0) this.hint.replaceChildren(...content);
   }
 }
 
-// The module's default export: `build(frame, model)` gives `draw(view, width)`, called at most once per animation frame.
+// Returns the module's default export. `build(frame, model)` runs once per browser view and returns `draw(view, width)`, which
+// runs at most once per animation frame.
 const panel = (name, title, build) => () => {
   let live;
   return {
     initialize({ model }) {
-      live = new Live(model);
+      live = new LiveView(model);
     },
     render({ model, el }) {
-      const eye = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
+      const viewId = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
       const frame = new Frame(name, title);
       const draw = build(frame, model);
-      let due = 0;
+      let pending = 0; // the request of an animation frame
       const paint = () => {
-        due = 0;
+        pending = 0;
         const problem = model.get("problem");
         frame.problem.hidden = !problem;
         frame.problem.textContent = problem ? `This panel stopped: ${problem}. Run its cell again.` : "";
         if (live.version > 0 && frame.body.clientWidth > 0) draw(live.view, Math.max(360, frame.body.clientWidth));
       };
-      const soon = () => (due ||= requestAnimationFrame(paint));
-      const watch = new ResizeObserver(soon);
-      const closed = () => {
+      const schedule = () => (pending ||= requestAnimationFrame(paint));
+      const observer = new ResizeObserver(schedule);
+      const sendClosed = () => {
         try {
-          model.send({ kind: "closed", eye });
+          model.send({ kind: "closed", eye: viewId });
         } catch (error) {
-          console.debug("nobody is told that a panel is closed, as its kernel has gone", error);
+          console.debug("the kernel is gone and cannot be told that a panel was closed", error);
         }
       };
-      frame.redraw = soon; // for what a reader chooses
+      frame.redraw = schedule; // for the panel's own controls
       el.append(frame.root);
-      live.ears.add(soon);
-      watch.observe(frame.body);
-      window.addEventListener("pagehide", closed);
-      model.send({ kind: "opened", eye });
-      soon();
+      live.listeners.add(schedule);
+      observer.observe(frame.body);
+      window.addEventListener("pagehide", sendClosed);
+      model.send({ kind: "opened", eye: viewId });
+      schedule();
       return () => {
-        live.ears.delete(soon);
-        watch.disconnect();
-        cancelAnimationFrame(due);
-        window.removeEventListener("pagehide", closed);
-        closed();
-        for (const end of frame.ends) end();
+        live.listeners.delete(schedule);
+        observer.disconnect();
+        cancelAnimationFrame(pending);
+        window.removeEventListener("pagehide", sendClosed);
+        sendClosed();
+        for (const cleanup of frame.cleanups) cleanup();
       };
     },
   };
 };
 
-// ---- workers as columns, the same in every panel that has them
+// ---- workers as columns, equal in all panels that have them
 
-const LEFT = 176;
+const LEFT = 176; // pixels beside the columns
 const RIGHT = 76;
 
+// Returns the geometry of the columns; `key` changes with anything that moves or redraws all of them.
 function columns(workers, width) {
   const list = Object.values(workers).sort((a, b) => a.id - b.id);
   const step = Math.min(230, Math.max(20, (width - LEFT - RIGHT) / Math.max(1, list.length)));
-  const places = new Map(list.map((worker, i) => [worker.id, LEFT + step * (i + 0.5)]));
+  const centers = new Map(list.map((worker, i) => [worker.id, LEFT + step * (i + 0.5)]));
   const longest = Math.max(0, ...list.map((worker) => worker.name.length));
   const slanted = step < 16 + 6.8 * Math.min(longest, 14);
   return {
     list,
     step,
     slanted,
-    x: (id) => places.get(id),
+    x: (id) => centers.get(id),
     head: slanted ? 78 : 44,
     width: Math.max(width, LEFT + step * list.length + RIGHT),
     key: `${width} ${list.map((worker) => `${worker.id} ${worker.name} ${worker.state}`).join()}`,
   };
 }
 
-// Worker names over their columns; `note` gives the small words below a name.
+// Draws the workers' names above their columns; `note(worker)` returns the small text below a name.
 function drawHead(frame, cols, note) {
   const items = cols.list.map((worker) => ({ key: worker.id, parts: [cols.key, note(worker)], worker }));
   join(frame.top, items, (id, { worker }) => {
-    const name = short(worker.name, cols.slanted ? 12 : Math.floor((cols.step - 8) / 6.8));
+    const name = shorten(worker.name, cols.slanted ? 12 : Math.floor((cols.step - 8) / 6.8));
     const state = worker.state === "up" ? "" : ` · ${worker.state}`;
-    const words = `${worker.name} (id ${id})${state} · ${note(worker)}`;
+    const title = `${worker.name} (id ${id})${state} · ${note(worker)}`;
     const [x, kind] = [cols.x(id), `rb-worker rb-is-${worker.state}`];
     if (cols.slanted) {
       const at = { transform: `translate(${x - 2} ${cols.head - 8}) rotate(-48)` };
-      return svg("g", {}, tip(words), label(0, 0, name + state, kind, at));
+      return svg("g", {}, tip(title), label(0, 0, name + state, kind, at));
     }
     const below = label(x, 35, state ? worker.state : note(worker), `rb-note ${state ? kind : ""}`);
-    return svg("g", { class: "rb-middle" }, tip(words), label(x, 19, name, kind), below);
+    return svg("g", { class: "rb-middle" }, tip(title), label(x, 19, name, kind), below);
   });
 }
 
-const leftOut = (workers) => {
+// Returns the figure of events that workers dropped and did not report, if there are any.
+const leftOutStats = (workers) => {
   const count = Object.values(workers).reduce((sum, worker) => sum + worker.left_out, 0);
   return count ? [[count, "left out", "rb-warn"]] : [];
 };
 
-// A curve from one column to another with its arrow head drawn by hand: marker ids would clash between panels.
+// Draws a curve with an arrow head from one column to another. The head is a path of its own, as the ids of SVG markers would
+// clash between the panels of a page.
 function arrow(x1, x2, y, rise, kind, room = 9) {
-  const way = Math.sign(x2 - x1);
+  const direction = Math.sign(x2 - x1);
   const gap = Math.min(room, Math.abs(x2 - x1) / 4);
-  const [from, to] = [x1 + way * gap, x2 - way * (gap + 2)];
+  const [from, to] = [x1 + direction * gap, x2 - direction * (gap + 2)];
   const curve = `M${from} ${y} Q${(from + to) / 2} ${y - 2 * rise} ${to} ${y}`;
   const angle = (Math.atan2(2 * rise, (to - from) / 2) * 180) / Math.PI;
   const tipAt = `translate(${to} ${y}) rotate(${angle})`;

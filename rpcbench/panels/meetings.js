@@ -1,42 +1,46 @@
-// Collectives among messages: rows of dots. A dot is a member that has come, a ring one that is missing.
+// Collectives in the messages panel: each is a row among the messages, with a mark in the column of each member.
+// A dot is a member that has entered, a ring one that is missing; the member that entered last has a dot of its own style.
+// Python puts this text between `common.js` and `messages.js`; it uses names of both.
 
-// Collectives as rows among messages. `came` are their entries, `missing` ids of those who have not come.
-function meetings({ workers, collectives = {}, entries = {} }) {
+// Returns collectives as rows like those of messages. `entered` are the rows of members that have entered, `missing` the ids
+// of the others. A member outside this world has no id here and is left out.
+function collectiveRows({ workers, collectives = {}, entries = {} }) {
   const ids = new Map(Object.values(workers).map(({ id, name }) => [name, id]));
-  const came = {};
-  for (const entry of Object.values(entries)) (came[entry.collective] ??= []).push(entry);
-  const unlike = { kind: "Collective", call: "", rrefs: [], context: "", tries: 1, received: null };
+  const entered = {};
+  for (const entry of Object.values(entries)) (entered[entry.collective] ??= []).push(entry);
+  const defaults = { kind: "Collective", call: "", rrefs: [], context: "", tries: 1, received: null }; // fields of messages
   return Object.fromEntries(
     Object.entries(collectives).map(([key, row]) => {
       const missing = row.missing.map((name) => ids.get(name)).filter((id) => id !== undefined);
-      return [key, { ...row, ...unlike, label: `${row.op} #${row.number}`, sent: row.begin, came: came[key] ?? [], missing }];
+      return [key, { ...row, ...defaults, label: `${row.op} #${row.number}`, sent: row.begin, entered: entered[key] ?? [], missing }];
     }),
   );
 }
 
-const endsOf = (row, names) => (row.came ? row.members : [names(row.from), names(row.to)]);
+// The names of a message's sender and receiver, or of a collective's members.
+const endsOf = (row, names) => (row.entered ? row.members : [names(row.from), names(row.to)]);
 
-function meetingSentence(row, began, names) {
+function collectiveSentence(row, began, names) {
   const shape = row.shape ? ` of ${row.shape}` : "";
-  const parts = [`${row.op}${shape} in ${row.group} #${row.number} at ${took(row.sent - began)}`];
-  if (row.end !== null) parts.push(`took ${took(row.end - row.begin)}`);
+  const parts = [`${row.op}${shape} in ${row.group} #${row.number} at ${formatSeconds(row.sent - began)}`];
+  if (row.end !== null) parts.push(`took ${formatSeconds(row.end - row.begin)}`);
   if (row.state !== "done") parts.push(row.state);
   if (row.last !== null) parts.push(`${names(row.last)} came last`);
-  for (const { worker, waited } of row.came) if (waited) parts.push(`${names(worker)} waited ${took(waited)}`);
-  if (row.last === null && row.state === "open") parts.push(`entered: ${row.came.map(({ worker }) => names(worker)).join(" ")}`);
+  for (const { worker, waited } of row.entered) if (waited) parts.push(`${names(worker)} waited ${formatSeconds(waited)}`);
+  if (row.last === null && row.state === "open") parts.push(`entered: ${row.entered.map(({ worker }) => names(worker)).join(" ")}`);
   if (row.missing.length) parts.push(`missing: ${row.missing.map(names).join(" ")}`);
-  if (row.bytes) parts.push(`${bytes(row.bytes)} of data`);
+  if (row.bytes) parts.push(`${formatBytes(row.bytes)} of data`);
   return parts.join(", ");
 }
 
-// A dot where each has come, a ring where one is missing.
-function dots(row, cols) {
+// Draws the marks of a collective's members, and a line that joins them.
+function memberMarks(row, cols) {
   const y = STEP / 2;
-  const all = [...row.came.map(({ worker }) => worker), ...row.missing].map(cols.x);
-  const dot = (id, kind) => svg("circle", { class: `rb-dot ${kind}`, cx: cols.x(id), cy: y, r: 5, "data-worker": id });
+  const all = [...row.entered.map(({ worker }) => worker), ...row.missing].map(cols.x);
+  const mark = (id, kind) => svg("circle", { class: `rb-dot ${kind}`, cx: cols.x(id), cy: y, r: 5, "data-worker": id });
   return [
     svg("line", { class: "rb-line", x1: Math.min(...all), x2: Math.max(...all), y1: y, y2: y }),
-    ...row.came.map(({ worker }) => dot(worker, worker === row.last ? "rb-last" : "rb-came")),
-    ...row.missing.map((id) => dot(id, "rb-missing")),
+    ...row.entered.map(({ worker }) => mark(worker, worker === row.last ? "rb-last" : "rb-came")),
+    ...row.missing.map((id) => mark(id, "rb-missing")),
   ];
 }

@@ -1,64 +1,67 @@
-// Messages: a lifeline per member, an arrow per message, in the order in which they were sent. Only what is in sight
-// is drawn. A message that has come before anything else happened is level; the others slope down to where they came.
-// A collective is a row of dots, one for each member that has come; the one that came last is told apart.
+// The messages panel: a lifeline for each member and an arrow for each message, in the order of sending.
+// An arrow is level if nothing else happened before the message arrived; otherwise it slopes down to the row of its arrival. A
+// collective is a row of dots (see `meetings.js`).
+// Guarantees: only rows in sight are drawn. A user who has scrolled to the end stays at the end when messages are added.
 
-const STEP = 22;
-const MARGIN = 3; // slots drawn beyond the edges of what is in sight
+const STEP = 22; // pixels from one slot to the next
+const MARGIN = 3; // slots drawn above and below those in sight
+// Groups of kinds with one colour each: the text in the legend, and the kinds.
 const GROUPS = {
   call: ["calls", ["Call", "Create", "Fetch", "Parcel"]],
   answer: ["answers", ["Result"]],
-  failure: ["failures, calls given up", ["Failure", "Cancel", "WalkFailed", "Forget", "Fate"]],
-  rref: ["RRefs", ["ForkRequest", "ForkAccept", "ChildAccept", "UserDelete", "Uncreated"]],
-  autograd: ["autograd", ["Discover", "Discovered", "Gradients", "Settled", "ReleaseContext", "Attending"]],
+  failure: ["failures, cancelled calls", ["Failure", "Cancel", "BackwardFailed", "CancelDelivery", "DeliveryReport"]],
+  rref: ["RRefs", ["ForkRequest", "ForkAccept", "ChildAccept", "UserDelete", "CreateFailed"]],
+  autograd: ["autograd", ["Discover", "Discovered", "Gradients", "Settled", "ReleaseContext", "ContextParticipant"]],
   collective: ["collectives", ["Collective"]],
 };
-const GROUP = new Map(Object.entries(GROUPS).flatMap(([group, [, kinds]]) => kinds.map((kind) => [kind, group])));
-const USUAL = "all but notices";
-const ALL = "all kinds";
+const GROUP_OF_KIND = new Map(Object.entries(GROUPS).flatMap(([group, [, kinds]]) => kinds.map((kind) => [kind, group])));
+const DEFAULT_KINDS = "all but notices";
+const ALL_KINDS = "all kinds";
 
-const took = (seconds) =>
+const formatSeconds = (seconds) =>
   seconds >= 1
     ? `${seconds.toFixed(2)} s`
     : seconds >= 1e-3
       ? `${(seconds * 1e3).toFixed(1)} ms`
       : `${Math.round(seconds * 1e6)} µs`;
 
-// ---- which messages, and where: pure
+// ---- pure functions: which messages are shown, and where
 
-// Words that must all be true of a message: `call:0.17`, `rref:0.4`, `context:…`, `from:…`, `to:…`, `at:…` (one of the
-// ends), or part of its kind, label or the names of its ends.
-function wanted(words, kind, names) {
-  const tests = words.trim().split(/\s+/).filter(Boolean).map((word) => {
+// Returns a test for messages. All words of `text` must match: `call:0.17`, `rref:0.4`, `context:…`, `from:…`, `to:…`, `at:…`
+// (sender or receiver), or a part of the kind, the label, or the name of the sender or receiver.
+function messageFilter(text, kind, names) {
+  const tests = text.trim().split(/\s+/).filter(Boolean).map((word) => {
     const [, field, value] = /^(call|rref|context|from|to|at):(.*)$/.exec(word) ?? [];
     if (field === "rref") return (row) => row.rrefs.includes(value);
     if (field === "call" || field === "context") return (row) => row[field] === value;
     if (field === "at") return (row) => endsOf(row, names).includes(value);
-    if (field) return (row) => !row.came && names(row[field]) === value;
+    if (field) return (row) => !row.entered && names(row[field]) === value;
     const part = word.toLowerCase();
     return (row) => `${row.kind} ${row.label} ${row.group ?? ""} ${endsOf(row, names).join(" ")}`.toLowerCase().includes(part);
   });
-  const meant = kind === ALL ? () => true : kind === USUAL ? (row) => row.kind !== "Notice" : (row) => row.kind === kind;
-  return (row) => meant(row) && tests.every((test) => test(row));
+  const hasKind = kind === ALL_KINDS ? () => true : kind === DEFAULT_KINDS ? (row) => row.kind !== "Notice" : (row) => row.kind === kind;
+  return (row) => hasKind(row) && tests.every((test) => test(row));
 }
 
-// A slot for each moment: where a message was sent and, unless nothing happened in between, where it came.
-function laidOut(messages, keep) {
+// Gives each event a slot, in the order of time: one for the sending of a message, and one for its arrival, unless nothing else
+// happened in between. `keep` is the test for messages to show.
+function layOut(messages, keep) {
   const places = [];
-  const moments = [];
+  const events = [];
   for (const [key, row] of Object.entries(messages)) {
     if (!keep(row)) continue;
     const sent = row.sent ?? row.received;
     const place = { key, row, sent, from: 0, to: 0 };
     places.push(place);
-    moments.push({ at: sent, place, first: true });
+    events.push({ at: sent, place, first: true });
     if (row.sent !== null && row.received !== null) {
-      moments.push({ at: Math.max(sent, row.received), place, first: false });
+      events.push({ at: Math.max(sent, row.received), place, first: false });
     }
   }
-  moments.sort((a, b) => a.at - b.at || Number(b.first) - Number(a.first));
+  events.sort((a, b) => a.at - b.at || Number(b.first) - Number(a.first));
   let slot = -1;
   let before = null;
-  for (const { place, first } of moments) {
+  for (const { place, first } of events) {
     if (first) place.from = place.to = ++slot;
     else place.to = before === place ? slot : ++slot;
     before = place;
@@ -67,125 +70,132 @@ function laidOut(messages, keep) {
   return { places, slots: slot + 1 };
 }
 
+// Describes a message or a collective in one sentence.
 function sentence(row, began, names) {
-  if (row.came) return meetingSentence(row, began, names);
-  const about = [row.call && `call ${row.call}`, ...row.rrefs.map((rref) => `RRef ${rref}`)];
-  about.push(row.context && `context ${row.context}`, row.bytes && `${bytes(row.bytes)} of data`);
-  if (row.tries > 1) about.push(`sent ${row.tries} times`);
-  const when = row.sent === null ? "" : ` at ${took(row.sent - began)}`;
-  const how =
+  if (row.entered) return collectiveSentence(row, began, names);
+  const details = [row.call && `call ${row.call}`, ...row.rrefs.map((rref) => `RRef ${rref}`)];
+  details.push(row.context && `context ${row.context}`, row.bytes && `${formatBytes(row.bytes)} of data`);
+  if (row.tries > 1) details.push(`sent ${row.tries} times`);
+  const when = row.sent === null ? "" : ` at ${formatSeconds(row.sent - began)}`;
+  const outcome =
     row.state === "received" && row.sent !== null
-      ? `received ${took(Math.max(0, row.received - row.sent))} later`
+      ? `received ${formatSeconds(Math.max(0, row.received - row.sent))} later`
       : row.state === "untold"
-        ? "its receiver left out whether it came"
+        ? "its receiver did not report whether it arrived"
         : row.state;
   const label = row.label ? ` ${row.label}` : "";
-  return [`${row.kind}${label}, ${names(row.from)} → ${names(row.to)}${when}, ${how}`, ...about.filter(Boolean)].join(", ");
+  return [`${row.kind}${label}, ${names(row.from)} → ${names(row.to)}${when}, ${outcome}`, ...details.filter(Boolean)].join(", ");
 }
 
 // ---- marks
 
-function head(x, y, angle) {
+function arrowHead(x, y, angle) {
   return svg("path", { class: "rb-tip", d: "M1 0 L-7 -3.5 L-7 3.5 Z", transform: `translate(${x} ${y}) rotate(${angle})` });
 }
 
+// Draws a message of a member to itself.
 function loop(x, y1, y2) {
   const low = Math.max(y2, y1 + 9);
   const line = svg("path", { class: "rb-line", d: `M${x} ${y1 - 4} h16 V${low} H${x + 2}` });
-  return [line, head(x + 1, low, 180)];
+  return [line, arrowHead(x + 1, low, 180)];
 }
 
-// From one lifeline to the other; what has not come ends on the way.
-function way({ row, from, to }, cols) {
+// Draws a message from one lifeline to the other. The line of a message that has not arrived ends before the receiver.
+function messageArrow({ row, from, to }, cols) {
   const [x1, x2] = [cols.x(row.from), cols.x(row.to)];
   const [y1, y2] = [STEP / 2, (to - from) * STEP + STEP / 2];
   if (row.from === row.to) return loop(x1, y1, y2);
-  const came = row.state === "received";
-  const end = came ? x2 - Math.sign(x2 - x1) : x1 + (x2 - x1) * 0.72;
+  const arrived = row.state === "received";
+  const end = arrived ? x2 - Math.sign(x2 - x1) : x1 + (x2 - x1) * 0.72;
   const line = svg("line", { class: "rb-line", x1, y1, x2: end, y2 });
   if (row.state === "lost") return [line, svg("path", { class: "rb-cross", d: "M-4 -4 L4 4 M-4 4 L4 -4", transform: `translate(${end} ${y2})` })];
-  return [line, head(end, y2, (Math.atan2(y2 - y1, end - x1) * 180) / Math.PI)];
+  return [line, arrowHead(end, y2, (Math.atan2(y2 - y1, end - x1) * 180) / Math.PI)];
 }
 
-// What stands at the end of a row: of a message how it is, if that is unusual, of a collective how long it took.
-function moreOf(row) {
-  if (row.came) return row.state === "done" ? took(row.end - row.begin) : row.state;
+// Returns the text at the end of a row: the state of a message if it is unusual, or the duration of a collective.
+function rowNote(row) {
+  if (row.entered) return row.state === "done" ? formatSeconds(row.end - row.begin) : row.state;
   return row.state === "received" ? (row.tries > 1 ? `${row.tries} tries` : "") : row.state;
 }
 
-function arrowOf(place, cols, began, names, chosen) {
+// Draws the row of one message or collective.
+function messageRow(place, cols, began, names, chosen) {
   const { key, row, from } = place;
   const room = Math.floor((LEFT + cols.step / 2 - 84) / 6.4);
-  const told = row.came ? row.label : row.label ? `${row.kind} ${row.label}` : row.kind;
-  const more = moreOf(row);
+  const name = row.entered ? row.label : row.label ? `${row.kind} ${row.label}` : row.kind;
+  const note = rowNote(row);
   return svg(
     "g",
     {
-      class: `rb-message rb-${GROUP.get(row.kind) ?? "other"} rb-is-${row.state.replace(" ", "-")}${chosen ? " rb-chosen" : ""}`,
+      class: `rb-message rb-${GROUP_OF_KIND.get(row.kind) ?? "other"} rb-is-${row.state.replace(" ", "-")}${chosen ? " rb-chosen" : ""}`,
       transform: `translate(0 ${from * STEP})`,
       "data-message": key,
       "data-state": row.state,
     },
     tip(sentence(row, began, names)),
     svg("rect", { class: "rb-band", width: cols.width, height: STEP }),
-    label(66, 15, took(place.sent - began), "rb-note rb-end"),
-    label(76, 15, short(told, room), "rb-what"),
-    ...(row.came ? dots(row, cols) : way(place, cols)),
-    label(cols.width - 10, 15, more || (row.bytes ? bytes(row.bytes) : ""), `rb-note rb-end${more ? " rb-more" : ""}`),
+    label(66, 15, formatSeconds(place.sent - began), "rb-note rb-end"),
+    label(76, 15, shorten(name, room), "rb-what"),
+    ...(row.entered ? memberMarks(row, cols) : messageArrow(place, cols)),
+    label(cols.width - 10, 15, note || (row.bytes ? formatBytes(row.bytes) : ""), `rb-note rb-end${note ? " rb-more" : ""}`),
   );
 }
 
-function swatches() {
-  const tipOf = (group) => (group === "collective" ? svg("circle", { class: "rb-dot", r: 5 }) : head(8, 0, 0));
-  const mark = (group) => svg("g", { class: `rb-message rb-${group}` }, svg("line", { class: "rb-line", x1: -8, x2: 4 }), tipOf(group));
+// Returns the entries of the legend.
+function legend() {
+  const end = (group) => (group === "collective" ? svg("circle", { class: "rb-dot", r: 5 }) : arrowHead(8, 0, 0));
+  const mark = (group) => svg("g", { class: `rb-message rb-${group}` }, svg("line", { class: "rb-line", x1: -8, x2: 4 }), end(group));
   const dashed = svg("g", { class: "rb-message rb-is-under-way rb-call" }, svg("line", { class: "rb-line", x1: -8, x2: 8 }));
   const lost = svg("g", { class: "rb-message rb-is-lost" }, svg("path", { class: "rb-cross", d: "M-4 -4 L4 4 M-4 4 L4 -4" }));
   const last = svg("circle", { class: "rb-dot rb-last", r: 5 });
-  const marks = Object.entries(GROUPS).map(([group, [words]]) => [mark(group), words]);
+  const marks = Object.entries(GROUPS).map(([group, [text]]) => [mark(group), text]);
   return [...marks, [last, "came last"], [dashed, "under way"], [lost, "lost"]];
 }
 
-// ---- what the reader asks for
+// ---- the user's controls
 
-function tools(frame, changed) {
-  const words = html("input", { type: "search", placeholder: "call:0.17  rref:0.4  at:worker1  name", "aria-label": "Show only messages that match" });
+// Adds a search field and a choice of kinds, and below the picture the details of the chosen message. `changed` is called after
+// each change of the filter.
+function controls(frame, changed) {
+  const search = html("input", { type: "search", placeholder: "call:0.17  rref:0.4  at:worker1  name", "aria-label": "Show only messages that match" });
   const kinds = html("select", { "aria-label": "Kinds of messages" });
   const detail = html("p", { class: "rb-detail", role: "status" });
   const only = html("span", { class: "rb-only" });
-  frame.head.append(html("span", { class: "rb-tools" }, words, kinds));
+  frame.head.append(html("span", { class: "rb-tools" }, search, kinds));
   frame.root.insertBefore(html("div", { class: "rb-below" }, detail, only), frame.legend);
-  words.addEventListener("input", changed);
+  search.addEventListener("input", changed);
   kinds.addEventListener("change", changed);
-  const offer = (found) => {
-    const [value, options] = [kinds.value || USUAL, [USUAL, ALL, ...found]];
+  const offerKinds = (found) => {
+    const [value, options] = [kinds.value || DEFAULT_KINDS, [DEFAULT_KINDS, ALL_KINDS, ...found]];
     if (kinds.dataset.all === options.join()) return;
     kinds.dataset.all = options.join();
     kinds.replaceChildren(...options.map((kind) => html("option", { value: kind }, kind)));
-    kinds.value = options.includes(value) ? value : USUAL;
+    kinds.value = options.includes(value) ? value : DEFAULT_KINDS;
   };
   const button = (term) => {
-    const made = html("button", { type: "button" }, term);
-    made.addEventListener("click", () => {
-      words.value = words.value === term ? "" : term;
+    const node = html("button", { type: "button" }, term);
+    node.addEventListener("click", () => {
+      search.value = search.value === term ? "" : term;
       changed();
     });
-    return made;
+    return node;
   };
-  const show = (text, terms) => {
+  const showDetail = (text, terms) => {
     if (detail.textContent === text) return;
     detail.textContent = text;
     only.replaceChildren(...terms.map(button));
   };
-  return { words: () => words.value, kind: () => kinds.value || USUAL, offer, show };
+  return { text: () => search.value, kind: () => kinds.value || DEFAULT_KINDS, offerKinds, showDetail };
 }
 
-const termsOf = (row) => [
+// Returns the filters that a message's ids suggest; each becomes a button.
+const filterTerms = (row) => [
   ...(row.call ? [`call:${row.call}`] : []),
   ...row.rrefs.slice(0, 8).map((rref) => `rref:${rref}`),
   ...(row.context ? [`context:${row.context}`] : []),
 ];
 
-// What is said of all messages, whether they are shown or not.
+// Counts all messages, shown or not, by state. `began` is the time of the first one.
 function totals(messages) {
   const rows = Object.values(messages);
   const states = {};
@@ -195,71 +205,71 @@ function totals(messages) {
 }
 
 function headline(frame, view, places, { all, states }) {
-  const [going, lost] = [states["under way"] ?? 0, states.lost ?? 0];
+  const [underWay, lost] = [states["under way"] ?? 0, states.lost ?? 0];
   const skew = Math.max(0, ...Object.values(view.clocks).map((clock) => clock.error));
-  const together = places.filter(({ row }) => row.came).length;
-  const kept = places.length - together;
-  frame.say(
-    tally(kept, "message"),
-    ...(together ? [tally(together, "collective")] : []),
+  const collectives = places.filter(({ row }) => row.entered).length;
+  const shown = places.length - collectives;
+  frame.showStats(
+    countStat(shown, "message"),
+    ...(collectives ? [countStat(collectives, "collective")] : []),
     [all - places.length, "filtered out"],
-    [going, "under way", going ? "rb-wait" : ""],
+    [underWay, "under way", underWay ? "rb-wait" : ""],
     ...(lost ? [[lost, "lost", "rb-warn"]] : []),
     ...(states.open ? [[states.open, "open", "rb-wait"]] : []),
-    ...(skew ? [[`± ${took(skew)}`, "between hosts"]] : []),
-    ...leftOut(view.workers),
+    ...(skew ? [[`± ${formatSeconds(skew)}`, "between hosts"]] : []),
+    ...leftOutStats(view.workers),
   );
-  frame.empty(all ? null : ["No message yet. Make a call: ", 'rpc.rpc_sync("worker1", torch.add, (1, 2))']);
-  const besides = together ? `, ${many(together, "collective")}` : "";
-  frame.describe(`${many(kept, "message")}, ${going} under way, ${lost} lost${besides}.`);
+  frame.showHint(all ? null : ["No message yet. Make a call: ", 'rpc.rpc_sync("worker1", torch.add, (1, 2))']);
+  const others = collectives ? `, ${plural(collectives, "collective")}` : "";
+  frame.describe(`${plural(shown, "message")}, ${underWay} under way, ${lost} lost${others}.`);
 }
 
 export default panel("messages", "Messages", (frame) => {
-  const [lives, rows] = [svg("g"), svg("g")];
-  frame.picture.append(lives, rows);
-  frame.explain(swatches());
+  const [lifelines, rows] = [svg("g"), svg("g")];
+  frame.picture.append(lifelines, rows);
+  frame.showLegend(legend());
   set(frame.body, { "aria-label": "Messages, picture: arrow keys choose a message" });
   let [view, width, chosen] = [null, 0, null];
-  let [plan, planned, sum, all] = [{ places: [], slots: 0 }, [], null, {}];
-  const asked = tools(frame, () => view && paint());
+  let [layout, inputs, summary, all] = [{ places: [], slots: 0 }, [], null, {}];
+  const filter = controls(frame, () => view && paint());
 
-  // Where all messages lie; made anew only for other messages, or another wish.
-  function arrange(names) {
-    const wish = [view.messages, view.collectives, view.entries, view.workers, asked.words(), asked.kind()];
-    if (wish.every((part, i) => part === planned[i])) return false;
-    all = { ...view.messages, ...meetings(view) };
-    sum = totals(all);
-    asked.offer(sum.kinds);
-    const follows = planned.length && frame.body.scrollTop + frame.body.clientHeight >= frame.body.scrollHeight - 4;
-    plan = laidOut(all, wanted(asked.words(), asked.kind(), names));
-    planned = wish;
-    frame.tallest = 0;
+  // Updates the layout if the messages or the filter have changed. Returns whether the body should scroll to the end.
+  function updateLayout(names) {
+    const current = [view.messages, view.collectives, view.entries, view.workers, filter.text(), filter.kind()];
+    if (current.every((part, i) => part === inputs[i])) return false;
+    all = { ...view.messages, ...collectiveRows(view) };
+    summary = totals(all);
+    filter.offerKinds(summary.kinds);
+    const follows = inputs.length && frame.body.scrollTop + frame.body.clientHeight >= frame.body.scrollHeight - 4;
+    layout = layOut(all, messageFilter(filter.text(), filter.kind(), names));
+    inputs = current;
+    frame.tallest = 0; // a filter may leave few rows, so this picture may shrink
     return follows;
   }
 
   function paint() {
     const names = (id) => view.workers[id].name;
     const cols = columns(view.workers, width);
-    const follows = arrange(names);
-    const { places, slots } = plan;
-    headline(frame, view, places, sum);
-    frame.size(cols.width, Math.max(5, slots) * STEP + 6, cols.head);
+    const follows = updateLayout(names);
+    const { places, slots } = layout;
+    headline(frame, view, places, summary);
+    frame.resize(cols.width, Math.max(5, slots) * STEP + 6, cols.head);
     if (follows) frame.body.scrollTop = frame.body.scrollHeight;
     drawHead(frame, cols, () => "");
-    const { began } = sum;
+    const { began } = summary;
     const top = Math.floor(frame.body.scrollTop / STEP) - MARGIN;
     const bottom = top + Math.ceil(frame.body.clientHeight / STEP) + 2 * MARGIN;
-    const seen = places.filter(({ from, to }) => from <= bottom && to >= top);
+    const visible = places.filter(({ from, to }) => from <= bottom && to >= top);
     const tall = Math.max(5, slots) * STEP;
     join(
-      lives,
+      lifelines,
       cols.list.map((worker) => ({ key: worker.id, parts: [cols.key, tall], worker })),
       (id, { worker }) => svg("line", { class: `rb-life rb-is-${worker.state}`, x1: cols.x(id), x2: cols.x(id), y1: 0, y2: tall }),
     );
-    const items = seen.map((place) => ({ key: place.key, parts: [cols.key, place.row, place.from, place.to, began, place.key === chosen], place }));
-    join(rows, items, (key, { place }) => arrowOf(place, cols, began, names, key === chosen));
+    const items = visible.map((place) => ({ key: place.key, parts: [cols.key, place.row, place.from, place.to, began, place.key === chosen], place }));
+    join(rows, items, (key, { place }) => messageRow(place, cols, began, names, key === chosen));
     const row = chosen !== null ? all[chosen] : null;
-    asked.show(row ? sentence(row, began, names) : "", row ? termsOf(row) : []);
+    filter.showDetail(row ? sentence(row, began, names) : "", row ? filterTerms(row) : []);
   }
 
   function choose(key) {
@@ -268,7 +278,7 @@ export default panel("messages", "Messages", (frame) => {
   }
 
   function stepBy(by) {
-    const { places } = plan;
+    const { places } = layout;
     const at = places.findIndex((place) => place.key === chosen);
     const next = places[Math.min(places.length - 1, Math.max(0, at < 0 ? 0 : at + by))];
     if (!next) return;
@@ -278,10 +288,10 @@ export default panel("messages", "Messages", (frame) => {
     choose(next.key);
   }
 
-  let due = 0;
+  let pending = 0;
   frame.body.addEventListener("scroll", () => {
-    due ||= requestAnimationFrame(() => {
-      due = 0;
+    pending ||= requestAnimationFrame(() => {
+      pending = 0;
       if (view) paint();
     });
   });
@@ -293,8 +303,8 @@ export default panel("messages", "Messages", (frame) => {
   });
   rows.addEventListener("click", (event) => choose(event.target.closest("[data-message]").dataset.message));
 
-  return (next, wide) => {
-    [view, width] = [next, wide];
+  return (nextView, nextWidth) => {
+    [view, width] = [nextView, nextWidth];
     paint();
   };
 });

@@ -1,10 +1,11 @@
-// Pipeline timeline: a lane per worker, a block per operation with its letter and micro-batch. Forwards stand at the top
-// of a lane and backwards at its bottom, so they are told apart without colours too. A dashed line is time in which a
-// worker waits; below the blocks stands what its stages hold. While a step runs, the step before it stands pale to the
-// right of the moving front, so the picture is never empty and keeps its scale. The slider goes back to earlier steps.
+// The pipeline panel: a timeline with a lane for each worker and a block for each operation, with its letter and micro-batch.
+// Forwards are at the top of a lane and backwards at the bottom, so a user can tell them apart without colours. A dashed line
+// is time in which the worker waits; the area below the blocks is the memory that its stages hold.
+// While a step runs, the pale blocks to the right of the moving front are those of the step before: the picture is never empty
+// and keeps its scale. The slider goes back to earlier steps.
 
-const [START, END, AXIS, TALL] = [150, 84, 30, 424];
-const [MOST_STEPS, MEMORY] = [64, 11];
+const [START, END, AXIS, LANES_HEIGHT] = [150, 84, 30, 424]; // pixels: left and right of the lanes, the axis, all lanes
+const [MAX_STEPS, MEMORY] = [64, 11];
 const NAMES = {
   F: "forward",
   B: "backward",
@@ -18,46 +19,48 @@ const kindOf = (op) => (op in NAMES ? op : "other");
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
 const stateOf = (op) => (op.failed ? "failed" : op.end === null ? "runs" : "ended");
 
-// 1, 1.2, 1.5, 2 … times a power of ten: the scale of the time axis changes seldom
+// Rounds up to 1, 1.2, 1.5, 2 … times a power of ten, so that the scale of the time axis rarely changes.
 function roundUp(seconds) {
   const power = 10 ** Math.floor(Math.log10(seconds));
   return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((step) => step * power >= seconds * 0.999) * power;
 }
 
-function duration(seconds, unit = seconds) {
+// Returns a time as text, in the unit that fits `unit`: ticks of one axis have one unit.
+function formatDuration(seconds, unit = seconds) {
   if (unit >= 1) return `${+seconds.toPrecision(3)} s`;
   return unit >= 1e-3 ? `${+(seconds * 1e3).toPrecision(3)} ms` : `${+(seconds * 1e6).toPrecision(3)} µs`;
 }
 
-// Which part of a lane's height an operation takes: [from, to].
-const PLACE = { F: [0, 0.78], R: [0, 0.5], B: [0.22, 1], I: [0.22, 1], W: [0.5, 1], A: [0.3, 0.7], other: [0.22, 0.78] };
+// The part of a lane's height that each kind of operation takes: [from, to].
+const VERTICAL_SPAN = { F: [0, 0.78], R: [0, 0.5], B: [0.22, 1], I: [0.22, 1], W: [0.5, 1], A: [0.3, 0.7], other: [0.22, 0.78] };
 
+// Draws the block of an operation; `at` is the geometry.
 function block(key, op, step, at, pale) {
   const [from, to] = [op.begin - step.begin, (op.end ?? step.end) - step.begin];
   const [x, wide] = [at.scale(from), Math.max(1.5, at.scale(to) - at.scale(from) - 0.8)];
-  const [high, low] = PLACE[kindOf(op.op)];
+  const [high, low] = VERTICAL_SPAN[kindOf(op.op)];
   const [y, tall] = [at.y(op.worker) + high * at.tall, (low - high) * at.tall];
-  const number = op.op === "A" ? "" : op.microbatch; // an all-reduce is one of no micro-batch
+  const number = op.op === "A" ? "" : op.microbatch; // an all-reduce belongs to no micro-batch
   const of = op.op === "A" ? "" : ` of micro-batch ${number}`;
-  const words = `${NAMES[op.op] ?? op.op}${of}, stage ${op.stage}, step ${op.step}`;
-  const time = op.end === null ? "runs" : `${duration(to - from)}; then the stage holds ${bytes(op.held)}`;
+  const text = `${NAMES[op.op] ?? op.op}${of}, stage ${op.stage}, step ${op.step}`;
+  const time = op.end === null ? "runs" : `${formatDuration(to - from)}; then the stage holds ${formatBytes(op.held)}`;
   const state = stateOf(op);
   const node = svg("g", {
     class: `rb-op rb-op-${kindOf(op.op)} ${pale ? "rb-pale" : ""} rb-${state}`,
     "data-op": key,
     "data-state": state,
   });
-  node.append(tip(`${words}: ${state === "failed" ? "failed after " : ""}${time}`));
+  node.append(tip(`${text}: ${state === "failed" ? "failed after " : ""}${time}`));
   node.append(svg("rect", { x, y, width: wide, height: tall, rx: Math.min(3, wide / 3) }));
   const mark = state === "failed" ? "!" : "";
-  const fits = [`${mark}${op.op}${number}`, `${mark || number}`].find(
-    (text) => wide >= 5 + 7 * text.length && tall >= 12,
+  const fitting = [`${mark}${op.op}${number}`, `${mark || number}`].find(
+    (each) => wide >= 5 + 7 * each.length && tall >= 12,
   );
-  if (fits && !pale) node.append(label(x + wide / 2, y + tall / 2 + 4, fits, "rb-number"));
+  if (fitting && !pale) node.append(label(x + wide / 2, y + tall / 2 + 4, fitting, "rb-number"));
   return node;
 }
 
-// What each worker does in `shown`, and how busy it was in `measured`.
+// Returns the lanes: each worker's part of the step `shown`, and how busy it was in the step `measured`.
 function lanesOf(view, shown, measured) {
   const ids = new Set([...shown.lanes, ...(measured?.lanes ?? [])].map((lane) => lane.worker));
   return [...ids]
@@ -70,36 +73,37 @@ function lanesOf(view, shown, measured) {
     });
 }
 
-// What a worker that runs nothing waits for; its stage is said already where it has but one.
+// Returns the text of the operation that an idle worker waits for. A worker with one stage needs no stage number here.
 const waitsFor = ({ now, stages }) =>
   now?.next ? `, waits for ${stages.length > 1 ? now.next : now.next.replace(/^\d+/, "")}` : "";
 
+// Draws a lane's background, the worker's name and stages, and how busy it was.
 function laneHead(lane, y, at, width) {
   const { id, worker, stages, replica, busy, now } = lane;
   const { pitch } = at;
   const [roomy, memory] = [pitch >= 34, at.memory > 0];
-  const own = (stages.length === 1 ? "stage" : "stages") + (stages.length ? ` ${stages.join(", ")}` : " –");
-  const run = replica === null ? own : `${own}, replica ${replica}`;
+  const stageText = (stages.length === 1 ? "stage" : "stages") + (stages.length ? ` ${stages.join(", ")}` : " –");
+  const role = replica === null ? stageText : `${stageText}, replica ${replica}`;
   const middle = y + pitch / 2;
-  const full = 34;
-  const holds = now ? `holds ${bytes(now.held)}, ${bytes(now.peak)} at most` : "";
+  const barWidth = 34;
+  const holds = now ? `holds ${formatBytes(now.held)}, ${formatBytes(now.peak)} at most` : "";
   const data = { "data-worker": id, "data-done": now?.done, "data-planned": now?.planned, "data-next": now?.next };
   return svg(
     "g",
     { class: `rb-lane rb-is-${worker.state}`, "data-replica": replica, ...data, "data-held": now?.held, "data-peak": now?.peak },
-    tip(`${worker.name} (${worker.state}), ${run}${waitsFor(lane)}, busy ${percent(busy)}${now ? `, ${holds}` : ""}`),
+    tip(`${worker.name} (${worker.state}), ${role}${waitsFor(lane)}, busy ${percent(busy)}${now ? `, ${holds}` : ""}`),
     svg("rect", { class: "rb-track", x: START, y: y + 1, width: width - START - END, height: pitch - 2, rx: 3 }),
-    label(12, memory ? middle - 10 : roomy ? middle - 2 : middle + 4, short(worker.name, roomy ? 17 : 12), "rb-worker"),
+    label(12, memory ? middle - 10 : roomy ? middle - 2 : middle + 4, shorten(worker.name, roomy ? 17 : 12), "rb-worker"),
     roomy
-      ? label(12, memory ? middle + 5 : middle + 13, short(run + waitsFor(lane), 24), "rb-note")
-      : label(108, middle + 4, short(stages.join(","), 5), "rb-note"),
-    memory && now ? label(12, middle + 19, `peak ${bytes(now.peak)}`, "rb-note") : "",
-    svg("rect", { class: "rb-track", x: width - 74, y: middle - 3, width: full, height: 6, rx: 3 }),
+      ? label(12, memory ? middle + 5 : middle + 13, shorten(role + waitsFor(lane), 24), "rb-note")
+      : label(108, middle + 4, shorten(stages.join(","), 5), "rb-note"),
+    memory && now ? label(12, middle + 19, `peak ${formatBytes(now.peak)}`, "rb-note") : "",
+    svg("rect", { class: "rb-track", x: width - 74, y: middle - 3, width: barWidth, height: 6, rx: 3 }),
     svg("rect", {
       class: "rb-busy",
       x: width - 74,
       y: middle - 3,
-      width: full * Math.min(1, busy ?? 0),
+      width: barWidth * Math.min(1, busy ?? 0),
       height: 6,
       rx: 3,
     }),
@@ -107,8 +111,9 @@ function laneHead(lane, y, at, width) {
   );
 }
 
-// A worker's time in the step as a line, which the blocks hide, and what its stages hold as an area below them.
-function laneCourse(lane, ops, step, at, most) {
+// Draws a worker's time in the step as a line, which blocks cover, and the memory that its stages hold as an area below. `most`
+// is the largest such memory of all workers.
+function laneTrace(lane, ops, step, at, most) {
   const [from, to] = [at.scale(0), at.scale(step.end - step.begin)];
   const middle = at.y(lane.id) + at.tall / 2;
   const line = svg("line", { class: "rb-waits", x1: from, x2: to, y1: middle, y2: middle });
@@ -134,36 +139,38 @@ function axis(span, scale, y, width) {
     "g",
     { class: "rb-axis" },
     ...ticks.map((at) => svg("line", { x1: scale(at), x2: scale(at), y1: 0, y2: y + 4 })),
-    ...ticks.map((at) => label(scale(at), y + 17, duration(at, span), "rb-note rb-center")),
+    ...ticks.map((at) => label(scale(at), y + 17, formatDuration(at, span), "rb-note rb-center")),
     label(width - 6, y + 17, "busy", "rb-note rb-end"),
   );
 }
 
-// Idle share of the latest complete steps as small columns; a full column is a step without any work, a line the ideal.
-function history(steps) {
+// Draws the idle share of the latest complete steps as small columns: a full column is a step without any work, the line is the
+// ideal share.
+function idleColumns(steps) {
   return steps.map((step, i) => {
     const column = (kind, tall) => svg("rect", { class: kind, x: i * 7, y: 18 - tall, width: 5, height: tall });
-    const words = `step ${step.step}: idle ${percent(step.idle)}, ideal ${percent(step.ideal)}`;
+    const text = `step ${step.step}: idle ${percent(step.idle)}, ideal ${percent(step.ideal)}`;
     const y = 18 - 18 * (step.ideal ?? 0);
     const ideal = svg("line", { class: "rb-ideal", x1: i * 7 - 0.5, x2: i * 7 + 5.5, y1: y, y2: y });
-    return svg("g", {}, tip(words), column("rb-track", 18), column("rb-past", 18 * step.idle), ideal);
+    return svg("g", {}, tip(text), column("rb-track", 18), column("rb-past", 18 * step.idle), ideal);
   });
 }
 
 const swatch = (kind) => {
-  const [high, low] = PLACE[kind];
+  const [high, low] = VERTICAL_SPAN[kind];
   const rect = svg("rect", { x: -8, y: 16 * high - 8, width: 16, height: 16 * (low - high), rx: 3 });
   const letter = label(0, 8 * (high + low) - 4, kind === "other" ? "?" : kind, "rb-number");
   return svg("g", { class: `rb-op rb-op-${kind}` }, rect, letter);
 };
-const ALWAYS = () => [
+// The entries of the legend that do not depend on the kinds of operations.
+const fixedLegend = () => [
   [svg("line", { class: "rb-waits", x1: -8, x2: 8, y1: 0, y2: 0 }), "waits"],
   [svg("path", { class: "rb-memory", d: "M-8 6 L-8 1 L0 1 L0 -4 L8 -4 L8 6 Z" }), "activations held"],
 ];
 
-// Where lanes and times lie for one picture; `key` changes with anything that moves them all.
+// Returns the positions of lanes and times in one picture; `key` changes with anything that moves all of them.
 function geometry(lanes, width, span) {
-  const pitch = Math.max(12, Math.min(64, Math.floor(TALL / lanes.length)));
+  const pitch = Math.max(12, Math.min(64, Math.floor(LANES_HEIGHT / lanes.length)));
   const edge = pitch > 30 ? 5 : pitch > 18 ? 3 : 2;
   const memory = pitch >= 50 ? MEMORY : 0;
   const tops = new Map(lanes.map((lane, i) => [lane.id, i * pitch]));
@@ -184,28 +191,28 @@ const STATES = { running: "so far", complete: "in all", failed: "until it failed
 function headline(frame, shown, measured, workers) {
   const [idle, ideal] = [percent(measured?.idle ?? null), percent(measured?.ideal ?? null)];
   const when = measured && measured.step !== shown.step ? ` in step ${measured.step}` : "";
-  const took = shown ? duration(shown.end - shown.begin) : "–";
+  const length = shown ? formatDuration(shown.end - shown.begin) : "–";
   const [state, kind] = [STATES[shown?.state] ?? "", shown?.state === "failed" ? "rb-warn" : ""];
   const figures = [[idle, `idle${when}`, "rb-big"], [ideal, "ideal"]];
-  frame.say([`step ${shown?.step ?? "–"}`, ""], ...figures, [took, state, kind], ...leftOut(workers));
-  frame.empty(
+  frame.showStats([`step ${shown?.step ?? "–"}`, ""], ...figures, [length, state, kind], ...leftOutStats(workers));
+  frame.showHint(
     shown ? null : ["No pipeline step yet. Run one: ", "Pipeline(stages, microbatches=8, loss_fn=…).step(x, y)"],
   );
-  const words = shown
-    ? `Step ${shown.step}, ${shown.state}: ${many(shown.ops, "operation")}. Idle ${idle}${when}, ideal ${ideal}.`
+  const text = shown
+    ? `Step ${shown.step}, ${shown.state}: ${plural(shown.ops, "operation")}. Idle ${idle}${when}, ideal ${ideal}.`
     : "No step yet.";
-  frame.describe(words);
+  frame.describe(text);
 }
 
-// The blocks of one step, those that `wanted` picks.
-function drawStep(parent, step, at, pale, wanted) {
+// Draws the blocks of one step, those for which `keep` is true.
+function drawStep(parent, step, at, pale, keep) {
   const items = step.rows
-    .filter(([, op]) => wanted(op))
+    .filter(([, op]) => keep(op))
     .map(([key, op]) => ({ key, parts: [at.key, op, step.begin, op.end ?? step.end], op }));
   join(parent, items, (key, { op }) => block(key, op, step, at, pale));
 }
 
-function drawLanes(parent, courses, lanes, step, at, width) {
+function drawLanes(parent, traces, lanes, step, at, width) {
   const heads = lanes.map((lane) => ({
     key: lane.id,
     parts: [at.key, lane.busy, lane.worker, lane.now, lane.stages.join()],
@@ -216,26 +223,26 @@ function drawLanes(parent, courses, lanes, step, at, width) {
   const lines = lanes
     .filter(({ now }) => now)
     .map((lane) => ({ key: lane.id, parts: [at.key, lane.now, step.begin, step.end, most], lane }));
-  join(courses, lines, (id, { lane }) => {
+  join(traces, lines, (id, { lane }) => {
     const own = step.rows.map(([, op]) => op).filter((op) => op.worker === id);
-    return laneCourse(lane, own, step, at, most);
+    return laneTrace(lane, own, step, at, most);
   });
 }
 
-// The legend: forward and backward, and each other kind from when it is first seen.
+// Returns a function that shows the legend. It adds each kind of operation when it is first seen, and keeps it.
 function legend(frame) {
   const kinds = new Set();
   return (ops) => {
     const before = kinds.size;
     for (const op of ops) kinds.add(kindOf(op));
     if (kinds.size > before)
-      frame.explain([...[...kinds].map((kind) => [swatch(kind), NAMES[kind] ?? "other"]), ...ALWAYS()]);
+      frame.showLegend([...[...kinds].map((kind) => [swatch(kind), NAMES[kind] ?? "other"]), ...fixedLegend()]);
   };
 }
 
-// The steps seen so far, in order, each with its lanes and operations. One whose end was not seen is dropped once the
-// view has it no more, and all are when the view has none.
-class Seen {
+// The steps seen so far, by begin, each with its lanes and operations; at most `MAX_STEPS`. A running step is dropped if the view
+// no longer has it, as its end is unknown. All steps are dropped when the view has none.
+class StepHistory {
   constructor() {
     this.steps = new Map();
   }
@@ -249,16 +256,16 @@ class Seen {
     if (!rows.size) this.steps.clear();
     for (const [number, { state }] of this.steps) if (state === "running" && !rows.has(number)) this.steps.delete(number);
     for (const [number, own] of rows) {
-      const around = Object.values(lanes).filter((lane) => lane.step === number);
-      this.steps.set(number, { ...steps[number], lanes: around, rows: own });
+      const itsLanes = Object.values(lanes).filter((lane) => lane.step === number);
+      this.steps.set(number, { ...steps[number], lanes: itsLanes, rows: own });
     }
     const sorted = [...this.steps.values()].sort((a, b) => a.begin - b.begin);
-    for (const old of sorted.splice(0, sorted.length - MOST_STEPS)) this.steps.delete(old.step);
+    for (const old of sorted.splice(0, sorted.length - MAX_STEPS)) this.steps.delete(old.step);
     return sorted;
   }
 }
 
-// The slider: at its right end it follows the newest step, elsewhere it stays with the step it was moved to.
+// Adds the slider. At its right end it follows the newest step; elsewhere it stays at the step that the user chose.
 function slider(frame) {
   const range = html("input", { type: "range", class: "rb-slider", min: 0, step: 1, "aria-label": "Step shown" });
   const newest = html("button", { class: "rb-newest", type: "button" }, "newest");
@@ -272,8 +279,8 @@ function slider(frame) {
   };
   range.addEventListener("input", () => choose(Number(range.value)));
   newest.addEventListener("click", () => choose(steps.length));
-  return (seen) => {
-    steps = seen;
+  return (allSteps) => {
+    steps = allSteps;
     const found = steps.findIndex((step) => step.step === pinned);
     if (found < 0) pinned = null;
     const index = found < 0 ? steps.length - 1 : found;
@@ -287,42 +294,42 @@ function slider(frame) {
 }
 
 export default panel("pipeline", "Pipeline", (frame) => {
-  const [rules, heads, courses, pale, blocks] = Array.from({ length: 5 }, () => svg("g"));
+  const [axisLines, heads, traces, paleBlocks, blocks] = Array.from({ length: 5 }, () => svg("g"));
   const front = svg("line", { class: "rb-front" });
-  const past = svg("svg", { class: "rb-history", width: 56, height: 18, "aria-hidden": "true" });
-  const explain = legend(frame);
-  const picture = svg("g", {}, heads, rules, courses, pale, blocks, front);
-  const seen = new Seen();
+  const idleChart = svg("svg", { class: "rb-history", width: 56, height: 18, "aria-hidden": "true" });
+  const addKinds = legend(frame);
+  const picture = svg("g", {}, heads, axisLines, traces, paleBlocks, blocks, front);
+  const history = new StepHistory();
   frame.picture.append(picture);
-  frame.head.append(past);
+  frame.head.append(idleChart);
   const choose = slider(frame);
-  explain(["F", "B"]);
-  let span = 0;
+  addKinds(["F", "B"]);
+  let span = 0; // seconds of the time axis; it shrinks only if a step needs less than 60 % of it
 
   return (view, width) => {
-    const steps = seen.add(view);
+    const steps = history.add(view);
     const complete = steps.filter((step) => step.state === "complete");
     const { shown, live } = choose(steps);
     const before = live ? steps.at(-2) : undefined;
     const measured = live ? complete.at(-1) : shown.state === "complete" ? shown : undefined;
     headline(frame, shown, measured, view.workers);
-    past.replaceChildren(...history(Object.values(view.steps).filter((step) => step.state === "complete")));
+    idleChart.replaceChildren(...idleColumns(Object.values(view.steps).filter((step) => step.state === "complete")));
     set(picture, { style: shown ? null : "display:none" });
-    if (!shown) return frame.size(width, 140);
+    if (!shown) return frame.resize(width, 140);
 
-    const now = shown.end - shown.begin;
-    const need = roundUp(Math.max(now, before ? before.end - before.begin : 0, 1e-6));
+    const elapsed = shown.end - shown.begin;
+    const need = roundUp(Math.max(elapsed, before ? before.end - before.begin : 0, 1e-6));
     if (need > span || need < 0.6 * span) span = need;
     const lanes = lanesOf(view, shown, measured);
     const at = geometry(lanes, width, span);
     const runs = shown.state === "running";
-    frame.size(width, at.bottom + AXIS);
-    drawLanes(heads, courses, lanes, shown, at, width);
-    join(rules, [{ key: "axis", parts: [at.key] }], () => axis(span, at.scale, at.bottom, width));
-    drawStep(pale, before ?? shown, at, true, (op) => runs && before && op.begin - before.begin > now);
+    frame.resize(width, at.bottom + AXIS);
+    drawLanes(heads, traces, lanes, shown, at, width);
+    join(axisLines, [{ key: "axis", parts: [at.key] }], () => axis(span, at.scale, at.bottom, width));
+    drawStep(paleBlocks, before ?? shown, at, true, (op) => runs && before && op.begin - before.begin > elapsed);
     drawStep(blocks, shown, at, false, () => true);
-    const x = at.scale(now);
+    const x = at.scale(elapsed);
     set(front, { x1: x, x2: x, y1: 0, y2: at.bottom, style: runs ? null : "display:none" });
-    explain(Object.values(view.ops).map((op) => op.op));
+    addKinds(Object.values(view.ops).map((op) => op.op));
   };
 });

@@ -1,19 +1,20 @@
-// Plays a record in one panel, in a page of its own: no kernel, and nothing is asked of anybody. The page has the common
-// part and the panel's own, as `widget`, and what `rpcbench.panels.replay` has worked out: a view's difference per frame.
+// Plays a record in one panel, in a page of its own, without a kernel and without requests to any host.
+// The page, made by `rpcbench.panels.replay`, also contains the panel's drawing code and the record: the delta of the view for
+// each frame. This text is in a block behind the drawing code and uses the names of `common.js`.
 
-const MILLISECONDS = 200;
+const MILLISECONDS = 200; // per frame
 
-// All views, one per frame; rows that stay are the same objects, so that a panel draws only what has changed.
-function viewsOf(frames) {
+// Returns the views of all frames. Rows that do not change are the same objects, so a panel draws only changed rows.
+function allViews(frames) {
   const views = [];
-  for (const { delta } of frames) views.push(patched(views.at(-1) ?? {}, delta));
+  for (const { delta } of frames) views.push(applyDelta(views.at(-1) ?? {}, delta));
   return views;
 }
 
-// What a panel takes for the model of its widget: it goes to whatever view it is told to.
-class Told {
+// Stands in for the model of the panel's widget; `show` makes the panel draw a view.
+class PlayerModel {
   constructor(view) {
-    this.ears = {};
+    this.listeners = {};
     this.state = { version: 1, view };
   }
 
@@ -21,40 +22,42 @@ class Told {
     return name === "state" ? this.state : "";
   }
 
-  on(name, ear) {
-    (this.ears[name] ??= []).push(ear);
+  on(name, listener) {
+    (this.listeners[name] ??= []).push(listener);
   }
 
   send() {}
 
   show(view) {
     this.state = { version: this.state.version + 1, view };
-    for (const ear of this.ears["change:state"] ?? []) ear();
+    for (const listener of this.listeners["change:state"] ?? []) listener();
   }
 }
 
-function moment({ frames, seconds }, at) {
+// Returns the text of the player's status: the time of a frame, and its name if it has one.
+function timeText({ frames, seconds }, at) {
   const { time, name } = frames[at];
   return `${time.toFixed(2)} s of ${seconds.toFixed(2)} s${name ? `, ${name}` : ""}`;
 }
 
-function play(record, widget, place) {
+// Adds the panel, with a toolbar above it, to the element `parent`.
+function play(record, widget, parent) {
   const { frames } = record;
-  const views = viewsOf(frames);
-  const model = new Told(views[0]);
-  const button = (words, act) => {
-    const made = html("button", { type: "button" }, words);
-    made.addEventListener("click", act);
-    return made;
+  const views = allViews(frames);
+  const model = new PlayerModel(views[0]);
+  const button = (text, onClick) => {
+    const node = html("button", { type: "button" }, text);
+    node.addEventListener("click", onClick);
+    return node;
   };
   let [at, timer] = [0, 0];
   const range = html("input", { type: "range", min: 0, max: frames.length - 1, step: 1, "aria-label": "frame" });
-  const said = html("span", { role: "status" });
+  const status = html("span", { role: "status" });
   const go = (frame) => {
     at = Math.min(frames.length - 1, Math.max(0, frame));
     range.value = at;
-    set(range, { "aria-valuetext": moment(record, at) });
-    said.textContent = moment(record, at);
+    set(range, { "aria-valuetext": timeText(record, at) });
+    status.textContent = timeText(record, at);
     model.show(views[at]);
   };
   const stop = () => {
@@ -77,10 +80,10 @@ function play(record, widget, place) {
     go(Number(range.value));
   });
   const bar = html("div", { class: "rb-player", role: "toolbar", "aria-label": "Record" });
-  bar.append(start, button("Step back", step(-1)), button("Step", step(1)), range, said);
+  bar.append(start, button("Step back", step(-1)), button("Step", step(1)), range, status);
   const el = html("div");
-  place.append(bar, el);
-  if (record.note) place.append(html("p", { class: "rb-player-note" }, record.note));
+  parent.append(bar, el);
+  if (record.note) parent.append(html("p", { class: "rb-player-note" }, record.note));
   widget.initialize({ model });
   widget.render({ model, el });
   go(0);

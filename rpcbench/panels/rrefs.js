@@ -1,9 +1,12 @@
-// RRef ownership: a column per worker, a row per RRef. The square stands at the owner, circles at the users; a line
-// joins those the owner has confirmed, a dashed arrow is a message still on its way. Only rows in sight are drawn.
+// The RRefs panel: a column for each worker and a row for each RRef.
+// The square marks the owner and the circles the users. A line joins the users that the owner has confirmed; a dashed arrow is
+// a message that is still on its way.
+// Guarantees: only rows in sight are drawn. With no filter and no order, a row keeps its place while other RRefs come and go
+// (see `Slots`).
 
-const ROW = 36;
+const ROW = 36; // pixels
 const MIDDLE = 18;
-const BEYOND = 4; // rows drawn above and below those in sight
+const OVERSCAN = 4; // rows drawn above and below those in sight
 const ORDER = ["confirmed", "pending", "deleting", "listed"];
 const MEANING = {
   confirmed: "confirmed by the owner",
@@ -31,7 +34,8 @@ function forkMark(state, count) {
 
 const put = (mark, x) => set(mark, { transform: `translate(${x} ${MIDDLE})` });
 
-// The marks of one row: the owner's square and, per holder and state, one circle; several share a column side by side.
+// Draws the marks of one row: the owner's square and, for each holder and state, one circle with the number of forks. Several
+// marks in a column are side by side.
 function marks(rref, forks, cols) {
   const cells = new Map([[rref.owner, [ownerMark(rref.state)]]]);
   const counts = new Map();
@@ -45,18 +49,19 @@ function marks(rref, forks, cols) {
     cells.get(fork.holder).push(forkMark(fork.state, count));
   }
   return [...cells].flatMap(([id, cell]) => {
-    const apart = Math.min(19, (cols.step - 2) / cell.length);
-    return cell.map((mark, i) => put(mark, cols.x(id) + (i - (cell.length - 1) / 2) * apart));
+    const distance = Math.min(19, (cols.step - 2) / cell.length);
+    return cell.map((mark, i) => put(mark, cols.x(id) + (i - (cell.length - 1) / 2) * distance));
   });
 }
 
-// A pending fork's message runs from the giver to the holder, or from its maker to the owner; a deletion to the owner.
-function ways(rref, forks, cols) {
+// Draws the messages that are on their way. That of a pending fork goes from the parent to the holder, or from the holder to the
+// owner; that of a deletion goes to the owner.
+function transitArrows(rref, forks, cols) {
   const seen = new Set();
   const arrows = [];
   for (const { state, parent, holder, owner } of forks) {
-    const given = state === "pending" && parent !== null && parent !== holder;
-    const [from, to] = given ? [parent, holder] : [holder, owner];
+    const fromParent = state === "pending" && parent !== null && parent !== holder;
+    const [from, to] = fromParent ? [parent, holder] : [holder, owner];
     const key = `${state} ${from} ${to}`;
     if (!["pending", "deleting"].includes(state) || from === to || seen.has(key)) continue;
     seen.add(key);
@@ -65,19 +70,21 @@ function ways(rref, forks, cols) {
   return arrows;
 }
 
-function wire(rref, forks, cols) {
-  const held = forks.filter((fork) => fork.state === "confirmed").map((fork) => cols.x(fork.holder));
-  const [low, high] = [Math.min(cols.x(rref.owner), ...held), Math.max(cols.x(rref.owner), ...held)];
+// Draws the line that joins the owner and the confirmed users.
+function confirmedLine(rref, forks, cols) {
+  const users = forks.filter((fork) => fork.state === "confirmed").map((fork) => cols.x(fork.holder));
+  const [low, high] = [Math.min(cols.x(rref.owner), ...users), Math.max(cols.x(rref.owner), ...users)];
   return svg("line", { class: "rb-wire", x1: low, x2: high, y1: MIDDLE, y2: MIDDLE });
 }
 
-// Of a type such as `Tensor (N=32, C=3)`, its class.
-const kind = (rref) => rref.type.split(" ")[0];
+// Returns the class of a type such as `Tensor (N=32, C=3)`.
+const className = (rref) => rref.type.split(" ")[0];
 
-function words(rref, forks, names) {
+// Describes an RRef as text, for the tooltip, for screen readers and for the search.
+function description(rref, forks, names) {
   const users = forks.map((fork) => `${fork.fork} at ${names(fork.holder)}: ${MEANING[fork.state]}`);
   const type = rref.type ? ` (${rref.type})` : "";
-  const size = rref.size === null ? [] : [`${bytes(rref.size)} in tensors when it was made`];
+  const size = rref.size === null ? [] : [`${formatBytes(rref.size)} in tensors when it was made`];
   const cell = rref.number === null ? [] : [`made by cell [${rref.number}] on ${names(rref.by)}`];
   return [`RRef ${rref.rref}${type}, ${rref.state}, owned by ${names(rref.owner)}`, ...users, ...size, ...cell].join("\n");
 }
@@ -89,38 +96,39 @@ function age(made) {
   return seconds < 172800 ? `${Math.floor(seconds / 3600)} h` : `${Math.floor(seconds / 86400)} days`;
 }
 
-// What is known besides: size, age, and the cell, which a click finds. The age is written anew every second.
-function facts(rref, names, find) {
+// Draws the second line of a row: size, age, and the cell that created the RRef, to which a click scrolls. The panel updates the
+// age every second.
+function details(rref, names, showCell) {
   const parts = [];
-  if (rref.size !== null) parts.push(svg("tspan", {}, bytes(rref.size)));
+  if (rref.size !== null) parts.push(svg("tspan", {}, formatBytes(rref.size)));
   if (rref.made !== null) parts.push(svg("tspan", { class: "rb-age", "data-made": rref.made }, age(rref.made)));
   if (rref.number !== null) {
     const cell = svg("tspan", { class: "rb-cell", role: "link", tabindex: 0 }, `cell [${rref.number}]`);
     set(cell, { "aria-label": `show cell ${rref.number}, which made RRef ${rref.rref} on ${names(rref.by)}` });
-    cell.addEventListener("click", () => find(rref));
-    cell.addEventListener("keydown", (event) => event.key === "Enter" && find(rref));
+    cell.addEventListener("click", () => showCell(rref));
+    cell.addEventListener("keydown", (event) => event.key === "Enter" && showCell(rref));
     parts.push(cell);
   }
-  const apart = parts.flatMap((part, i) => (i ? [" · ", part] : [part]));
+  const separated = parts.flatMap((part, i) => (i ? [" · ", part] : [part]));
   const line = label(12, 29, "", "rb-note");
-  line.append(...apart);
+  line.append(...separated);
   return line;
 }
 
-function row(rref, forks, slot, cols, names, find) {
+function row(rref, forks, slot, cols, names, showCell) {
   const room = Math.floor((LEFT + cols.step / 2 - 98) / 6.8); // characters, up to the first column's marks
-  const said = words(rref, forks, names);
+  const text = description(rref, forks, names);
   const data = { "data-rref": rref.rref, "data-owner": rref.owner, "data-state": rref.state, "data-size": rref.size };
   return svg(
     "g",
-    { class: "rb-row", role: "listitem", "aria-label": said, transform: `translate(0 ${slot * ROW})`, ...data },
-    tip(said),
+    { class: "rb-row", role: "listitem", "aria-label": text, transform: `translate(0 ${slot * ROW})`, ...data },
+    tip(text),
     svg("rect", { class: "rb-band", width: cols.width, height: ROW }),
-    label(12, 15, short(rref.rref, 9), "rb-code"),
-    label(78, 15, short(rref.type || "type unknown", room), rref.type ? "rb-kind" : "rb-note"),
-    facts(rref, names, find),
-    wire(rref, forks, cols),
-    ...ways(rref, forks, cols),
+    label(12, 15, shorten(rref.rref, 9), "rb-code"),
+    label(78, 15, shorten(rref.type || "type unknown", room), rref.type ? "rb-kind" : "rb-note"),
+    details(rref, names, showCell),
+    confirmedLine(rref, forks, cols),
+    ...transitArrows(rref, forks, cols),
     ...marks(rref, forks, cols),
     label(cols.width - 12, 22, rref.state, `rb-state rb-end rb-${rref.state}`),
   );
@@ -133,7 +141,8 @@ const legend = () => [
   [forkMark("deleting", 1), "deleting"],
 ];
 
-function count(rrefs, forks) {
+// Groups forks by RRef, and counts RRefs by owner, forks by holder, and forks by state.
+function countForks(rrefs, forks) {
   const sums = { byRref: new Map(Object.keys(rrefs).map((key) => [key, []])), owned: {}, used: {}, states: {} };
   const add = (sum, key) => (sum[key] = (sum[key] ?? 0) + 1);
   for (const rref of Object.values(rrefs)) add(sums.owned, rref.owner);
@@ -148,11 +157,11 @@ function count(rrefs, forks) {
 function headline(frame, workers, rrefs, forks, { pending = 0, deleting = 0 }) {
   const total = Object.keys(rrefs).length;
   const size = Object.values(rrefs).reduce((sum, rref) => sum + (rref.size ?? 0), 0);
-  const counts = [tally(total, "RRef"), tally(Object.keys(forks).length, "fork")];
-  const held = size ? [[bytes(size), "in tensors"]] : [];
-  frame.say(...counts, [pending, "pending", pending ? "rb-wait" : ""], [deleting, "deleting"], ...held, ...leftOut(workers));
-  frame.empty(total ? null : ["No RRef yet. Make one: ", 'rref = rpc.remote("worker1", torch.ones, args=(2,))']);
-  frame.describe(`${many(total, "RRef")} on ${many(Object.keys(workers).length, "worker")}, ${pending} forks pending.`);
+  const counts = [countStat(total, "RRef"), countStat(Object.keys(forks).length, "fork")];
+  const held = size ? [[formatBytes(size), "in tensors"]] : [];
+  frame.showStats(...counts, [pending, "pending", pending ? "rb-wait" : ""], [deleting, "deleting"], ...held, ...leftOutStats(workers));
+  frame.showHint(total ? null : ["No RRef yet. Make one: ", 'rref = rpc.remote("worker1", torch.ones, args=(2,))']);
+  frame.describe(`${plural(total, "RRef")} on ${plural(Object.keys(workers).length, "worker")}, ${pending} forks pending.`);
 }
 
 function drawStripes(parent, cols, tall) {
@@ -162,8 +171,8 @@ function drawStripes(parent, cols, tall) {
 
 // ---- which rows, and in which order
 
-const ORDERS = { "places stay": null, "oldest first": older, "biggest first": bigger };
-const COMING = ["pending", "deleting"];
+const ORDERS = { "fixed places": null, "oldest first": older, "biggest first": bigger };
+const IN_TRANSIT = ["pending", "deleting"];
 
 function older(a, b) {
   return (a.made ?? Infinity) - (b.made ?? Infinity) || natural(a.rref, b.rref);
@@ -173,7 +182,7 @@ function bigger(a, b) {
   return (b.size ?? -1) - (a.size ?? -1) || older(a, b);
 }
 
-// A choice that keeps what was chosen, and its node, while what there is to choose from changes.
+// A select element that keeps the chosen option, and its node, while the options change.
 class Choice {
   constructor(name, first, changed) {
     this.first = first;
@@ -183,13 +192,13 @@ class Choice {
     this.offer([]);
   }
 
-  // [value, words] each; what was chosen stays there though nothing has it any more
+  // Sets the options, [value, text] each. The chosen option stays even if it is not among them.
   offer(options) {
     const chosen = this.value;
     const all = [["", this.first], ...options];
-    if (chosen && !options.some(([value]) => value === chosen)) all.push([chosen, this.words]);
-    const items = all.map(([value, words]) => ({ key: value, parts: [words], value, words }));
-    join(this.select, items, (_, { value, words }) => html("option", { value }, words));
+    if (chosen && !options.some(([value]) => value === chosen)) all.push([chosen, this.text]);
+    const items = all.map(([value, text]) => ({ key: value, parts: [text], value, text }));
+    join(this.select, items, (_, { value, text }) => html("option", { value }, text));
     if (this.select.value !== chosen) this.select.value = chosen;
   }
 
@@ -197,54 +206,55 @@ class Choice {
     return this.select.value ?? "";
   }
 
-  get words() {
+  get text() {
     return this.select.selectedOptions[0]?.textContent ?? this.value;
   }
 }
 
-class Tools {
+// The controls above the picture: filters, the order, and a search field. `changed` is called after each change.
+class Controls {
   constructor(changed) {
     this.worker = new Choice("worker", "any", changed);
     this.type = new Choice("type", "any", changed);
     this.state = new Choice("state", "any", changed);
-    this.order = new Choice("order", "places stay", changed);
+    this.order = new Choice("order", "fixed places", changed);
     this.order.offer(Object.keys(ORDERS).slice(1).map((name) => [name, name]));
-    this.text = html("input", { type: "search", placeholder: "find", "aria-label": "find an RRef by its text" });
-    this.text.addEventListener("input", changed);
-    this.told = html("span", { role: "status" });
+    this.search = html("input", { type: "search", placeholder: "find", "aria-label": "find an RRef by its text" });
+    this.search.addEventListener("input", changed);
+    this.status = html("span", { role: "status" });
     const choices = [this.worker, this.type, this.state, this.order].map((choice) => choice.node);
-    this.node = html("div", { class: "rb-tools" }, ...choices, this.text, this.told);
+    this.node = html("div", { class: "rb-tools" }, ...choices, this.search, this.status);
   }
 
   offer(workers, rrefs) {
     const all = Object.values(rrefs);
     this.worker.offer(Object.values(workers).map(({ id, name }) => [String(id), name]));
     const named = (values) => [...new Set(values)].filter(Boolean).sort(natural).map((value) => [value, value]);
-    this.type.offer(named(all.map((rref) => kind(rref))));
-    this.state.offer(named([...all.map((rref) => rref.state), ...COMING]));
+    this.type.offer(named(all.map((rref) => className(rref))));
+    this.state.offer(named([...all.map((rref) => rref.state), ...IN_TRANSIT]));
   }
 
-  // The keys to show, in order; null where all are, each in its place.
+  // Returns the keys to show, in order; null if all are shown, each in its place.
   chosen(rrefs, byRref, names) {
     const order = ORDERS[this.order.value];
-    const [worker, type, state, text] = [this.worker.value, this.type.value, this.state.value, this.text.value.trim()];
+    const [worker, type, state, text] = [this.worker.value, this.type.value, this.state.value, this.search.value.trim()];
     if (!(order || worker || type || state || text)) return null;
-    const wanted = text.toLowerCase();
+    const searched = text.toLowerCase();
     const fits = (rref) => {
       const forks = byRref.get(rref.rref);
       if (worker && rref.owner !== Number(worker) && !forks.some((fork) => fork.holder === Number(worker))) return false;
-      if (type && kind(rref) !== type) return false;
+      if (type && className(rref) !== type) return false;
       if (state && rref.state !== state && !forks.some((fork) => fork.state === state)) return false;
-      return !wanted || words(rref, forks, names).toLowerCase().includes(wanted);
+      return !searched || description(rref, forks, names).toLowerCase().includes(searched);
     };
     const found = Object.values(rrefs).filter(fits);
     return found.sort(order ?? ((a, b) => natural(a.rref, b.rref))).map((rref) => rref.rref);
   }
 }
 
-// Scroll to the cell, where the front end can. It may listen to the event, and say by preventDefault() that it did;
-// else the cell is found by the number in front of it. False where no cell bears it any more.
-function reveal(panel, { cell, number }) {
+// Scrolls to the cell that created an RRef. A front end that listens to the event, such as the JupyterLab extension, does it and
+// calls preventDefault(). Otherwise the cell is found by its prompt number. Returns false if no cell has the number any more.
+function revealCell(panel, { cell, number }) {
   const event = new CustomEvent("rpcbench:reveal", { bubbles: true, cancelable: true, detail: { cell, number } });
   if (!panel.dispatchEvent(event)) return true;
   const notebook = panel.closest(".jp-Notebook") ?? document;
@@ -258,60 +268,60 @@ function reveal(panel, { cell, number }) {
 
 export default panel("rrefs", "RRefs", (frame) => {
   const slots = new Slots();
-  const known = new Set(); // what has been drawn before and only comes into sight again does not fade in
+  const known = new Set(); // RRefs of earlier draws, in sight or not: they do not fade in when they come into sight
   const [stripes, rows] = [svg("g"), svg("g", { role: "list", "aria-label": "RRefs" })];
   let last = null;
-  let due = 0;
-  const again = () => (due ||= requestAnimationFrame(() => ((due = 0), last && draw(...last))));
-  const tools = new Tools(again);
-  const find = (rref) => {
-    const told = reveal(frame.root, rref) ? "" : `Cell [${rref.number}] is not there any more, or has run again since.`;
-    fill(tools.told, told);
+  let pending = 0;
+  const schedule = () => (pending ||= requestAnimationFrame(() => ((pending = 0), last && draw(...last))));
+  const controls = new Controls(schedule);
+  const showCell = (rref) => {
+    const text = revealCell(frame.root, rref) ? "" : `Cell [${rref.number}] is no longer there, or has run again since.`;
+    setText(controls.status, text);
   };
   frame.picture.append(stripes, rows);
   set(frame.picture, { role: "group" });
-  frame.head.after(tools.node);
-  frame.explain(legend());
-  frame.body.addEventListener("scroll", again);
+  frame.head.after(controls.node);
+  frame.showLegend(legend());
+  frame.body.addEventListener("scroll", schedule);
   const clock = setInterval(() => {
-    for (const one of rows.querySelectorAll(".rb-age")) fill(one, age(Number(one.dataset.made)));
+    for (const one of rows.querySelectorAll(".rb-age")) setText(one, age(Number(one.dataset.made)));
   }, 1000);
-  frame.ends.push(() => clearInterval(clock), () => cancelAnimationFrame(due));
+  frame.cleanups.push(() => clearInterval(clock), () => cancelAnimationFrame(pending));
 
   function draw({ workers, rrefs, forks }, width) {
     last = [{ workers, rrefs, forks }, width];
     const cols = columns(workers, width);
     const names = (id) => workers[id]?.name ?? `id ${id}`;
-    const { byRref, owned, used, states } = count(rrefs, forks);
-    tools.offer(workers, rrefs);
-    const keys = tools.chosen(rrefs, byRref, names);
+    const { byRref, owned, used, states } = countForks(rrefs, forks);
+    controls.offer(workers, rrefs);
+    const keys = controls.chosen(rrefs, byRref, names);
     const placed = keys ? keys.map((key, i) => [key, i]) : slots.place([...byRref.keys()].sort(natural), Infinity);
     const deepest = placed.length ? placed.at(-1)[1] + 1 : 0;
-    fill(tools.told, keys ? `${placed.length} of ${byRref.size}` : "");
+    setText(controls.status, keys ? `${placed.length} of ${byRref.size}` : "");
 
     headline(frame, workers, rrefs, forks, states);
-    frame.size(cols.width, Math.max(4, deepest) * ROW + 6, cols.head, true);
+    frame.resize(cols.width, Math.max(4, deepest) * ROW + 6, cols.head, true);
     drawHead(frame, cols, ({ id }) => `owns ${owned[id] ?? 0} · uses ${used[id] ?? 0}`);
     drawStripes(stripes, cols, deepest ? Math.max(4, deepest) * ROW + 6 : 0);
     const top = frame.body.scrollTop;
-    const first = Math.floor(top / ROW) - BEYOND;
-    const end = Math.ceil((top + frame.body.clientHeight) / ROW) + BEYOND;
+    const first = Math.floor(top / ROW) - OVERSCAN;
+    const end = Math.ceil((top + frame.body.clientHeight) / ROW) + OVERSCAN;
     const items = placed
       .filter(([, slot]) => slot >= first && slot < end)
       .map(([key, slot]) => ({ key, slot, parts: [cols.key, slot, rrefs[key], ...byRref.get(key)] }));
-    const seen = [];
+    const redrawn = [];
     join(rows, items, (key, { slot }) => {
-      const node = row(rrefs[key], byRref.get(key), slot, cols, names, find);
-      if (known.has(key)) seen.push(node);
+      const node = row(rrefs[key], byRref.get(key), slot, cols, names, showCell);
+      if (known.has(key)) redrawn.push(node);
       return node;
     });
-    let next = rows.firstChild; // in the order in which they are read
+    let next = rows.firstChild; // the order of the nodes is the order in which screen readers read them
     for (const { key } of items) {
       const { node } = rows.children_.get(key);
       if (node === next) next = next.nextSibling;
       else rows.insertBefore(node, next);
     }
-    for (const node of seen) node.classList.remove("rb-new");
+    for (const node of redrawn) node.classList.remove("rb-new");
     for (const key of known) if (!byRref.has(key)) known.delete(key);
     for (const key of byRref.keys()) known.add(key);
     set(rows, { "data-rows": placed.length });

@@ -1,46 +1,49 @@
-// Held messages: a list in the order in which they would go, each with what can be done with it. Keys on a message:
-// Enter delivers it, Delete drops it, l puts it behind the others, arrows go up and down.
+// The step panel: a list of held messages, in the order in which they would be delivered, with buttons for each message.
+// Keys on a message: Enter delivers it, Delete drops it, l moves it behind the others, and the arrow keys move the focus.
+// Guarantees: the focus stays on its message while others come and go. If that message is removed, the one in its place gets it.
 
-let model; // the widget's, once it is drawn; the module belongs to one panel
+let model; // the widget's model, set when the panel is rendered; the module belongs to one panel
 
-const deeds = [
-  ["deliver", "Deliver", "Enter", "Let this message go on"],
-  ["drop", "Drop", "Delete", "Lose this message, as a bad line would"],
-  ["delay", "Later", "l", "Put this message behind all others"],
+// Actions on one message: the kind of the request, the label, the key, and the tooltip.
+const actions = [
+  ["deliver", "Deliver", "Enter", "Deliver this message"],
+  ["drop", "Drop", "Delete", "Lose this message, as a bad network would"],
+  ["delay", "Later", "l", "Move this message behind all others"],
 ];
 
-const button = (words, hint, deed) => {
-  const made = html("button", { type: "button", class: "rb-do", title: hint }, words);
-  made.addEventListener("click", deed);
-  return made;
+const button = (text, hint, onClick) => {
+  const node = html("button", { type: "button", class: "rb-do", title: hint }, text);
+  node.addEventListener("click", onClick);
+  return node;
 };
 
-const about = ({ n, sender, to, kind, label }) => `${n}: ${kind}${label ? ` ${label}` : ""} from ${sender} to ${to}`;
+const describe = ({ n, sender, to, kind, label }) => `${n}: ${kind}${label ? ` ${label}` : ""} from ${sender} to ${to}`;
 
-function item(row, ask) {
-  const what = html("span", { class: `rb-what rb-is-${FAMILY[row.kind] ?? "call"}` }, row.kind);
-  const made = html(
+function listItem(row, send) {
+  const kind = html("span", { class: `rb-what rb-is-${FAMILY[row.kind] ?? "call"}` }, row.kind);
+  const node = html(
     "li",
-    { class: "rb-held", tabindex: "-1", "data-n": row.n, "aria-label": about(row) },
+    { class: "rb-held", tabindex: "-1", "data-n": row.n, "aria-label": describe(row) },
     html("span", { class: "rb-n" }, String(row.n)),
     html("span", { class: "rb-who" }, row.sender, html("span", { class: "rb-to" }, " → "), row.to),
-    what,
-    html("span", { class: "rb-label" }, short(row.label, 40)),
-    html("span", { class: "rb-about" }, short(row.about, 80)),
-    html("span", { class: "rb-deeds" }, ...deeds.map(([kind, word, , hint]) => button(word, hint, () => ask(kind, row)))),
+    kind,
+    html("span", { class: "rb-label" }, shorten(row.label, 40)),
+    html("span", { class: "rb-about" }, shorten(row.about, 80)),
+    html("span", { class: "rb-deeds" }, ...actions.map(([action, text, , hint]) => button(text, hint, () => send(action, row)))),
   );
-  made.title = [about(row), row.about].filter(Boolean).join("\n");
-  return made;
+  node.title = [describe(row), row.about].filter(Boolean).join("\n");
+  return node;
 }
 
+// The colour class of a kind of message; a call's colour for all kinds that are not listed.
 const FAMILY = {
   ForkRequest: "rref", ForkAccept: "rref", ChildAccept: "rref", UserDelete: "rref",
-  Discover: "grad", Discovered: "grad", Gradients: "grad", Settled: "grad", WalkFailed: "grad", ReleaseContext: "grad",
-  Attending: "grad", Result: "answer", Failure: "answer",
+  Discover: "grad", Discovered: "grad", Gradients: "grad", Settled: "grad", BackwardFailed: "grad", ReleaseContext: "grad",
+  ContextParticipant: "grad", Result: "answer", Failure: "answer",
 };
 
-// Children in this order, moving none that stands right, so that the focus stays.
-function arrange(list, nodes) {
+// Puts the children of a list in this order. A node that is in its place is not moved, as moving it would take its focus.
+function reorder(list, nodes) {
   let at = list.firstChild;
   for (const node of nodes) {
     if (node === at) at = at.nextSibling;
@@ -50,63 +53,65 @@ function arrange(list, nodes) {
 
 const build = panel("step", "Held messages", (frame) => {
   const list = html("ol", { class: "rb-list", "aria-label": "Held messages, the next one first" });
-  const said = html("p", { class: "rb-said", role: "status" });
+  const status = html("p", { class: "rb-said", role: "status" });
   const bar = html("div", { class: "rb-bar", role: "toolbar", "aria-label": "Stepping" });
-  const ask = (kind, row) => {
-    said.textContent = `${{ deliver: "Delivered", drop: "Dropped", delay: "Put behind" }[kind]} ${about(row)}.`;
+  const send = (kind, row) => {
+    status.textContent = `${{ deliver: "Delivered", drop: "Dropped", delay: "Delayed" }[kind]} ${describe(row)}.`;
     model.send({ kind, n: row.n });
   };
   const buttons = [
-    button("Deliver next", "Let the first message go on", () => first && ask("deliver", first)),
-    button("A second passes", "Let a second pass for deadlines and retries", () => model.send({ kind: "time", seconds: 1 })),
-    button("Let all go", "Hold nothing any more; clocks go again", () => model.send({ kind: "go" })),
+    button("Deliver next", "Deliver the first message", () => first && send("deliver", first)),
+    button("Advance 1 s", "Advance the clock by one second, for deadlines and retransmits", () => model.send({ kind: "time", seconds: 1 })),
+    button("Release all", "Deliver all messages and hold no more; clocks run again", () => model.send({ kind: "go" })),
   ];
   let first = null;
-  let current = null; // the message that a Tab leads to
-  bar.append(...buttons, said);
+  let current = null; // the number of the message that the Tab key leads to
+  bar.append(...buttons, status);
   frame.head.after(bar);
   frame.body.prepend(list);
   set(frame.body, { tabindex: null, "aria-label": "Held messages" });
 
-  const items = () => [...list.children];
+  const nodes = () => [...list.children];
+  // Make a node the only one that the Tab key reaches, and focus it if wanted.
   const choose = (node, focus) => {
     current = node?.dataset.n ?? null;
-    for (const one of items()) one.tabIndex = one === node ? 0 : -1;
+    for (const one of nodes()) one.tabIndex = one === node ? 0 : -1;
     if (focus) node?.focus();
   };
   list.addEventListener("focusin", (event) => choose(event.target.closest("li"), false));
   list.addEventListener("keydown", (event) => {
     const node = event.target;
     if (node.localName !== "li" || event.ctrlKey || event.metaKey || event.altKey) return;
-    const step = { ArrowDown: node.nextElementSibling, ArrowUp: node.previousElementSibling }[event.key];
-    const deed = deeds.find(([, , key]) => key === event.key);
-    if (deed) ask(deed[0], node.row_);
-    else if (step) choose(step, true);
-    if (deed || step) event.preventDefault();
+    const neighbour = { ArrowDown: node.nextElementSibling, ArrowUp: node.previousElementSibling }[event.key];
+    const action = actions.find(([, , key]) => key === event.key);
+    if (action) send(action[0], node.row_);
+    else if (neighbour) choose(neighbour, true);
+    if (action || neighbour) event.preventDefault();
   });
 
   return ({ stepper, held }) => {
     const { on, delivered, dropped, order } = stepper[0];
     const rows = order.map((n) => held[n]).filter(Boolean);
-    const before = items();
-    const inside = list.contains(document.activeElement) ? document.activeElement : null;
-    const at = inside ? before.indexOf(inside.closest("li")) : -1;
+    const before = nodes();
+    const focused = list.contains(document.activeElement) ? document.activeElement : null;
+    const at = focused ? before.indexOf(focused.closest("li")) : -1;
     first = rows[0] ?? null;
-    join(list, rows.map((row) => ({ key: row.n, parts: [row], row })), (_, { row }) => Object.assign(item(row, ask), { row_: row }));
-    arrange(list, rows.map(({ n }) => list.children_.get(n).node));
-    const now = items();
-    if (inside && !now.some((node) => node.contains(document.activeElement))) {
-      choose(list.contains(inside) ? inside.closest("li") : now[Math.min(at, now.length - 1)], true);
+    join(list, rows.map((row) => ({ key: row.n, parts: [row], row })), (_, { row }) => Object.assign(listItem(row, send), { row_: row }));
+    reorder(list, rows.map(({ n }) => list.children_.get(n).node));
+    const now = nodes();
+    if (focused && !now.some((node) => node.contains(document.activeElement))) {
+      choose(list.contains(focused) ? focused.closest("li") : now[Math.min(at, now.length - 1)], true);
     } else choose(now.find((node) => node.dataset.n === current) ?? now[0], false);
     for (const one of buttons) one.disabled = !on;
     buttons[0].disabled = !rows.length;
-    frame.say([rows.length, "held", rows.length ? "rb-wait" : ""], [delivered, "delivered"], [dropped, "dropped"]);
-    const idle = on ? "Nothing is held now. Messages stop here as they come." : "All messages go on by themselves again.";
+    frame.showStats([rows.length, "held", rows.length ? "rb-wait" : ""], [delivered, "delivered"], [dropped, "dropped"]);
+    const idle = on ? "No messages are held now. New messages stop here." : "Messages are no longer held.";
     frame.hint.textContent = rows.length ? "" : idle;
     frame.root.classList.toggle("rb-off", !on);
   };
 });
 
+// The widget that `panel` makes, with a `render` that also keeps the model, to which the buttons send.
 export default () => {
   const widget = build();
   return {

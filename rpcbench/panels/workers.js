@@ -1,83 +1,87 @@
-// How the workers are: a row for each, updated in place, so that focus and a button pressed once stay where they are.
-// What lies deeper (bytes for each peer, the end of the log) opens below a row. Buttons are there where somebody acts.
+// The workers panel: a table with a row for each worker. A second row, which the user can open, shows the bytes for each peer
+// and the end of the log.
+// Guarantees: rows are updated in place, so the focus and a button that waits for confirmation stay. There are buttons only if
+// the panel can act, which the trait `acts` of the model says.
 
-const HEADS = ["worker", "now", "cpu", "memory", "threads", "queue", "bytes", "last words", ""];
-const MOST_SQUARES = 6;
-const SURE_MS = 5000;
-const DENSE = 12; // more workers than this stand closer
+const HEADS = ["worker", "now", "cpu", "memory", "threads", "queue", "bytes", "last output", ""];
+const MAX_SQUARES = 6;
+const CONFIRM_MS = 5000; // how long a button waits for the second press
+const DENSE = 12; // with more workers than this the rows are closer together
 
 const percent = (share) => (share === null ? "–" : `${Math.round(100 * share)} %`);
 
-// A number, and a bar beside it for the eye alone.
+// A table cell with a number as text, and a bar that screen readers skip.
 class Bar {
   constructor() {
     this.level = html("i");
-    this.words = html("span");
-    this.cell = html("td", { class: "rb-bar" }, html("b", { "aria-hidden": "true" }, this.level), this.words);
+    this.text = html("span");
+    this.cell = html("td", { class: "rb-bar" }, html("b", { "aria-hidden": "true" }, this.level), this.text);
   }
 
-  show(share, words) {
+  show(share, text) {
     set(this.level, { style: `width: ${Math.round(100 * Math.min(1, share || 0))}%` });
-    fill(this.words, words);
+    setText(this.text, text);
   }
 }
 
-// Threads as squares: full ones run, hollow ones wait.
+// A table cell with a worker's threads as squares: full squares run, hollow squares wait. Screen readers read a text instead.
 class Threads {
   constructor() {
     this.squares = html("span", { class: "rb-squares", "aria-hidden": "true" });
-    this.words = html("span", { class: "rb-hidden" });
-    this.cell = html("td", {}, this.squares, this.words);
+    this.text = html("span", { class: "rb-hidden" });
+    this.cell = html("td", {}, this.squares, this.text);
   }
 
   show(busy, waiting) {
     const marks = [...Array(busy ?? 0).fill("rb-full"), ...Array(waiting ?? 0).fill("rb-hollow")];
-    const items = marks.slice(0, MOST_SQUARES).map((kind, key) => ({ key, parts: [kind], kind }));
+    const items = marks.slice(0, MAX_SQUARES).map((kind, key) => ({ key, parts: [kind], kind }));
     const more = marks.length - items.length;
-    if (more > 0) items.push({ key: "more", parts: [more], kind: "rb-more", words: `+${more}` });
-    join(this.squares, items, (_, { kind, words = "" }) => html("i", { class: kind }, words));
-    fill(this.words, busy === null ? "not known" : `${busy} busy, ${waiting} waiting`);
-    set(this.cell, { title: this.words.textContent });
+    if (more > 0) items.push({ key: "more", parts: [more], kind: "rb-more", text: `+${more}` });
+    join(this.squares, items, (_, { kind, text = "" }) => html("i", { class: kind }, text));
+    setText(this.text, busy === null ? "not known" : `${busy} busy, ${waiting} waiting`);
+    set(this.cell, { title: this.text.textContent });
   }
 }
 
-// A button that may ask once more before it does what cannot be undone. `name`: all of it in words, for who hears it.
-function button(words, help, warning, act, name = words) {
-  const node = html("button", { type: "button", title: help, "aria-label": name }, words);
+// Makes a button. With a `warning`, its action cannot be undone, and the button asks for a second press. `name` is the label for
+// screen readers.
+function button(text, help, warning, act, name = text) {
+  const node = html("button", { type: "button", title: help, "aria-label": name }, text);
   let timer = 0;
-  const calm = () => {
+  const reset = () => {
     clearTimeout(timer);
     set(node, { "data-sure": null, title: help, "aria-label": name });
-    fill(node, words);
+    setText(node, text);
   };
   node.addEventListener("click", () => {
     if (node.getAttribute("aria-disabled") === "true") return;
     if (!warning || node.dataset.sure) {
-      calm();
+      reset();
       act();
       return;
     }
     set(node, { "data-sure": "asked", title: warning, "aria-label": `${name}: ${warning}. Press again to do it.` });
-    fill(node, "sure?");
-    timer = setTimeout(calm, SURE_MS);
+    setText(node, "sure?");
+    timer = setTimeout(reset, CONFIRM_MS);
   });
-  node.addEventListener("blur", calm);
+  node.addEventListener("blur", reset);
   return node;
 }
 
-const LOST = "what it holds is lost";
+const LOSS = "everything it holds is lost";
 
-// What a worker does, in words, and how urgent they are.
-function now(worker, action) {
-  const asked = { restart: "starts again …", interrupt: "is interrupted …", stop: "stops …" };
-  if (action) return [asked[action.action] ?? "…", "rb-wait"];
+// Returns the text of a worker's activity and its CSS class; `action` is the running action on the worker, if any.
+function activity(worker, action) {
+  const ongoing = { restart: "starts again …", interrupt: "is interrupted …", stop: "stops …" };
+  if (action) return [ongoing[action.action] ?? "…", "rb-wait"];
   if (worker.state === "lost") return [worker.ended ? `lost: ${worker.ended}` : "lost", "rb-bad"];
   if (worker.state !== "up") return [worker.state, worker.state === "left" ? "" : "rb-wait"];
   const cells = worker.cells > 1 ? `runs a cell, ${worker.cells - 1} wait` : "runs a cell";
-  const words = { cell: cells, busy: "runs a call", waits: "waits", silent: `silent for ${worker.silent} s` };
-  return [words[worker.doing] ?? (worker.doing || "not heard of yet"), worker.doing === "silent" ? "rb-wait" : ""];
+  const texts = { cell: cells, busy: "runs a call", waits: "waits", silent: `silent for ${worker.silent} s` };
+  return [texts[worker.doing] ?? (worker.doing || "no report yet"), worker.doing === "silent" ? "rb-wait" : ""];
 }
 
+// The two rows of one worker: `node`, and `more` below it, which the button `opener` opens.
 class Row {
   constructor(worker, act) {
     const cell = (kind) => html("td", { class: kind });
@@ -87,25 +91,25 @@ class Row {
     this.now = cell("rb-now");
     [this.cpu, this.memory, this.threads] = [new Bar(), new Bar(), new Threads()];
     [this.queue, this.bytes, this.log] = [cell("rb-number"), cell("rb-bytes"), cell("rb-log")];
-    this.acts = cell("rb-acts");
+    this.buttons = cell("rb-acts");
     if (act && worker.id !== 0) {
-      const does = (action) => () => act(action, this.name);
-      this.interrupt = button("interrupt", "stop the cell that runs there", "", does("interrupt"), `interrupt ${worker.name}`);
-      this.restart = button("restart", `end it and start it again: ${LOST}`, LOST, does("restart"), `restart ${worker.name}`);
-      this.acts.append(this.interrupt, this.restart);
+      const starts = (action) => () => act(action, this.name);
+      this.interrupt = button("interrupt", "stop the running cell", "", starts("interrupt"), `interrupt ${worker.name}`);
+      this.restart = button("restart", `end it and start it again: ${LOSS}`, LOSS, starts("restart"), `restart ${worker.name}`);
+      this.buttons.append(this.interrupt, this.restart);
     }
     const figures = [this.now, this.cpu.cell, this.memory.cell, this.threads.cell, this.queue, this.bytes, this.log];
-    this.node = html("tr", {}, head, ...figures, this.acts);
+    this.node = html("tr", {}, head, ...figures, this.buttons);
     this.peers = html("ul", { class: "rb-peers" });
     this.tail = html("pre", { tabindex: "0" });
     const inside = html("td", { colspan: HEADS.length }, this.peers, this.tail);
     this.more = html("tr", { class: "rb-more-of", hidden: "" }, inside);
-    this.opener.addEventListener("click", () => this.open(this.more.hidden));
+    this.opener.addEventListener("click", () => this.toggle(this.more.hidden));
   }
 
-  open(wanted) {
-    this.more.hidden = !wanted;
-    set(this.opener, { "aria-expanded": wanted });
+  toggle(isOpen) {
+    this.more.hidden = !isOpen;
+    set(this.opener, { "aria-expanded": isOpen });
   }
 
   show(worker, { log, links, action, name, largest }) {
@@ -113,22 +117,22 @@ class Row {
     const numbers = ["incarnation", "pid", "cpu", "memory", "busy", "waiting", "queued", "cells", "calls"];
     const data = [...numbers, "state", "doing", "sent", "received"].map((part) => [`data-${part}`, worker[part] ?? ""]);
     set(this.node, { "data-worker": worker.id, ...Object.fromEntries(data) });
-    fill(this.opener, worker.name);
+    setText(this.opener, worker.name);
     const again = worker.incarnation ? `, start ${worker.incarnation + 1}` : "";
-    fill(this.note, worker.pid === null ? again.slice(2) : `process ${worker.pid}${again}`);
-    const [words, urgent] = now(worker, action);
-    fill(this.now, words);
-    set(this.now, { class: `rb-now ${urgent}`, title: words });
+    setText(this.note, worker.pid === null ? again.slice(2) : `process ${worker.pid}${again}`);
+    const [text, kind] = activity(worker, action);
+    setText(this.now, text);
+    set(this.now, { class: `rb-now ${kind}`, title: text });
     this.cpu.show(worker.cpu, percent(worker.cpu));
-    this.memory.show(worker.memory / largest, bytes(worker.memory));
+    this.memory.show(worker.memory / largest, formatBytes(worker.memory));
     this.threads.show(worker.busy, worker.waiting);
-    fill(this.queue, worker.queued === null ? "–" : String(worker.queued));
-    fill(this.bytes, worker.busy === null ? "–" : `↑ ${bytes(worker.sent)} ↓ ${bytes(worker.received)}`);
+    setText(this.queue, worker.queued === null ? "–" : String(worker.queued));
+    setText(this.bytes, worker.busy === null ? "–" : `↑ ${formatBytes(worker.sent)} ↓ ${formatBytes(worker.received)}`);
     set(this.bytes, { title: `sent ${worker.sent} bytes, received ${worker.received}` });
-    fill(this.log, log.slice(log.lastIndexOf("\n") + 1));
-    const told = links.map((link) => `${name(link.peer)}: ${bytes(link.sent)} sent, ${bytes(link.received)} received`);
-    fill(this.tail, log || "It wrote nothing outside cells and calls.");
-    join(this.peers, told.map((text) => ({ key: text, parts: [], text })), (_, { text }) => html("li", {}, text));
+    setText(this.log, log.slice(log.lastIndexOf("\n") + 1));
+    const traffic = links.map((link) => `${name(link.peer)}: ${formatBytes(link.sent)} sent, ${formatBytes(link.received)} received`);
+    setText(this.tail, log || "It wrote nothing outside cells and calls.");
+    join(this.peers, traffic.map((text) => ({ key: text, parts: [], text })), (_, { text }) => html("li", {}, text));
     for (const node of [this.interrupt, this.restart]) {
       const idle = node === this.interrupt && worker.state !== "up" && worker.state !== "stopped";
       if (node) set(node, { "aria-disabled": action || idle ? "true" : null });
@@ -136,6 +140,7 @@ class Row {
   }
 }
 
+// Shows the figures above the table. Returns the number of workers, whether they are being scaled, and a summary as text.
 function headline(frame, workers, actions) {
   const list = Object.values(workers).filter((worker) => worker.id !== 0);
   const count = (name) => list.filter((worker) => worker.state === name).length;
@@ -144,11 +149,11 @@ function headline(frame, workers, actions) {
   const more = [];
   if (lost) more.push([lost, "lost", "rb-warn"]);
   if (stopped) more.push([stopped, "stopped", "rb-warn"]);
-  const work = [tally(total("cells"), "cell"), [total("queued"), "queued", total("queued") ? "rb-wait" : ""]];
-  frame.say([up, "up"], ...more, ...work, ...leftOut(workers));
+  const work = [countStat(total("cells"), "cell"), [total("queued"), "queued", total("queued") ? "rb-wait" : ""]];
+  frame.showStats([up, "up"], ...more, ...work, ...leftOutStats(workers));
   const scaling = Object.values(actions).some(({ action, state }) => action === "scale" && state === "runs");
-  const there = list.filter((worker) => worker.state !== "left").length;
-  return { count: there, scaling, words: `${up} of ${list.length} workers up` };
+  const present = list.filter((worker) => worker.state !== "left").length;
+  return { count: present, scaling, text: `${up} of ${list.length} workers up` };
 }
 
 export default panel("workers", "Workers", (frame, model) => {
@@ -156,29 +161,29 @@ export default panel("workers", "Workers", (frame, model) => {
   const rows = new Map();
   let size = 0;
   const caption = html("caption", { class: "rb-hidden" }, "Workers");
-  const said = html("p", { class: "rb-hidden", role: "status" });
-  const unseen = html("span", { class: "rb-hidden" }, "buttons");
-  const top = html("tr", {}, ...HEADS.map((head) => html("th", { scope: "col" }, head || unseen)));
+  const status = html("p", { class: "rb-hidden", role: "status" });
+  const hidden = html("span", { class: "rb-hidden" }, "buttons");
+  const top = html("tr", {}, ...HEADS.map((head) => html("th", { scope: "col" }, head || hidden)));
   const list = html("tbody");
   const table = html("table", {}, caption, html("thead", {}, top), list);
   const failures = html("ul", { class: "rb-failures", role: "alert" });
   const scale = (step) => () => size + step > 0 && act("scale", String(size + step));
-  const fewer = button("− worker", "end the last worker", LOST, scale(-1));
-  const further = button("+ worker", "start one more", "", scale(1));
-  frame.text = said;
-  frame.body.before(said);
+  const fewer = button("− worker", "end the last worker", LOSS, scale(-1));
+  const more = button("+ worker", "start one more", "", scale(1));
+  frame.text = status; // screen readers announce it, as this panel has no picture with a description
+  frame.body.before(status);
   frame.top.remove();
   frame.picture.replaceWith(table);
   frame.head.after(failures);
   frame.legend.remove();
-  if (act) frame.head.append(html("span", { class: "rb-scale" }, fewer, further));
+  if (act) frame.head.append(html("span", { class: "rb-scale" }, fewer, more));
 
   return ({ workers, links, logs, actions }) => {
-    const found = headline(frame, workers, actions);
-    size = found.count;
-    for (const node of [fewer, further]) set(node, { "aria-disabled": found.scaling ? "true" : null });
-    frame.describe(`Workers: ${found.words}.`);
-    frame.empty(Object.keys(workers).length ? null : ["No cluster runs. Start one: ", "%cluster start 2"]);
+    const summary = headline(frame, workers, actions);
+    size = summary.count;
+    for (const node of [fewer, more]) set(node, { "aria-disabled": summary.scaling ? "true" : null });
+    frame.describe(`Workers: ${summary.text}.`);
+    frame.showHint(Object.keys(workers).length ? null : ["No cluster runs. Start one: ", "%cluster start 2"]);
     table.hidden = !Object.keys(workers).length;
     table.classList.toggle("rb-dense", Object.keys(workers).length > DENSE);
 
@@ -200,13 +205,13 @@ export default panel("workers", "Workers", (frame, model) => {
       const place = last ? last.nextSibling : list.firstChild;
       if (place !== row.node) list.insertBefore(row.node, place), list.insertBefore(row.more, row.node.nextSibling);
       last = row.more;
-      const means = ({ target }) => target === workers[id].name || (target === "all" && id !== "0");
-      const mine = Object.values(actions).find((one) => one.state === "runs" && means(one));
-      const own = { log: logs[id]?.text ?? "", links: byWorker.get(Number(id)), action: mine, name, largest };
-      row.show(workers[id], own);
+      const concerns = ({ target }) => target === workers[id].name || (target === "all" && id !== "0");
+      const running = Object.values(actions).find((one) => one.state === "runs" && concerns(one));
+      const details = { log: logs[id]?.text ?? "", links: byWorker.get(Number(id)), action: running, name, largest };
+      row.show(workers[id], details);
     }
     const failed = Object.entries(actions).filter(([, { state }]) => state === "failed");
-    const told = failed.map(([key, one]) => ({ key, parts: [one], words: `${key}: ${one.error}` }));
-    join(failures, told, (_, { words }) => html("li", {}, words));
+    const errors = failed.map(([key, one]) => ({ key, parts: [one], text: `${key}: ${one.error}` }));
+    join(failures, errors, (_, { text }) => html("li", {}, text));
   };
 });

@@ -1,4 +1,4 @@
-// What the drawing code works out before it draws, without a browser: run by node's test runner, `node --test`.
+// Tests of the panels' pure functions, without a browser. Node's test runner runs them: `node --test`.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -7,7 +7,7 @@ import vm from "node:vm";
 
 const PARTS = { messages: ["meetings"] };
 
-// Names of a panel's module, loaded as a browser loads it: behind the common part.
+// Returns names of a panel's module, loaded as a browser loads it: behind the common part.
 function load(panel, ...names) {
   const read = (stem) => readFileSync(new URL(`../../rpcbench/panels/${stem}.js`, import.meta.url), "utf8");
   const parts = ["common", ...(PARTS[panel] ?? []), panel];
@@ -16,17 +16,17 @@ function load(panel, ...names) {
 }
 
 const plain = (value) => JSON.parse(JSON.stringify(value));
-const { duration, roundUp, bytes, Seen, waitsFor } =
-  load("pipeline", "duration", "roundUp", "bytes", "Seen", "waitsFor");
-const { settled, fuller, leafWords } = load("autograd", "settled", "fuller", "leafWords");
-const { wanted, laidOut, sentence, took, termsOf, totals, meetings } =
-  load("messages", "wanted", "laidOut", "sentence", "took", "termsOf", "totals", "meetings");
-const { Slots, patched } = load("pipeline", "Slots", "patched");
+const { formatDuration, roundUp, formatBytes, StepHistory, waitsFor } =
+  load("pipeline", "formatDuration", "roundUp", "formatBytes", "StepHistory", "waitsFor");
+const { shownContexts, moreComplete, leafText } = load("autograd", "shownContexts", "moreComplete", "leafText");
+const { messageFilter, layOut, sentence, formatSeconds, filterTerms, totals, collectiveRows } =
+  load("messages", "messageFilter", "layOut", "sentence", "formatSeconds", "filterTerms", "totals", "collectiveRows");
+const { Slots, applyDelta } = load("pipeline", "Slots", "applyDelta");
 
-test("times and sizes are said in the unit that fits", () => {
-  assert.deepEqual([2, 0.0305, 41e-6].map((time) => duration(time)), ["2 s", "30.5 ms", "41 µs"]);
-  assert.equal(duration(0.5, 2), "0.5 s", "all ticks of an axis have one unit");
-  assert.deepEqual([0, 999, 1000, 2_400_000, 5e15].map(bytes), ["0 B", "999 B", "1.0 kB", "2.4 MB", "5000 TB"]);
+test("times and sizes have the unit that fits", () => {
+  assert.deepEqual([2, 0.0305, 41e-6].map((time) => formatDuration(time)), ["2 s", "30.5 ms", "41 µs"]);
+  assert.equal(formatDuration(0.5, 2), "0.5 s", "all ticks of an axis have one unit");
+  assert.deepEqual([0, 999, 1000, 2_400_000, 5e15].map(formatBytes), ["0 B", "999 B", "1.0 kB", "2.4 MB", "5000 TB"]);
 });
 
 test("the scale of an axis covers its span, and is round", () => {
@@ -44,8 +44,8 @@ const step = (number, begin, state) => ({
 });
 const numbers = (steps) => plain(steps.map(({ step: number }) => number));
 
-test("complete steps stay, by when they began; one whose end was not seen goes", () => {
-  const seen = new Seen();
+test("complete steps stay, ordered by begin; a step without an end is dropped", () => {
+  const seen = new StepHistory();
   seen.add(step(8, 1, "complete"));
   seen.add(step(9, 2, "running"));
   assert.deepEqual(numbers(seen.add(step(1, 3, "complete"))), [8, 1]);
@@ -53,50 +53,50 @@ test("complete steps stay, by when they began; one whose end was not seen goes",
   assert.deepEqual(numbers(seen.add({ steps: {}, lanes: {}, ops: {} })), []);
 });
 
-test("what is remembered of steps is bounded", () => {
-  const seen = new Seen();
+test("the number of remembered steps is bounded", () => {
+  const seen = new StepHistory();
   let steps = [];
   for (let number = 0; number < 100; number++) steps = seen.add(step(number, number, "complete"));
   assert.deepEqual([steps.length, steps[0].step, steps.at(-1).step, seen.steps.size], [64, 36, 99, 64]);
 });
 
-test("an operation that is waited for has its stage where the worker has several", () => {
+test("the next operation is shown with its stage if the worker has several", () => {
   assert.equal(waitsFor({ now: { next: "12B3" }, stages: [12] }), ", waits for B3");
   assert.equal(waitsFor({ now: { next: "2B3" }, stages: [0, 2] }), ", waits for 2B3");
   assert.equal(waitsFor({ now: { next: "" }, stages: [0] }), "");
   assert.equal(waitsFor({ now: null, stages: [] }), "");
 });
 
-test("contexts that their maker holds come first; alone, what lingers is shown", () => {
+test("contexts that their creator holds are shown; without any, all are", () => {
   const big = String((1n << 48n) + 7n);
   const contexts = { 9: {}, 10: {}, [big]: {} };
-  assert.deepEqual(plain(settled({ contexts, members: { "10/0": {}, "9/1": {}, [`${big}/1`]: {} } })), ["10", big]);
-  assert.deepEqual(plain(settled({ contexts, members: { "9/1": {} } })), ["9", "10", big]);
+  assert.deepEqual(plain(shownContexts({ contexts, members: { "10/0": {}, "9/1": {}, [`${big}/1`]: {} } })), ["10", big]);
+  assert.deepEqual(plain(shownContexts({ contexts, members: { "9/1": {} } })), ["9", "10", big]);
 });
 
-test("the picture that is kept of a context is the one with most workers, while these are there", () => {
+test("the picture with most workers is kept of a context, while these workers have columns", () => {
   const cols = { x: (id) => (id < 3 ? 100 * (id + 1) : undefined) };
   const picture = (key, ...workers) => ({ key, pieces: { members: workers.map((worker) => ({ worker })), links: [] } });
   const [whole, part] = [picture("5", 0, 1, 2), picture("5", 0)];
-  assert.equal(fuller(whole, part, cols), whole);
-  assert.equal(fuller(part, whole, cols), whole);
-  assert.equal(fuller(picture("4", 0, 1, 2), part, cols), part);
-  assert.equal(fuller(picture("5", 0, 1, 7), part, cols), part, "worker 7 has no column any more");
+  assert.equal(moreComplete(whole, part, cols), whole);
+  assert.equal(moreComplete(part, whole, cols), whole);
+  assert.equal(moreComplete(picture("4", 0, 1, 2), part, cols), part);
+  assert.equal(moreComplete(picture("5", 0, 1, 7), part, cols), part, "worker 7 has no column any more");
 });
 
-test("a leaf without a name is its shape", () => {
-  assert.deepEqual([{ name: "w", shape: "[3]" }, { name: "", shape: "[3]" }].map(leafWords), ["w [3]", "[3]"]);
+test("a leaf without a name is shown as its shape", () => {
+  assert.deepEqual([{ name: "w", shape: "[3]" }, { name: "", shape: "[3]" }].map(leafText), ["w [3]", "[3]"]);
 });
 
-test("a delta sets and drops rows, and leaves the others what they are", () => {
+test("a delta sets and drops rows, and the other rows stay the same objects", () => {
   const view = { a: { x: { n: 1 }, y: { n: 2 } }, b: {} };
-  const next = patched(view, { a: { set: { z: { n: 3 } }, drop: ["x"] }, b: null });
+  const next = applyDelta(view, { a: { set: { z: { n: 3 } }, drop: ["x"] }, b: null });
   assert.deepEqual(plain(next), { a: { y: { n: 2 }, z: { n: 3 } } });
   assert.equal(next.a.y, view.a.y);
   assert.deepEqual(Object.keys(view.a), ["x", "y"]);
 });
 
-test("a key keeps its place, and a new one takes the first that is free", () => {
+test("a key keeps its slot, and a new key takes the first free slot", () => {
   const slots = new Slots();
   assert.deepEqual(plain(slots.place(["a", "b", "c"], 3)), [["a", 0], ["b", 1], ["c", 2]]);
   assert.deepEqual(plain(slots.place(["c", "d"], 3)), [["d", 0], ["c", 2]]);
@@ -117,33 +117,33 @@ const talk = {
   d: message("Result", 1, 0, 7, null, { label: "train", call: "0.1", bytes: 2000 }),
 };
 const keep = (words, kind = "all but notices") =>
-  Object.keys(talk).filter((key) => wanted(words, kind, names)(talk[key])).join("");
+  Object.keys(talk).filter((key) => messageFilter(words, kind, names)(talk[key])).join("");
 
-test("words of a filter must all be true of a message", () => {
+test("all words of a filter must match a message", () => {
   assert.deepEqual(["", "call:0.1", "rref:1.5", "context:281"].map((words) => keep(words)), ["abd", "ad", "a", "b"]);
   assert.deepEqual(["from:worker1", "to:worker2", "at:worker1"].map((words) => keep(words)), ["d", "b", "ad"]);
   assert.equal(keep("TRAIN at:worker1 from:notebook"), "a");
   assert.equal(keep("call:0.1 rref:9"), "");
-  assert.equal(keep("call:0"), "", "an id is meant whole");
+  assert.equal(keep("call:0"), "", "an id must match as a whole");
 });
 
-test("notices are shown where they are asked for", () => {
+test("notices are shown only on request", () => {
   assert.deepEqual([keep("", "all kinds"), keep("", "Notice"), keep("out", "all kinds")], ["abcd", "c", "c"]);
 });
 
-test("what comes before anything else happens is level, the others slope", () => {
-  const { places, slots } = laidOut(talk, () => true);
+test("an arrow is level if nothing happened before the arrival; the others slope", () => {
+  const { places, slots } = layOut(talk, () => true);
   assert.deepEqual(plain(places.map(({ key, from, to }) => [key, from, to])), [
     ["a", 0, 2], ["b", 1, 1], ["c", 3, 3], ["d", 4, 4],
   ]);
   assert.equal(slots, 5);
-  const few = laidOut(talk, (row) => row.kind === "Result");
+  const few = layOut(talk, (row) => row.kind === "Result");
   assert.deepEqual(plain([few.slots, few.places.map(({ key }) => key)]), [1, ["d"]]);
-  assert.equal(laidOut({}, () => true).slots, 0);
+  assert.equal(layOut({}, () => true).slots, 0);
 });
 
-test("a message that only its receiver told of stands where it came", () => {
-  const { places } = laidOut({ ...talk, e: message("Call", 2, 1, null, 2.5) }, () => true);
+test("a message that only its receiver reported is placed at its arrival", () => {
+  const { places } = layOut({ ...talk, e: message("Call", 2, 1, null, 2.5) }, () => true);
   assert.deepEqual(places.map(({ key }) => key).join(""), "abecd");
 });
 
@@ -156,14 +156,14 @@ test("a message in a sentence", () => {
     sentence({ ...talk.d, tries: 3 }, 1, names),
     "Result train, worker1 → notebook at 6.00 s, under way, call 0.1, 2.0 kB of data, sent 3 times",
   );
-  assert.match(sentence({ ...talk.d, state: "untold" }, 1, names), /its receiver left out whether it came/);
-  assert.deepEqual([2, 0.0305, 41e-6].map(took), ["2.00 s", "30.5 ms", "41 µs"]);
+  assert.match(sentence({ ...talk.d, state: "untold" }, 1, names), /its receiver did not report whether it arrived/);
+  assert.deepEqual([2, 0.0305, 41e-6].map(formatSeconds), ["2.00 s", "30.5 ms", "41 µs"]);
 });
 
-test("what one can ask for of a message, and what is said of all", () => {
-  assert.deepEqual(plain(termsOf(talk.a)), ["call:0.1", "rref:1.5"]);
-  assert.deepEqual(plain(termsOf(talk.b)), ["call:0.2", "context:281"]);
-  assert.equal(termsOf({ ...talk.a, rrefs: Array(20).fill("1.1") }).length, 9);
+test("the filters that a message suggests, and the totals of all messages", () => {
+  assert.deepEqual(plain(filterTerms(talk.a)), ["call:0.1", "rref:1.5"]);
+  assert.deepEqual(plain(filterTerms(talk.b)), ["call:0.2", "context:281"]);
+  assert.equal(filterTerms({ ...talk.a, rrefs: Array(20).fill("1.1") }).length, 9);
   const { all, states, began, kinds } = totals(talk);
   assert.deepEqual(plain([all, states, began]), [4, { received: 3, "under way": 1 }, 1]);
   assert.deepEqual(plain(kinds), ["Call", "Notice", "Result"]);
@@ -191,18 +191,18 @@ const together = {
 };
 
 test("a collective is a row among messages, in its order, and is found by its members, its group and its name", () => {
-  const rows = meetings(together);
-  const { places } = laidOut({ ...talk, ...rows }, () => true);
+  const rows = collectiveRows(together);
+  const { places } = layOut({ ...talk, ...rows }, () => true);
   assert.deepEqual(places.map(({ key }) => key).join(""), "akbcod");
-  assert.deepEqual(plain(rows.o.missing), [2], "who is no member of this world has no column");
+  assert.deepEqual(plain(rows.o.missing), [2], "a process outside this world has no column");
   const found = (words, kind = "all but notices") =>
-    Object.keys(rows).filter((key) => wanted(words, kind, names)(rows[key])).join("");
+    Object.keys(rows).filter((key) => messageFilter(words, kind, names)(rows[key])).join("");
   assert.deepEqual(["at:worker2", "reduce", "WORLD", "Collective", "from:worker1"].map((words) => found(words)), ["ko", "k", "ko", "ko", ""]);
   assert.equal(found("", "Call"), "");
 });
 
-test("a collective in a sentence: who came last and how long the others waited, or who is missing", () => {
-  const rows = meetings(together);
+test("a collective in a sentence: the last member and the others' waits, or the missing members", () => {
+  const rows = collectiveRows(together);
   assert.equal(
     sentence(rows.k, 1, names),
     "all_reduce(SUM) of float32[4] in world #3 at 500.0 ms, took 2.50 s, worker2 came last, worker1 waited 1.50 s, 16 B of data",

@@ -1,0 +1,115 @@
+// The user's actions, for the sidebar and the commands. An action without an argument asks the user to choose.
+// Guarantees: an action that would lose data on a worker asks for confirmation first. The kernel does the work, and the
+// session notifies the user of the result.
+
+import type { JupyterFrontEnd } from '@jupyterlab/application';
+import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
+
+import { dropTarget } from './dropTarget';
+import type { KernelSessions } from './sessions';
+import { ALL, count, current, type Cluster, type ClusterAction, type Worker } from './strings';
+import { openPanel } from './tabs';
+
+export class Actions {
+  constructor(app: JupyterFrontEnd, sessions: KernelSessions) {
+    this._app = app;
+    this._sessions = sessions;
+  }
+
+  async start(size?: number): Promise<void> {
+    const wanted = size ?? (await this._askNumber('Start workers', 2));
+    if (wanted) {
+      await this._sessions.current?.perform({ do: 'start', size: wanted });
+    }
+  }
+
+  async scale(cluster = this._cluster, size?: number): Promise<void> {
+    const wanted = cluster && (size ?? (await this._askNumber('How many workers should there be?', cluster.workers.length)));
+    if (cluster && wanted && (await this._mayShrink(cluster, wanted))) {
+      await this._act(cluster, 'scale', String(wanted));
+    }
+  }
+
+  async restart(cluster = this._cluster, worker?: Worker): Promise<void> {
+    const chosen = worker ?? (cluster && (await this._askWorker(cluster, 'Restart a worker')));
+    if (!cluster || !chosen) {
+      return;
+    }
+    const warning = `${chosen.name} is still running. Everything it holds will be lost.`;
+    if (chosen.state === 'lost' || (await askToConfirm(`Restart ${chosen.name}?`, warning, 'Restart'))) {
+      await this._act(cluster, 'restart', chosen.name);
+    }
+  }
+
+  async interrupt(cluster = this._cluster, worker = ALL): Promise<void> {
+    if (cluster) {
+      await this._act(cluster, 'interrupt', worker);
+    }
+  }
+
+  async stop(cluster = this._cluster): Promise<void> {
+    const warning = 'Everything its workers hold will be lost.';
+    if (cluster && (await askToConfirm(`Stop ${count(cluster.workers.length)}?`, warning, 'Stop'))) {
+      await this._act(cluster, 'stop', ALL);
+    }
+  }
+
+  async use(cluster: Cluster): Promise<void> {
+    await this._sessions.current?.perform({ do: 'use', of: cluster.name });
+  }
+
+  async openPanel(name?: string): Promise<void> {
+    const { current: session, notebook } = this._sessions;
+    const chosen = name ?? (await choose('Open a panel', session?.state?.panels ?? []));
+    if (session && notebook && chosen) {
+      await openPanel(this._app, notebook, session, chosen);
+    }
+  }
+
+  /** Set where the active cell runs: a worker, `all`, or `notebook` for the notebook's own kernel. */
+  async setTarget(target?: string): Promise<void> {
+    const { current: session, notebook } = this._sessions;
+    const names = this._cluster?.workers.map(worker => worker.name) ?? [];
+    const chosen = target ?? (await choose('Run this cell on', ['notebook', ...names, 'all']));
+    if (chosen && !dropTarget(notebook?.content.activeCell, chosen === 'notebook' ? null : chosen)) {
+      session?.notify('Choose a code cell first: only code cells have a target.', true);
+    }
+  }
+
+  private async _act(cluster: Cluster, action: ClusterAction, target: string): Promise<void> {
+    await this._sessions.current?.perform({ do: 'act', of: cluster.name, action, target });
+  }
+
+  private get _cluster(): Cluster | undefined {
+    return current(this._sessions.current?.state ?? null);
+  }
+
+  private async _askNumber(title: string, value: number): Promise<number | null> {
+    const result = await InputDialog.getNumber({ title, value, label: 'Workers' });
+    return result.button.accept && result.value && result.value >= 1 ? Math.floor(result.value) : null;
+  }
+
+  private async _askWorker(cluster: Cluster, title: string): Promise<Worker | undefined> {
+    const name = await choose(title, cluster.workers.map(worker => worker.name));
+    return cluster.workers.find(worker => worker.name === name);
+  }
+
+  private async _mayShrink(cluster: Cluster, size: number): Promise<boolean> {
+    const excess = cluster.workers.length - size;
+    return excess <= 0 || askToConfirm(`End ${count(excess)}?`, 'Everything they hold will be lost.', 'End');
+  }
+
+  private readonly _app: JupyterFrontEnd;
+  private readonly _sessions: KernelSessions;
+}
+
+async function askToConfirm(title: string, body: string, label: string): Promise<boolean> {
+  const buttons = [Dialog.cancelButton(), Dialog.warnButton({ label })];
+  return (await showDialog({ title, body, buttons })).button.accept;
+}
+
+/** Let the user choose an item. Return null if there are none, or if the user cancels. */
+async function choose(title: string, items: string[]): Promise<string | null> {
+  const result = items.length ? await InputDialog.getItem({ title, items, label: title }) : null;
+  return result?.button.accept ? result.value : null;
+}
