@@ -19,7 +19,7 @@ test: $(READY)
 test-all: $(READY)
 	$(PYTEST) -m "not ray" --hypothesis-profile=long
 	.ci/spawn
-	.ci/oldest tests/notebook tests/launch/test_script.py
+	.ci/oldest tests/notebook tests/cells/test_cells_from_scripts.py
 	.ci/ray
 
 flaky: $(READY)

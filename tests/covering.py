@@ -14,14 +14,14 @@ from typing import Any
 def pairs(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
     """Rows with one value of each axis, such that any two values of two axes stand together in one; always the same."""
     candidates = list(itertools.product(*axes))
-    open_ = {pair for row in candidates for pair in _pairs(row)}
+    open_ = {pair for row in candidates for pair in _peer_events(row)}
     rows = []
     while open_:
-        best = max(candidates, key=lambda row: len(open_ & _pairs(row)))
-        open_ -= _pairs(best)
+        best = max(candidates, key=lambda row: len(open_ & _peer_events(row)))
+        open_ -= _peer_events(best)
         rows.append(best)
     return rows
 
 
-def _pairs(row: tuple[Any, ...]) -> set[Any]:
+def _peer_events(row: tuple[Any, ...]) -> set[Any]:
     return set(itertools.combinations(enumerate(row), 2))

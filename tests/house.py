@@ -55,7 +55,13 @@ def free_relatives(texts: list[str]) -> float:
 
 
 def classes(source: str) -> list[ast.ClassDef]:
+    """The classes of a module, those inside others too."""
     return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+
+
+def protocols(source: str) -> list[str]:
+    """The names of the classes that are a `typing.Protocol`."""
+    return [node.name for node in classes(source) if "Protocol" in map(ast.unparse, node.bases)]
 
 
 def repeated(names: Counter[str]) -> list[str]:
@@ -69,9 +75,8 @@ def figures() -> dict[str, str]:
     lines = sum(len(source.splitlines()) for source in files.values())
     noted = sum(len(comments(source)) for source in files.values())
     stems = Counter(path.stem for path in files if path.stem not in TWICE_ALLOWED)
-    everything = [(node.name, node) for source in files.values() for node in classes(source)]
-    named = Counter(name for name, _ in everything)
-    protocols = [name for name, node in everything if "Protocol" in map(ast.unparse, node.bases)]
+    named = Counter(node.name for source in files.values() for node in classes(source))
+    structural = sorted(name for source in files.values() for name in protocols(source))
     relatives = free_relatives([prose(source) for source in files.values()])
     longest = max(files, key=lambda path: len(files[path].splitlines()))
     return {
@@ -80,7 +85,7 @@ def figures() -> dict[str, str]:
         "longest file": f"{longest.relative_to(ROOT)}, {len(files[longest].splitlines())} lines",
         "file names twice": ", ".join(repeated(stems)) or "none",
         "class names twice": ", ".join(repeated(named)) or "none",
-        "Protocols": f"{len(protocols)}: {', '.join(sorted(protocols))}",
+        "Protocols": f"{len(structural)}: {', '.join(structural)}",
         "comments": f"{100 * noted / lines:.1f} % of lines",
         "who, whom, whose, what(ever) in prose": f"{relatives:.1f} in 1,000 words",
         "words of README": str(len((ROOT / "README.md").read_text().split())),

@@ -103,8 +103,8 @@ def _told(thread: threading.Thread) -> str:
 
 def cool_fork_server() -> None:
     """End the one that is kept warm for later clusters."""
-    if starters := sys.modules.get("rpcbench.launch.fork_client"):
-        starters.cool()
+    if servers := sys.modules.get("rpcbench.launch.fork_client"):
+        servers.stop_idle()
 
 
 def _warm_fork_server() -> object:
@@ -117,8 +117,8 @@ def _warm_fork_server() -> object:
 
 
 def _warm() -> object:
-    starters = sys.modules.get("rpcbench.launch.fork_client")
-    return starters and starters._ours._warm
+    servers = sys.modules.get("rpcbench.launch.fork_client")
+    return servers and servers._ours._warm
 
 
 def _processes() -> set[Ours]:

@@ -9,7 +9,7 @@ import pytest
 
 from rpcbench.protocol import backward, delivery
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol.backward import Contexts, Tally, Walks, union
+from rpcbench.protocol.backward import BackwardPasses, Contexts, Tally, union
 from rpcbench.protocol.calls import Calls
 from rpcbench.protocol.delivery import Delivery, Pair
 from rpcbench.protocol.node import Node
@@ -73,21 +73,21 @@ def rrefs_that_come_home_are_not_kept(patch: pytest.MonkeyPatch) -> None:
     def forget(self: RRefs, fork: m.Fork) -> Any:
         outcome = adopt(self, fork)
         if fork.owner == self.me:
-            return outcome[0], outcome[1] + self.came_home(fork), outcome[2]
+            return outcome[0], outcome[1] + self.drop_fork(fork.rref, fork.fork), outcome[2]
         return outcome
 
     patch.setattr(RRefs, "adopt", forget)
 
 
 def discovery_does_not_wait_for_answers(patch: pytest.MonkeyPatch) -> None:
-    def hasty(self: Walks, context: int, walk: Any, message: int, recvs: Any) -> Any:
+    def hasty(self: BackwardPasses, context: int, walk: Any, message: int, recvs: Any) -> Any:
         known, state = self._contexts[context], self._contexts[context].walks[walk]
         new = [recv for recv in recvs if recv not in state.asked]
         state.asked.update(dict.fromkeys(new, message))
         effects, outbox = self._answer(context, walk, state, message)
         return effects, [(known.recvs[recv].source, m.Discover(context, walk, recv)) for recv in new] + outbox
 
-    patch.setattr(Walks, "_ask", hasty)
+    patch.setattr(BackwardPasses, "_ask", hasty)
 
 
 def messages_say_only_what_is_right_behind_them(patch: pytest.MonkeyPatch) -> None:
@@ -113,19 +113,19 @@ def the_root_trusts_that_all_have_come(patch: pytest.MonkeyPatch) -> None:
 
 
 def failed_passes_begin_again(patch: pytest.MonkeyPatch) -> None:
-    failed = Walks.failed
+    failed = BackwardPasses.failed
 
-    def forget(self: Walks, context: int, walk: Any, *rest: Any) -> Any:
-        outcome = failed(self, context, walk, *rest)
-        if context in self._contexts:
-            self._contexts[context].failed.clear()
+    def forget(self: BackwardPasses, failure: m.BackwardFailed, *rest: Any) -> Any:
+        outcome = failed(self, failure, *rest)
+        if failure.context in self._contexts:
+            self._contexts[failure.context].failed.clear()
         return outcome
 
-    patch.setattr(Walks, "failed", forget)
+    patch.setattr(BackwardPasses, "failed", forget)
 
 
 def failures_are_told_to_the_root_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Walks, "_neighbours", lambda self, known, state: set())
+    patch.setattr(BackwardPasses, "_neighbours", lambda self, known, state: set())
 
 
 def late_calls_revive_contexts(patch: pytest.MonkeyPatch) -> None:
@@ -145,13 +145,13 @@ def lost_control_messages_are_not_sent_again(patch: pytest.MonkeyPatch) -> None:
 
 def data_that_is_late_counts_as_lost(patch: pytest.MonkeyPatch) -> None:
     settled = Pair.settled
-    patch.setattr(Pair, "settled", lambda self, fate: settled(self, m.Fate((*fate.lost, *fate.had), ())))
+    patch.setattr(Pair, "settled", lambda self, fate: settled(self, m.DeliveryReport((*fate.lost, *fate.had), ())))
 
 
 def numbers_that_are_given_up_are_not_burnt(patch: pytest.MonkeyPatch) -> None:
-    def fate(self: Pair, message: m.Forget) -> m.Fate:
+    def fate(self: Pair, message: m.CancelDelivery) -> m.DeliveryReport:
         had = {count for count in message.counts if count < self.window.floor or count in self.window.ahead}
-        return m.Fate(tuple(set(message.counts) - had), tuple(had))
+        return m.DeliveryReport(tuple(set(message.counts) - had), tuple(had))
 
     patch.setattr(Pair, "fate", fate)
 
@@ -211,7 +211,7 @@ def messages_taken_briefly_may_be_for_a_predecessor(patch: pytest.MonkeyPatch) -
 def messages_taken_briefly_are_not_acknowledged(patch: pytest.MonkeyPatch) -> None:
     def next_from(self: Delivery, peer: int, seq: int) -> Pair | None:
         pair = self.pairs.get(peer)  # nobody ticks
-        if pair is None or seq >> delivery.COUNT_BITS != pair.stamp:
+        if pair is None or seq >> delivery.SEQUENCE_COUNT_BITS != pair.stamp:
             return None
         return pair if _is_next(pair, seq) else None
 

@@ -1,4 +1,4 @@
-"""The shape of the package: floors, circles, purity, sizes, headers, who unpickles, what is exported.
+"""The shape of the package: floors, circles, purity, sizes, names, words, headers, unpickling, exports.
 
 Every rule is a function from a source tree to the list of its breaches, so that each is also shown to bite: on a tiny
 tree that breaks it. Imports inside functions and under TYPE_CHECKING count like any other.
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import house
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -63,6 +64,14 @@ SMALL = {
 ALLOWED_TWICE = {"base", "events"}
 MIRRORS = {"panels", "rpc"}
 LONGEST_SCRIPT = 300
+MOST_PROTOCOLS = 16
+MOST_FREE_RELATIVES = 3.0  # in 1,000 words of docstrings and comments
+LEAST_COMMENTS = 0.05  # of lines
+RETIRED = {  # private words of earlier versions -> the field's
+    "accord": "commit", "bell": "event", "crew": "worker group", "keeper": "maintenance", "outpost": "supervisor",
+    "petition": "request", "reunion": "reconnection", "roster": "members", "starter": "fork server",
+    "zygote": "fork server",
+}  # fmt: skip
 ANY = re.compile(r"(?::|\bas|<|\|) *any\b")
 
 
@@ -188,10 +197,16 @@ def too_long(root: Path) -> list[str]:
     for name, module in known.items():
         for node in ast.walk(module.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                size = (node.end_lineno or node.lineno) - node.lineno + 1
+                size = (node.end_lineno or node.lineno) - node.lineno + 1 - _docstring_lines(node)
                 if size > LONGEST_FUNCTION:
                     breaches.append(f"{name}.{node.name}: {size} lines, at most {LONGEST_FUNCTION}")
     return breaches
+
+
+def _docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of the docstring, which may list arguments and errors; 0 if there is none."""
+    first = node.body[0]
+    return (first.end_lineno or 0) - first.lineno + 1 if ast.get_docstring(node) else 0
 
 
 def same_names(root: Path) -> list[str]:
@@ -202,6 +217,49 @@ def same_names(root: Path) -> list[str]:
         if not module.is_package and _part(name) not in MIRRORS and stem not in ALLOWED_TWICE:
             names.setdefault(stem, []).append(name)
     return [f"one name: {', '.join(each)}" for each in names.values() if len(each) > 1]
+
+
+def same_classes(root: Path) -> list[str]:
+    """Classes of one name: one word for two ideas."""
+    places: dict[str, list[str]] = {}
+    for name, module in modules(root).items():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name)
+    return [f"class {name} in {', '.join(where)}" for name, where in places.items() if len(where) > 1]
+
+
+def too_many_protocols(root: Path) -> list[str]:
+    """Protocols are for two implementations, or for users: a class with one implementation is imported."""
+    found = [f"{name}.{each}" for name, module in modules(root).items() for each in house.protocols(module.source)]
+    return [f"{len(found)} Protocols, at most {MOST_PROTOCOLS}: {found}"] if len(found) > MOST_PROTOCOLS else []
+
+
+def unclear(root: Path) -> list[str]:
+    """Prose with clauses that begin with who or what, instead of the name of the thing."""
+    texts = {name: house.prose(module.source) for name, module in modules(root).items()}
+    if (rate := house.free_relatives([*texts.values()])) <= MOST_FREE_RELATIVES:
+        return []
+    worst = sorted(texts, key=lambda name: -len(house.FREE_RELATIVE.findall(texts[name])))[:5]
+    return [f"{rate:.1f} free relatives in 1,000 words, at most {MOST_FREE_RELATIVES}; most in {', '.join(worst)}"]
+
+
+def uncommented(root: Path) -> list[str]:
+    """A package whose lines do not say why they are there."""
+    sources = [module.source for module in modules(root).values()]
+    lines, noted = sum(map(len, map(str.splitlines, sources))), sum(map(len, map(house.comments, sources)))
+    return [f"{noted} comments in {lines} lines"] if noted < LEAST_COMMENTS * lines else []
+
+
+def retired_words(root: Path) -> list[str]:
+    """Words that have given way to the field's, in names and prose."""
+    word = re.compile(rf"(?<![a-z])({'|'.join(RETIRED)})s?(?![a-z])", re.IGNORECASE)
+    return [
+        f"{name}:{number} says {found[1]}, not {RETIRED[found[1].lower()]}"
+        for name, module in modules(root).items()
+        for number, line in enumerate(module.source.splitlines(), 1)
+        if (found := word.search(line))
+    ]
 
 
 def too_short(root: Path) -> list[str]:
@@ -318,8 +376,8 @@ def _python(root: Path, script: str) -> str:
 
 Rule = Callable[[Path], list[str]]
 RULES: list[Rule] = [
-    upward, circles, impure, impure_when_loaded, too_long, too_short, same_names, headless, unpickling, waiting_locked,
-    scripts, namesakes, missing_exports,
+    upward, circles, impure, impure_when_loaded, too_long, too_short, same_names, same_classes, too_many_protocols,
+    unclear, uncommented, retired_words, headless, unpickling, waiting_locked, scripts, namesakes, missing_exports,
 ]  # fmt: skip
 
 
@@ -356,6 +414,12 @@ CASES: list[tuple[Rule, dict[str, str], str]] = [
     (too_long, {"rpc/a.py": "def f():\n" + "    x = 1\n" * 60}, "rpc.a.f: 61 lines"),
     (too_short, {"wire/a.py": "x = 1\n" * 58}, "wire.a: 58 lines, at least"),
     (same_names, {"wire/a.py": "", "protocol/a.py": ""}, "one name: rpcbench.protocol.a, rpcbench.wire.a"),
+    (same_classes, {"rpc/a.py": "class A: ...", "wire/b.py": "class A: ..."}, "class A in rpcbench.rpc.a, rpcbench"),
+    (too_many_protocols, {"rpc/a.py": "class A(Protocol): ...\n" * 17}, "17 Protocols, at most 16"),
+    (unclear, {"rpc/a.py": '"""Who holds it reads what comes."""'}, "free relatives in 1,000 words"),
+    (uncommented, {"rpc/a.py": "x = 1\n" * 40 + "y = 2  # why"}, "1 comments in 42 lines"),
+    (retired_words, {"rpc/a.py": "x = 1\n_starters = {}"}, "rpc.a:2 says starter, not fork server"),
+    (retired_words, {"rpc/a.py": "# The zygote forks."}, "rpc.a:1 says zygote"),
     (headless, {"rpc/a.py": "x = 1"}, "rpc.a: no docstring"),
     (unpickling, {"rpc/a.py": "import pickle as p\np.loads(b'')"}, "rpc.a:2 unpickles"),
     (unpickling, {"rpc/a.py": "from cloudpickle import loads"}, "rpc.a:1 unpickles"),
@@ -387,7 +451,7 @@ def test_each_rule_bites(tmp_path: Path, rule: Rule, files: dict[str, str], brea
 
 
 def test_a_clean_tree_breaks_no_rule(tmp_path: Path) -> None:
-    body = "x = 1\n" * SHORTEST_FILE
+    body = "x = 1\n" * SHORTEST_FILE + "# A reason.\n" * 5
     pickling = f'"""Reads pickles."""\nimport pickle\npickle.loads\n{body}'
     _plant(
         tmp_path,

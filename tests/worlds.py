@@ -125,6 +125,6 @@ def far_world(directory: Path, count: int, **changes: Any) -> Iterator[list[Agen
             agent.stop()
 
 
-def ties(agent: Agent, to: Agent) -> list[StreamConnection]:
+def entries(agent: Agent, to: Agent) -> list[StreamConnection]:
     """The connections that one agent has to another."""
-    return [tie.connection for tie in agent._peers._ties.all() if tie.peer.id == to.id]
+    return [entry.connection for entry in agent._peers._table.all() if entry.peer.id == to.id]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from worlds import config, nothing_left, ties, until, world
+from worlds import config, entries, nothing_left, until, world
 
 from rpcbench import autograd
 from rpcbench.base.errors import MessageTooLarge, RpcError
@@ -275,7 +275,7 @@ def later_mode() -> Any:
 
 def test_a_graph_that_is_cut_is_told_once_for_each_function(agents: list[Agent]) -> None:
     x = leaf(3)
-    with pytest.warns(UserWarning, match=r"the call of work takes along .*autograd.context\(\)") as told:
+    with pytest.warns(UserWarning, match=r"the call of work sends .*autograd.context\(\)") as told:
         rpc_sync("worker1", work, (x * 2,))
     assert len(told) == 1
     with warnings.catch_warnings():
@@ -360,11 +360,11 @@ def test_ctrl_c_ends_a_pass_on_all_workers(agents: list[Agent]) -> None:
 def test_a_message_that_could_not_be_sent_is_in_no_context(agents: list[Agent]) -> None:
     x = leaf(1 << 16)
     with autograd.context() as context:
-        (tie,) = ties(agents[0], agents[1])
-        limits, tie._limits = tie._limits, Limits(body=4096)
+        (entry,) = entries(agents[0], agents[1])
+        limits, entry._limits = entry._limits, Limits(body=4096)
         with pytest.raises(MessageTooLarge):
             rpc_sync("worker1", work, (x * 2,))
-        tie._limits = limits
+        entry._limits = limits
         assert not autograd._current_context()._send_functions()
         autograd.backward(context, [rpc_sync("worker1", work, (x,)).sum()], mode="fast")
         assert x in autograd.get_gradients(context)

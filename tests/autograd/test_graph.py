@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rpcbench.autograd.graph import Reach, edges, ends, glance, is_leaf, is_recv, leaf_of, receive
+from rpcbench.autograd.graph import Reach, edges, ends, ends_within, is_leaf, is_recv, leaf_of, receive
 from rpcbench.base.errors import RpcError
 
 
@@ -147,7 +147,7 @@ def test_ends_come_in_the_order_of_what_was_sent() -> None:
 def test_a_glance_ends_where_there_is_much_to_see() -> None:
     weight = torch.ones(2, requires_grad=True)
     sent = edges([((weight * 2) * 2) * 2])
-    assert glance(sent, 2) is None
-    found = glance(sent, 5)
+    assert ends_within(sent, 2) is None
+    found = ends_within(sent, 5)
     assert found is not None and [leaf_of(node) for node in found.leaves] == [weight]
-    assert glance([None], 0) is not None
+    assert ends_within([None], 0) is not None

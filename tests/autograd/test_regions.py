@@ -57,12 +57,12 @@ def captured(starts, ends, taps_, retain_graph):
 MUTANTS = {
     "captured, not tapped": (regions, "run_tapped", captured),
     "only what the engine computes anyway": (regions, "_compute", lambda node, up, targets: [None] * 9),
-    "the last gradient, no sum": (regions.Part, "add", lambda part, edge, grad: part.entries.update({edge: grad})),
+    "the last gradient, no sum": (regions.Region, "add", lambda part, edge, grad: part.entries.update({edge: grad})),
     "leaves with hooks shared": (regions, "_is_bare_leaf", regions.is_leaf),
     "leaves shared always": (
-        regions.Plan,
+        regions.RegionOrder,
         "_place",
-        lambda plan, *args, _place=regions.Plan._place, **share: _place(plan, *args, share=True),
+        lambda plan, *args, _place=regions.RegionOrder._place, **share: _place(plan, *args, share=True),
     ),
 }
 

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from benchmarks import command, rows
+from benchmarks.__main__ import main
 from benchmarks.compare import Plan
 from benchmarks.member import batch
 from benchmarks.pairs import BenchError, Side, obstacle, pairs, two_hosts
@@ -30,7 +31,6 @@ from benchmarks.report import as_markdown, as_plot, as_table, as_values, lines
 from benchmarks.rows import BOTH, HOSTS, PLAIN, Api, Batch, Operation, Samples
 from benchmarks.workloads import SMALL, WORKLOADS
 from rpcbench.base.errors import RpcError
-from rpcbench.cli.main import main
 
 
 class Held:
@@ -213,7 +213,7 @@ def test_the_table_goes_into_a_page_and_its_ratios_into_a_plot(tmp_path: Path, m
     figures = {SMALL: {"rpcbench": Samples(0.5, [Batch([1e-3])]), "torch": Samples(0.5, [Batch([5e-3])])}}
     monkeypatch.setattr(command, "compare", lambda *_: figures)
     page, plot = tmp_path / "RESULTS.md", tmp_path / "plot.svg"
-    arguments = ["bench", "--seed", "1", "--svg", str(plot), "--markdown", str(page)]
+    arguments = ["--seed", "1", "--svg", str(plot), "--markdown", str(page)]
     page.write_text("before\n")
     assert main(arguments) == 1, "no place for it"
     page.write_text("before\n<!-- bench -->\nold<!-- end of bench -->\nafter\n")
@@ -237,7 +237,7 @@ def test_runs_under_several_interpreters_stand_side_by_side(tmp_path: Path, caps
         files[-1].write_text(json.dumps(values))
     page = tmp_path / "RESULTS.md"
     page.write_text("<!-- interpreters -->\n<!-- end of interpreters -->\n")
-    assert main(["bench", "--columns", *map(str, files), "--markdown", str(page)]) == 0
+    assert main(["--columns", *map(str, files), "--markdown", str(page)]) == 0
     table = f"|  | slow | quick |\n| --- | --- | --- |\n| {SMALL} | 1 ms, 2.00x | 500 µs, 4.00x |\n"
     assert capsys.readouterr().out == table and f"<!-- interpreters -->\n{table}<!-- end" in page.read_text()
 
@@ -349,7 +349,7 @@ def test_another_runtime_is_measured_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert main(["bench", "--against", "monarch"]) == 1
+    assert main(["--against", "monarch"]) == 1
     assert "monarch is not installed here: pip install torchmonarch" in capsys.readouterr().err
 
 
@@ -370,7 +370,7 @@ def test_another_runtime_does_the_same_work(name: str, tmp_path: Path) -> None:
     """Run where it is installed; no environment of ours brings it."""
     pytest.importorskip(rows.OTHERS[name].imports)
     file = tmp_path / "figures.json"
-    assert main(["bench", "--against", name, "--quick", "--seed", "1", "--json", str(file)]) == 0
+    assert main(["--against", name, "--quick", "--seed", "1", "--json", str(file)]) == 0
     values = json.loads(file.read_text())["workloads"]
     module = rows.OTHERS[name].module
     able = {title for title, work in WORKLOADS.items() if work.on == BOTH and rows.does(module, work.needs)}
@@ -385,7 +385,7 @@ def test_one_run_measures_rows_of_every_kind(tmp_path: Path, capsys: pytest.Capt
     file = tmp_path / "figures.json"
     texts = [SMALL, "busy thread", "panel", "plain loop", "bare", "in one process, d=16", "first call"]
     only = [argument for text in texts for argument in ("--only", text)]
-    assert main(["bench", "--quick", "--rounds", "1", "--seed", "42", "--json", str(file), *only]) == 0
+    assert main(["--quick", "--rounds", "1", "--seed", "42", "--json", str(file), *only]) == 0
     values = json.loads(file.read_text())
     assert values["seed"] == 42
     beyond = {title for title, work in WORKLOADS.items() if work.on in (HOSTS, PLAIN) and obstacle()}

@@ -14,9 +14,9 @@ import pytest
 from worlds import until
 
 from benchmarks import fence, peers
+from benchmarks.__main__ import main
 from benchmarks.pairs import BenchError
 from benchmarks.peer_notebook import OURS, PEERS, Plan
-from rpcbench.cli.main import main
 
 REACHES = """import socket, sys
 def reaches(port):
@@ -89,7 +89,7 @@ def test_a_peer_that_needs_a_fence_is_not_measured_without_one(
     monkeypatch.setattr(peers, "measure", lambda peer, plan: {"a row": "shown"})
     monkeypatch.setattr(type(OURS), "is_installed", True)
     monkeypatch.setattr(type(OURS), "version", "1.2")
-    assert main(["bench", "--peers", "nbdistributed"]) == 0
+    assert main(["--peers", "nbdistributed"]) == 0
     out = capsys.readouterr().out
     assert "nbdistributed could not be measured: it is a danger to others, and namespaces need unshare and ip" in out
     assert out.count("shown") == 1

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import command, notebook_waits
+from benchmarks.__main__ import main
 from benchmarks.kernel_driver import Message, Ran, kernel
 from benchmarks.notebook_waits import QUICK, Bound, Plan, as_table
 from benchmarks.pairs import BenchError
-from rpcbench.cli.main import main
 
 
 class Acted:
@@ -63,9 +63,9 @@ def test_the_table_is_printed_and_written(
         asked.append((plan, seed, kind))
         return [Bound("restart of a worker", 2.0, 3.0)]
 
-    monkeypatch.setattr(command.notebook, "measure", measure)
+    monkeypatch.setattr(command.notebook_waits, "measure", measure)
     file = tmp_path / "bounds.json"
-    assert main(["bench", "--notebook", "--kind", "kernel", "--seed", "5", "--json", str(file)]) == 0
+    assert main(["--notebook", "--kind", "kernel", "--seed", "5", "--json", str(file)]) == 0
     assert asked == [(Plan(), 5, "kernel")]
     assert "3.00 s │  ✗" in capsys.readouterr().out
     assert json.loads(file.read_text())["bounds"]["restart of a worker"] == {"most": 2.0, "measured": 3.0, "ok": False}

@@ -11,8 +11,8 @@ from rich.console import Console
 from worlds import nothing_left, until, world
 
 from benchmarks import panel_frames, panel_pace, panels
+from benchmarks.__main__ import main
 from benchmarks.panels import Bound
-from rpcbench.cli.main import main
 from rpcbench.panels import PANELS
 from rpcbench.telemetry.collector import Collector
 from rpcbench.telemetry.views import diff
@@ -76,7 +76,7 @@ def test_bounds_are_said_with_what_they_are_held_against() -> None:
 @pytest.mark.long
 @pytest.mark.process
 def test_the_command_measures_all_panels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["bench", "--panels", "--quick", "--json", str(tmp_path / "panels.json")])
+    main(["--panels", "--quick", "--json", str(tmp_path / "panels.json")])
     found = json.loads((tmp_path / "panels.json").read_text())["bounds"]
     assert [one["title"].split(":")[0] for one in found[: len(panel_pace.CHANGES)]] == list(panel_pace.CHANGES)
     assert all(one["without"] > 0 for one in found[: len(panel_pace.CHANGES)])

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import peers
+from benchmarks.__main__ import main
 from benchmarks.kernel_driver import Message, NotInTime, Ran
 from benchmarks.peer_notebook import OURS, PEERS, Notebook, Plan
-from rpcbench.cli.main import main
 
 ROWS = (*peers.CALLS, *peers.STOPPED, *peers.KILLED)
 START = ROWS[0]
@@ -126,7 +126,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_table_is_printed_and_written(measured, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     readme, file = tmp_path / "README.md", tmp_path / "found.json"
     readme.write_text("before\n<!-- peers -->\nold\n<!-- end of peers -->\nafter\n")
-    assert main(["bench", "--peers", "--markdown", str(readme), "--json", str(file)]) == 0
+    assert main(["--peers", "--markdown", str(readme), "--json", str(file)]) == 0
     assert measured == ["rpcbench", "Dask"]
     out = capsys.readouterr().out
     assert "Ray is not installed here: pip install ray" in out
@@ -139,9 +139,9 @@ def test_the_table_is_printed_and_written(measured, capsys: pytest.CaptureFixtur
 
 
 def test_what_is_not_installed_or_not_known_is_refused(measured, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--peers", "Dask", "Monarch"]) == 1
+    assert main(["--peers", "Dask", "Monarch"]) == 1
     assert "Monarch is not installed here: pip install torchmonarch" in capsys.readouterr().err
-    assert main(["bench", "--peers", "Spark"]) == 1
+    assert main(["--peers", "Spark"]) == 1
     assert "no library 'Spark' is known here; there are rpcbench, ipyparallel, Dask" in capsys.readouterr().err
     assert measured == []
 
@@ -157,7 +157,7 @@ def test_a_library_that_does_not_start_is_told_of_and_the_others_stand(
         return fine(peer, plan)
 
     monkeypatch.setattr(peers, "measure", measure)
-    assert main(["bench", "--peers", "dask"]) == 0
+    assert main(["--peers", "dask"]) == 0
     out = capsys.readouterr().out
     assert "Dask could not be measured: waited 60 s in vain" in out
     assert "1 s" in out

@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 
 from benchmarks import idle_shares, pipelines
+from benchmarks.__main__ import main
 from benchmarks.pipeline_sides import MODELS, SCHEDULES, FixedCost, Order, Side, Steps, cost, ours, theirs
-from rpcbench.cli.main import main
 from rpcbench.launch.cluster import Cluster
 from rpcbench.pipeline import simulate
 from rpcbench.pipeline.ops import Op, parse
@@ -87,7 +87,7 @@ def test_a_share_counts_as_right_within_three_points() -> None:
 @pytest.mark.long
 @pytest.mark.process
 def test_the_command_measures_all_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str], no_leaks: None) -> None:
-    assert main(["bench", "--pipeline", "--quick", "--seed", "3", "--json", str(tmp_path / "found.json")]) == 0
+    assert main(["--pipeline", "--quick", "--seed", "3", "--json", str(tmp_path / "found.json")]) == 0
     found = json.loads((tmp_path / "found.json").read_text())
     lines = {line["title"]: line for line in found["lines"]}
     assert found["seed"] == 3 and len(lines) == 4 + 3 + len(idle_shares.SCHEDULES)

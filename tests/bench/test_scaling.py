@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import command, scaling
+from benchmarks.__main__ import main
 from benchmarks.scaling import FLAT, LINEAR, Curve
-from rpcbench.cli.main import main
 
 SIZES = (1.0, 10.0, 100.0, 1e3, 1e4)
 
@@ -46,7 +46,7 @@ def test_every_series_runs_and_is_written_down(tmp_path: Path, monkeypatch: pyte
     small = [series._replace(sizes=series.sizes[:2]) for series in scaling.all_series(quick=True)]
     monkeypatch.setattr(command.scaling, "all_series", lambda quick: small)
     arguments = ["--json", str(tmp_path / "cost.json"), "--svg", str(tmp_path / "cost.svg")]
-    assert main(["bench", "--scaling", "--quick", *arguments]) == 0
+    assert main(["--scaling", "--quick", *arguments]) == 0
     values = json.loads((tmp_path / "cost.json").read_text())
     assert [(curve["series"], curve["name"]) for curve in values] == [
         (series.name, name) for series in small for name in series.fair

@@ -133,8 +133,8 @@ def test_keys_in_a_panel_are_its_own_and_not_the_notebooks(notebook):
     body = page.locator(".rb-messages .rb-body")
     body.press("ArrowDown")
     page.locator(".rb-messages [role=status]").filter(has_text="→").wait_for()
-    page.locator(".rb-step").get_by_role("button", name="Let all go").press("Enter")
-    page.get_by_text("All messages go on by themselves again.").wait_for()
+    page.locator(".rb-step").get_by_role("button", name="Release all").press("Enter")
+    page.get_by_text("Messages are no longer held.").wait_for()
     assert page.locator(".jp-Notebook .jp-Cell").count() == count
     assert page.locator(".jp-Notebook.jp-mod-editMode").count() == 0
     assert notebook.errors() == []

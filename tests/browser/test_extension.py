@@ -132,7 +132,7 @@ def _panel_while_a_cell_runs(notebook, side):
 def _change_the_number(side):
     side.get_by_role("button", name="One more worker for main").click()
     side.get_by_role("listitem").filter(has_text="worker3ready").wait_for()
-    side.get_by_role("button", name="One worker less for main").click()
+    side.get_by_role("button", name="One fewer worker for main").click()
     side.page.get_by_role("button", name="End", exact=True).click()
     side.get_by_role("listitem").filter(has_text="worker3").wait_for(state="detached")
     side.get_by_role("status").filter(has_text="2 workers:").wait_for()  # its last word, which may come later

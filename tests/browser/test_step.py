@@ -38,8 +38,8 @@ def test_messages_go_by_clicks_and_keys(show):
     while output.get_by_text("it is (3, 2)").count() == 0:
         step.get_by_role("button", name="Deliver next").evaluate("b => b.disabled || b.click()")
         page.wait_for_timeout(50)
-    step.get_by_role("button", name="Let all go").click()
-    step.get_by_text("All messages go on by themselves again.").wait_for()
+    step.get_by_role("button", name="Release all").click()
+    step.get_by_text("Messages are no longer held.").wait_for()
     assert notebook.errors() == []
     notebook.run("%cluster stop")
     notebook.ended("%cluster stop")

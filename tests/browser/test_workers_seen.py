@@ -125,8 +125,8 @@ def test_workers_are_as_shown_and_buttons_work_while_a_cell_runs(lab, show):
     page.locator("tr[data-worker='1'][data-incarnation='1'][data-doing='idle']").wait_for()
     agrees(page, notebook, lambda: shown_and_told(page, notebook))
 
-    asked = "[thread.name for thread in __import__('threading').enumerate() if thread.name == 'rpcbench-pulse']"
+    asked = "[thread.name for thread in __import__('threading').enumerate() if thread.name == 'rpcbench-health']"
     other.page.close()
-    assert notebook.value(asked) == ["rpcbench-pulse"]
+    assert notebook.value(asked) == ["rpcbench-health"]
     page.evaluate("window.jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
     settles(page, lambda: notebook.value(asked), [])

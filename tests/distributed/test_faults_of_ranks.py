@@ -63,15 +63,15 @@ DIFFERENT: list[tuple[Callable[[], object], str, str]] = [
     (lambda: dist.all_reduce(torch.ones(2, 2).t()[:1] if me() == 1 else torch.ones(1, 2)), "rank 1 (worker2)",
      "is not contiguous: pass tensor.contiguous()"),
     (lambda: dist.all_reduce([1.0] if me() == 1 else torch.ones(1)), "rank 1 (worker2)",
-     "a tensor is wanted, not list"),
+     "pass a tensor, not list"),
     (lambda: dist.broadcast(torch.ones(1), 7), "rank 0 (worker1)", "rank 7 is not in the group of ranks [0, 1, 2, 3]"),
     (lambda: dist.all_reduce(torch.ones(1), dist.ReduceOp.BXOR), "rank 0 (worker1)", "BXOR has no meaning for"),
-    (lambda: dist.all_reduce(torch.ones(1, dtype=torch.int16)), "rank 3 (worker4)", "gloo moves no torch.int16"),
+    (lambda: dist.all_reduce(torch.ones(1, dtype=torch.int16)), "rank 3 (worker4)", "does not support torch.int16"),
     (lambda: dist.all_reduce_multigpu([torch.ones(1)] * (1 + me() % 2)), "rank 0 (worker1)", "float32[1], float32[1]"),
     (lambda: dist.all_reduce_multigpu([torch.ones(1 + me()), torch.ones(1)]), "rank 3 (worker4)", "must be alike"),
     (lambda: dist.new_group([0, 1] if me() else [1, 2]), "rank 0 (worker1): [1, 2]", "rank 1 (worker2): [0, 1]"),
-    (lambda: dist.new_group([0, 9]), "new_group([0, 9])", "name different ranks, from 0 to 3"),
-    (lambda: dist.new_group([1, 1]), "new_group([1, 1])", "name different ranks, from 0 to 3"),
+    (lambda: dist.new_group([0, 9]), "new_group([0, 9])", "pass distinct ranks from 0 to 3"),
+    (lambda: dist.new_group([1, 1]), "new_group([1, 1])", "pass distinct ranks from 0 to 3"),
 ]  # fmt: skip
 
 
@@ -96,13 +96,13 @@ def strangers() -> list[str]:
 def test_wrong_groups_and_ranks_are_refused_at_once(everyone: Any) -> None:
     said = everyone(strangers)
     assert said[2][0] == "CollectiveError: rank 2 (worker3) is not in the group of ranks [0, 1]"
-    assert said[0][1] == "CollectiveError: a process group is wanted, as new_group gives it, not str"
-    assert said[1][2] == "CollectiveError: rank 1 (worker2) cannot send or receive: rank 1 is this one"
+    assert said[0][1] == "CollectiveError: pass a process group that new_group has returned, not str"
+    assert said[1][2] == "CollectiveError: rank 1 (worker2) cannot send or receive: rank 1 is this rank"
     assert "rank 9 is not in the group" in said[3][3]
     assert all("default process group twice" in each[4] for each in said)
 
 
-def misfit() -> tuple[str, float]:
+def join_error() -> tuple[str, float]:
     """Rank 0 sends what rank 1 does not expect; then what it does."""
     said, x = "", torch.zeros(2)
     if me() == 0:
@@ -115,7 +115,7 @@ def misfit() -> tuple[str, float]:
 
 
 def test_a_send_that_does_not_fit_its_recv(everyone: Any) -> None:
-    sender, receiver, *_ = everyone(misfit)
+    sender, receiver, *_ = everyone(join_error)
     words = "CollectiveError: rank 0 (worker1) sends float32[3], but rank 1 (worker2) receives float32[2]"
     assert sender == (words, 0.0) and receiver == (words, 10.0)
 
@@ -136,4 +136,4 @@ def stealing() -> str:
 
 
 def test_what_an_irecv_waits_for_is_not_taken_by_another(everyone: Any) -> None:
-    assert "an irecv waits for one" in everyone(stealing)[0]
+    assert "not possible while an irecv waits" in everyone(stealing)[0]

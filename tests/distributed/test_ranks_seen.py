@@ -16,15 +16,15 @@ from worlds import until
 import rpcbench
 import rpcbench.distributed as dist
 from rpcbench.base.errors import CollectiveError
-from rpcbench.base.events import Row
 from rpcbench.base.futures import wait_all
+from rpcbench.base.ids import Row
 from rpcbench.distributed import events
-from rpcbench.distributed.events import CollectiveEvents, Part
-from rpcbench.distributed.groups import Member
-from rpcbench.distributed.world import Met, Who, World
+from rpcbench.distributed.events import CollectiveEvents, CollectivePart
+from rpcbench.distributed.groups import GroupMember
+from rpcbench.distributed.world import RankProcess, RendezvousResult, World
 from rpcbench.runtime import current
 from rpcbench.runtime.events import EventLog
-from rpcbench.telemetry.collector import Collector, Traced
+from rpcbench.telemetry.collector import Collector, TracedCollector
 from rpcbench.telemetry.message_views import began_since, collectives_view
 from rpcbench.telemetry.recording import Player, load
 from rpcbench.telemetry.trace import CollectiveTimeline
@@ -143,7 +143,7 @@ def test_traces_records_and_panels_begin_with_what_begins_then_or_is_under_way(
     waits = ranks.rpc_async("worker1", dist.broadcast, (torch.ones(1), 0))
     with current.using(ranks.agent):
         until(lambda: [row["op"] for row in rpcbench.collectives(1).rows.values()] == ["broadcast(src=0)"])
-        source = Traced(ranks.agent.part(Collector))
+        source = TracedCollector(ranks.agent.part(Collector))
         stop = source.subscribe(lambda: None)
         with rpcbench.trace() as seen, rpcbench.record(tmp_path / "lesson.json"):
             wait_all([ranks.rpc_async(name, dist.broadcast, (torch.ones(1), 0)) for name in NAMES[1:]])
@@ -275,8 +275,8 @@ def bus() -> EventLog:
     return made
 
 
-def part(number: int, scope: str = "w.0") -> Part:
-    return Part(scope, number, "world", "barrier", ("worker1",))
+def part(number: int, scope: str = "w.0") -> CollectivePart:
+    return CollectivePart(scope, number, "world", "barrier", ("worker1",))
 
 
 def of(bus: EventLog) -> CollectiveEvents:
@@ -319,8 +319,8 @@ def test_a_part_ends_once_by_itself_or_with_its_world(bus: EventLog) -> None:
 
 def test_what_begins_in_a_world_that_has_just_ended_has_failed() -> None:
     store = c10d.HashStore()
-    here = World(Met(store, 0, (Who.here(),)), "gloo", 20)
-    end = Member(here, (0,), None, "0")  # type: ignore[arg-type]
+    here = World(RendezvousResult(store, 0, (RankProcess.here(),)), "gloo", 20)
+    end = GroupMember(here, (0,), None, "0")  # type: ignore[arg-type]
     before = end.enter("barrier", "", 0)
     here.close(CollectiveError("over"))
     end.enter("all_gather", "", 0)

@@ -16,7 +16,7 @@ def bench(request, tmp_path):
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield made
     made.launcher.close()
-    fork_client.cool()
+    fork_client.stop_idle()
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
     assert not made.directory.path.exists()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import rpcbench
-from rpcbench.base.events import Tables
+from rpcbench.base.ids import Tables
 from rpcbench.runtime import current
 
 

@@ -22,7 +22,7 @@ def main(mode: str, output: str) -> None:
     idle = WorldConfig("w1", 1, "idle", output, bytes(32), stop_seconds=0.5)  # no member, so none that ends by itself
     configs = [idle, replace(idle, name="w2", id=2)]
     workers = [launcher.start(config).pid for config in configs]
-    with launcher._lease._lock:  # as another thread might, at that moment
+    with launcher._servers_lock:  # as another thread might, at that moment
         leaver = os.fork()
         if leaver == 0:
             launcher.close()
@@ -32,8 +32,8 @@ def main(mode: str, output: str) -> None:
     if holder == 0:
         time.sleep(60)
         os._exit(0)
-    starter = psutil.Process(workers[0]).ppid()
-    print(json.dumps({"workers": workers, "starter": starter, "holder": holder, "directory": str(directory.path)}))
+    server = psutil.Process(workers[0]).ppid()
+    print(json.dumps({"workers": workers, "fork_server": server, "holder": holder, "directory": str(directory.path)}))
     sys.stdout.flush()
     signal.pause()
 

@@ -57,7 +57,7 @@ class Bench:
         assert path.exists(), handle.last_words()
         return json.loads(path.read_text())
 
-    def starter_of(self, handle):
+    def fork_server_of(self, handle):
         return psutil.Process(handle.pid).ppid()
 
 

@@ -109,8 +109,8 @@ _interrupts: list[None] = []
 def count_interrupts() -> None:
     """On a worker: from now on."""
     runner = current().part(CellRunner)
-    rouse = runner.rouse
-    runner.rouse = lambda: [rouse(), _interrupts.append(None)]
+    interrupt_main_thread = runner.interrupt_main_thread
+    runner.interrupt_main_thread = lambda: [interrupt_main_thread(), _interrupts.append(None)]
 
 
 def interrupts() -> int:
@@ -195,8 +195,8 @@ def test_a_notebook_that_is_killed_leaves_nothing(no_leaks: None, srun: None) ->
         ({"hosts": "h7"}, r"exit code 1\) before it could serve:\nsrun: error: Unable to reach h7: no such node"),
         ({"python": "python0.4"}, r"exit code 127\).*python0\.4.*No such file"),
         ({"template": "srum -w {host} {cmd}"}, r"could not be launched by srum -w h1 .*No such file.*srum"),
-        ({"template": "srun -w {host} true {cmd}"}, r"exit code 0\) before it could serve, and has said nothing$"),
-        ({"template": "sh -c '{cmd} < /dev/null' {host}"}, "must pass standard input on"),
+        ({"template": "srun -w {host} true {cmd}"}, r"exit code 0\) before it could serve, and wrote no output$"),
+        ({"template": "sh -c '{cmd} < /dev/null' {host}"}, "must forward standard input"),
     ],
 )
 def test_a_launch_that_fails_says_so_in_its_own_words(
@@ -214,10 +214,10 @@ def test_a_launch_that_fails_says_so_in_its_own_words(
         ("ssh {host:>9} {cmd}", "a", "unknown field {host}"),
         ("ssh {} {cmd}", "a", "unknown field {}"),
         ("ssh {host} {cmd}", "", r"names a {host}: pass hosts="),
-        ("bash -c '{cmd}'", "a b", "has no {host}, so what are the hosts"),
-        ("ssh 'a {host} {cmd}", "a", "is no command: No closing quotation"),
-        ("ssh {host {cmd}", "a", "is no command"),
-        ("ssh {host} {cmd}", "-oProxyCommand=x", "'-oProxyCommand=x' is no name of a host"),
+        ("bash -c '{cmd}'", "a b", "has no {host}, but hosts="),
+        ("ssh 'a {host} {cmd}", "a", "is not a command: No closing quotation"),
+        ("ssh {host {cmd}", "a", "is not a command"),
+        ("ssh {host} {cmd}", "-oProxyCommand=x", "'-oProxyCommand=x' is not a host name"),
     ],
 )
 def test_a_template_that_cannot_work_is_refused(template: str, hosts: str, words: str) -> None:
@@ -299,7 +299,7 @@ def test_a_command_that_ends_at_once_tells_so_in_its_own_words(no_leaks: None) -
 
 
 def test_a_start_that_is_interrupted_leaves_no_command(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(starter: ForkServerClient, pid: int, grace: float) -> None:
+    def interrupted(server: ForkServerClient, pid: int, grace: float) -> None:
         pids.append(pid)
         raise KeyboardInterrupt
 
@@ -328,7 +328,7 @@ def outposted(line: bytes, name: str = "worker1", stays: bool = False) -> tuple[
 
 def test_an_outpost_that_is_told_nothing_says_what_it_needs(no_leaks: None) -> None:
     status, said = outposted(b"")
-    assert status == 1 and said.count("\n") == 1 and "worker1 was not told which world to join" in said
+    assert status == 1 and said.count("\n") == 1 and "worker1 received no world to join" in said
 
 
 def test_a_terminal_is_refused_as_it_would_show_the_secret(no_leaks: None) -> None:
@@ -339,7 +339,7 @@ def test_a_terminal_is_refused_as_it_would_show_the_secret(no_leaks: None) -> No
     finally:
         os.close(ours)
         os.close(theirs)
-    assert done.returncode == 1 and b"that is no terminal" in done.stderr
+    assert done.returncode == 1 and b"must not be a terminal" in done.stderr
 
 
 def test_another_version_is_refused_before_anything_starts(no_leaks: None) -> None:

@@ -70,8 +70,11 @@ def test_a_cut_cable_is_told_with_the_workers_name_and_ends_it_there(
     cut, begin = lab[2], time.monotonic()
     cut.cut()
     told = facts(notebook)
-    assert told["lost"].startswith("worker2 was lost while it had sleep to do: nothing was heard of it for 4.")
-    assert told["states"]["worker2"].startswith("nothing was heard of it") and told["left"] == ["worker1", "worker3"]
+    assert told["lost"].startswith("worker2 was lost before sleep had finished: nothing was received from it for 4.")
+    assert told["states"]["worker2"].startswith("nothing was received from it") and told["left"] == [
+        "worker1",
+        "worker3",
+    ]
     until(lambda: not cut.processes(), 5 * LOST_SECONDS)
     print(f"told after {told['at'] - begin:.2f} s, worker gone after {time.monotonic() - begin:.2f} s")
     assert told["at"] - begin < 5 * LOST_SECONDS

@@ -292,13 +292,13 @@ def test_a_missing_part_names_the_pip_command(monkeypatch):
 
 
 def test_options_that_are_none_are_named():
-    with pytest.raises(ValueError, match="kind='thread' is no kind of worker"):
+    with pytest.raises(ValueError, match="kind='thread' is not a kind of worker"):
         rpcbench.Cluster(1, kind="thread")
     with pytest.raises(ValueError, match="start='fork' is for workers of kind 'process'"):
         rpcbench.Cluster(1, kind="kernel", start="fork")
-    with pytest.raises(RpcError, match="knows no kernel 'nope'; `jupyter kernelspec list`"):
+    with pytest.raises(RpcError, match="has no kernel 'nope'; `jupyter kernelspec list`"):
         rpcbench.Cluster(1, kind="kernel", kernel="nope")
-    with rpcbench.Cluster(1) as made, pytest.raises(RuntimeError, match="worker1 is no kernel"):
+    with rpcbench.Cluster(1) as made, pytest.raises(RuntimeError, match="worker1 is not a kernel"):
         made.connection_file("worker1")
 
 

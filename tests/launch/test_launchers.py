@@ -97,7 +97,7 @@ def test_an_address_is_read_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(hosts.BIND_VARIABLE, "10.9.9.9")
     assert hosts.outbound_address(":29500") == "tls://10.9.9.9:29500"
     for wrong in ("host:port", "tls://10.0.0.1", "me@host", "a/b", "host:70000"):
-        with pytest.raises(ValueError, match=r"address=.* is none; write"):
+        with pytest.raises(ValueError, match=r"address=.* is invalid; write"):
             hosts.outbound_address(wrong)
 
 

@@ -26,8 +26,8 @@ class Worker:
         logs = {"stdout": self.text, "stderr": self.text}
         self.tail = LogTail(path)
         self.notices: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.outbox = OutputStream(lambda member, notice: self.notices.put(notice), logs, self.tail)
-        self.stream = CellStream("stderr", self.outbox, self.text)
+        self.output_stream = OutputStream(lambda member, notice: self.notices.put(notice), logs, self.tail)
+        self.stream = CellStream("stderr", self.output_stream, self.text)
 
     def c(self, data: bytes) -> None:
         os.write(self.log.fileno(), data)
@@ -38,15 +38,15 @@ class Worker:
         while not until(found):
             notice = self.notices.get(timeout=PATIENCE)
             found.append((notice["kind"], notice["content"]))
-            self.outbox.shown(KEY.asker, {"cell": notice["cell"], "shown": notice["n"] + 1})
+            self.output_stream.shown(KEY.client_id, {"cell": notice["cell"], "shown": notice["n"] + 1})
         return found
 
     def run(self, *writes: Callable[[], object]) -> list[tuple[str, str]]:
         """What a cell shows that does these, neighbours of a kind as one."""
-        self.outbox.begin(KEY)
+        self.output_stream.begin(KEY)
         for write in writes:
             write()
-        self.outbox.end(KEY, "over")
+        self.output_stream.end(KEY, "over")
         joined: list[tuple[str, str]] = []
         for kind, content in self.read(lambda found: bool(found) and found[-1][0] == "end")[:-1]:
             if joined and joined[-1][0] == kind:
@@ -77,12 +77,12 @@ def test_it_comes_in_order_with_what_python_writes(worker: Worker) -> None:
 
 
 def test_it_is_shown_while_the_cell_runs_and_a_letter_in_two_pieces_is_one(worker: Worker) -> None:
-    worker.outbox.begin(KEY)
+    worker.output_stream.begin(KEY)
     worker.c(b"at once \xc3")
     assert worker.read(bool) == [("stdout", "at once ")]
     worker.c(b"\xa4")
     assert worker.read(bool) == [("stdout", "ä")]
-    worker.outbox.end(KEY, "over")
+    worker.output_stream.end(KEY, "over")
 
 
 def test_what_is_written_outside_of_cells_is_in_the_log_alone(worker: Worker) -> None:
@@ -99,6 +99,12 @@ def test_a_flood_costs_no_memory_and_says_what_is_left_out(worker: Worker, monke
     [(kind, text)] = worker.run(lambda: worker.c(b"x" * 4000 + b"y" * 1000))
     assert kind == "stdout" and text.endswith("\n" + "y" * 1000)
     assert "4,000 bytes of output" in text and text.count("x") == 0
+
+
+def test_a_flood_is_not_cut_within_a_letter(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "MOST", 1000)
+    [(_, text)] = worker.run(lambda: worker.c("ä".encode() * 2000 + b"y"))
+    assert text.endswith(")\n" + "ä" * 499 + "y")
 
 
 def test_of_a_file_that_others_may_write_to_nothing_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_parallel_matmul_and_backward_work(forked):
 def test_the_secret_is_not_to_be_seen(shared):
     handle = shared.start("idle")
     shared.answer(handle)
-    for pid in (handle.pid, shared.starter_of(handle)):
+    for pid in (handle.pid, shared.fork_server_of(handle)):
         for file in ("cmdline", "environ"):
             seen = Path(f"/proc/{pid}/{file}").read_bytes()
             assert seen
@@ -204,20 +204,20 @@ def test_close_ends_workers_that_were_only_just_born(bench):
 
 
 @both
-def test_a_killed_starter_takes_its_workers_and_is_replaced(bench):
+def test_a_killed_fork_server_takes_its_workers_and_is_replaced(bench):
     told = threading.Event()
     handle = bench.start("parent", lambda *_: told.set())
     child = bench.answer(handle)["child"]
-    os.kill(bench.starter_of(handle), signal.SIGKILL)
+    os.kill(bench.fork_server_of(handle), signal.SIGKILL)
     assert handle.wait(SECONDS) == -signal.SIGKILL
     assert told.wait(SECONDS)
     until(lambda: gone(handle.pid) and gone(child))
     assert bench.start("nothing").wait(SECONDS) == 0
 
 
-def test_a_starter_asked_to_end_leaves_the_directory_to_the_notebook(bench):
+def test_a_fork_server_asked_to_end_leaves_the_directory_to_the_notebook(bench):
     handle = bench.start("idle")
-    os.kill(bench.starter_of(handle), signal.SIGTERM)
+    os.kill(bench.fork_server_of(handle), signal.SIGTERM)
     assert handle.wait(SECONDS) == -signal.SIGTERM
     until(lambda: _starts(bench))
     assert bench.directory.path.exists()
@@ -226,13 +226,16 @@ def test_a_starter_asked_to_end_leaves_the_directory_to_the_notebook(bench):
 def _starts(bench):
     try:
         return bench.start("nothing").wait(SECONDS) == 0
-    except RpcError:  # the old starter is still on its way out
+    except RpcError:  # the old fork_server is still on its way out
         return False
 
 
-def test_a_starter_that_cannot_import_says_why(tmp_path):
+def test_a_fork_server_that_cannot_import_says_why(tmp_path):
     bench = Bench("fork", tmp_path, entry="no_such_module:main")
-    with bench.launcher, pytest.raises(RpcError, match=r"ended with status 1[\s\S]*No module named 'no_such_module'"):
+    with (
+        contextlib.closing(bench.launcher),
+        pytest.raises(RpcError, match=r"ended with status 1[\s\S]*No module named 'no_such_module'"),
+    ):
         bench.start("nothing")
 
 
@@ -241,13 +244,13 @@ def test_an_entry_module_with_threads_is_refused(tmp_path, monkeypatch):
     Path(tmp_path, "threaded.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     bench = Bench("fork", tmp_path, entry="threaded:main")
-    with bench.launcher, pytest.raises(RpcError, match="cannot be forked safely"):
+    with contextlib.closing(bench.launcher), pytest.raises(RpcError, match="cannot be forked safely"):
         bench.start("nothing")
 
 
 def test_a_start_that_was_given_up_leaves_no_worker(bench, monkeypatch):
     running = bench.start("idle")
-    stopped = bench.starter_of(running)
+    stopped = bench.fork_server_of(running)
     stop(stopped)
     monkeypatch.setattr(fork_client, "_START_SECONDS", 0.1)
     with pytest.raises(RpcError, match="did not answer"):
@@ -258,10 +261,10 @@ def test_a_start_that_was_given_up_leaves_no_worker(bench, monkeypatch):
     until(lambda: [child.pid for child in psutil.Process(stopped).children()] == [running.pid])
 
 
-def test_close_is_bounded_when_the_starter_hangs(bench, monkeypatch):
+def test_close_is_bounded_when_the_fork_server_hangs(bench, monkeypatch):
     monkeypatch.setattr(fork_client, "_CLOSE_SECONDS", 0.2)
     handle = bench.start("idle")
-    stop(bench.starter_of(handle))
+    stop(bench.fork_server_of(handle))
     begin = time.monotonic()
     bench.launcher.close()
     assert time.monotonic() - begin < 5
@@ -289,15 +292,15 @@ def notebook_to_kill(mode, answers):
 def test_a_killed_notebook_leaves_nothing(mode, tmp_path):
     with notebook_to_kill(mode, tmp_path) as (notebook, facts):
         notebook.kill()
-        until(lambda: all(gone(pid) for pid in [*facts["workers"], facts["starter"]]), 5)
+        until(lambda: all(gone(pid) for pid in [*facts["workers"], facts["fork_server"]]), 5)
         until(lambda: not Path(facts["directory"]).exists(), 5)
         assert not gone(facts["holder"])
 
 
 @pytest.mark.parametrize("mode", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
-def test_notebook_and_starter_killed_together_leave_no_worker(mode, tmp_path):
+def test_notebook_and_fork_server_killed_together_leave_no_worker(mode, tmp_path):
     with notebook_to_kill(mode, tmp_path) as (notebook, facts):
         notebook.send_signal(signal.SIGSTOP)
-        os.kill(facts["starter"], signal.SIGKILL)
+        os.kill(facts["fork_server"], signal.SIGKILL)
         until(lambda: all(gone(pid) for pid in facts["workers"]), 5)
         shutil.rmtree(facts["directory"])

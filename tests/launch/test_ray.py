@@ -124,7 +124,7 @@ def test_an_actor_that_dies_takes_its_worker_along_and_ray_says_why(pair):
     os.kill(actor, signal.SIGKILL)
     until(lambda: "worker2" in pair.lost)
     assert "The actor is dead because its worker process has died" in pair.log("worker2")
-    assert "nobody knows how" in repr(next(row for row in pair.watched() if row.name == "worker2"))
+    assert "exit status unknown" in repr(next(row for row in pair.watched() if row.name == "worker2"))
     until(lambda: gone(pid) and gone(child))
     pair.restart("worker2")
 
@@ -141,14 +141,14 @@ def test_more_workers_and_fewer(pair):
 def test_a_start_that_is_broken_off_leaves_nothing(pair, monkeypatch):
     from rpcbench.launch import ray_launcher
 
-    class Kept(ray_launcher._Kept):
+    class Kept(ray_launcher._RayWorker):
         def __init__(self, config, *of):
             if config.name == "worker4":
                 raise KeyboardInterrupt
             super().__init__(config, *of)
 
     before = there()
-    monkeypatch.setattr(ray_launcher, "_Kept", Kept)
+    monkeypatch.setattr(ray_launcher, "_RayWorker", Kept)
     with pytest.raises(KeyboardInterrupt):
         pair.scale(4)
     settled(before)
@@ -157,10 +157,10 @@ def test_a_start_that_is_broken_off_leaves_nothing(pair, monkeypatch):
 
 def test_what_does_not_fit_is_refused_whole(pair):
     before, there = free(), groups()
-    with pytest.raises(RpcError, match=r"Ray has had no place for worker1, .*worker7 in 1 s") as caught:
+    with pytest.raises(RpcError, match=r"Ray found no place for worker1, .*worker7 in 1 s") as caught:
         start(7, patience=1)
     told = str(caught.value)
-    assert "asked for: 7 x {'CPU': 0.5}, PACK" in told
+    assert "requested: 7 x {'CPU': 0.5}, PACK" in told
     assert f"'CPU': {float(CPUS)}" in told
     assert "PENDING" in told
     assert groups() == there
@@ -173,9 +173,9 @@ def test_what_no_node_has_is_told(pair):
 
 
 def test_options_that_are_none(session):
-    with pytest.raises(ValueError, match="strategy='ALONE' is none of Ray's"):
+    with pytest.raises(ValueError, match="strategy='ALONE' is not one of Ray's"):
         start(1, strategy="ALONE")
-    with pytest.raises(ValueError, match="needs something"):
+    with pytest.raises(ValueError, match="has to request a resource"):
         start(1, cpus=0)
 
 

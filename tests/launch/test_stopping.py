@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ import pytest
 from worlds import stop, until
 
 import rpcbench
-from rpcbench.base.conditions import Changes
+from rpcbench.base.conditions import Condition
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import ShutdownError
 from rpcbench.base.futures import Future
 from rpcbench.launch import command, fork_client
-from rpcbench.launch.base import Handle, ProcessHandle, stopped
+from rpcbench.launch.base import UNKNOWN, Handle, ProcessHandle, ending, stopped
 
 KINDS: dict[str, dict[str, Any]] = {
     "fork": {"start": "fork"},
@@ -146,6 +147,9 @@ def test_a_worker_that_does_not_end_in_time_is_named_at_scale_and_restart(no_lea
         with pytest.warns(RuntimeWarning, match="worker2 had not ended"):
             cluster.scale(1)
         assert cluster.workers == ["worker1"] and cluster.lost == []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on a loaded machine 0.2 s are too few for any worker
+            cluster.shutdown()
 
 
 @pytest.mark.parametrize("grace", [-1.0, float("inf"), float("nan")])
@@ -157,7 +161,7 @@ def test_a_grace_that_is_none_is_refused(grace: float) -> None:
 class Fake:
     """A handle whose worker ends by itself, by SIGTERM, or by SIGKILL only."""
 
-    def __init__(self, name: str, changes: Changes, ends_by: str = "") -> None:
+    def __init__(self, name: str, changes: Condition, ends_by: str = "") -> None:
         self.name, self.changes, self.ends_by = name, changes, ends_by
         self.asked: list[str] = []
         self.status: int | None = None
@@ -169,7 +173,7 @@ class Fake:
         self.asked.append(by)
         if self.ends_by == by:
             self.status = 0
-            self.changes.tell()
+            self.changes.notify_all()
 
     def terminate(self) -> None:
         self._end("terminate")
@@ -186,7 +190,7 @@ def see_to(*handles: Fake, grace: float = 0.05) -> list[str]:
 
 
 def test_first_the_wait_then_sigterm_then_sigkill() -> None:
-    changes = Changes()
+    changes = Condition()
     quick, late, stubborn = (Fake(*of) for of in (("a", changes), ("b", changes, "terminate"), ("c", changes, "kill")))
     threading.Timer(0.01, quick._end, [""]).start()
     assert see_to(quick, late, stubborn, grace=2.0) == ["b", "c"]
@@ -194,7 +198,7 @@ def test_first_the_wait_then_sigterm_then_sigkill() -> None:
 
 
 def test_ctrl_c_ends_the_wait_and_the_workers() -> None:
-    worker = Fake("a", Changes(), "terminate")
+    worker = Fake("a", Condition(), "terminate")
     interrupt = threading.Timer(0.1, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
@@ -227,7 +231,7 @@ def test_workers_end_and_start_while_the_process_that_starts_them_is_stopped(
 ) -> None:
     monkeypatch.setattr(fork_client, "_HANG_SECONDS", 0.3)
     with rpcbench.Cluster(3, grace=1.0) as cluster:
-        hung = cluster._launcher._lease.starter()  # type: ignore[attr-defined]
+        hung = cluster._launcher._server()  # type: ignore[attr-defined]
         stop(hung.pid)
         try:
             cluster.kill("worker1")
@@ -266,6 +270,14 @@ def test_of_a_start_in_which_one_fails_none_is_left_and_it_can_be_done_again(
         assert cluster.run("all", "1 + 1") == {"worker1": 2, "worker2": 2, "worker3": 2}
 
 
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [(3, "exit code 3"), (-9, "killed by SIGKILL"), (-37, "killed by signal 37"), (UNKNOWN, "exit status unknown")],
+)
+def test_each_exit_status_has_a_text(status: int, text: str) -> None:
+    assert ending(status) == text
+
+
 def test_the_first_end_of_a_handle_counts(tmp_path: Path) -> None:
     told: list[int] = []
     handle = ProcessHandle("worker1", tmp_path / "log", lambda which: None, lambda handle, status: told.append(status))
@@ -280,11 +292,11 @@ def test_a_start_that_fails_leaves_a_restarted_worker_lost_and_a_new_one_unknown
     no_leaks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with rpcbench.Cluster(2) as cluster:
-        monkeypatch.setattr(cluster._launcher._lease, "starter", _no_starter)  # type: ignore[attr-defined]
-        with pytest.raises(rpcbench.RpcError, match="no starter"):
+        monkeypatch.setattr(cluster._launcher, "_server", _no_fork_server)
+        with pytest.raises(rpcbench.RpcError, match="no fork_server"):
             cluster.restart("worker2")
         assert (cluster.workers, cluster.lost) == (["worker1"], ["worker2"])
-        with pytest.raises(rpcbench.RpcError, match="no starter"):
+        with pytest.raises(rpcbench.RpcError, match="no fork_server"):
             cluster.scale(4)
         assert (cluster.workers, cluster.lost) == (["worker1"], ["worker2"])
         monkeypatch.undo()
@@ -292,8 +304,8 @@ def test_a_start_that_fails_leaves_a_restarted_worker_lost_and_a_new_one_unknown
         assert cluster.workers == ["worker1", "worker2", "worker3"] and cluster.lost == []
 
 
-def _no_starter() -> None:
-    raise rpcbench.RpcError("no starter")
+def _no_fork_server() -> None:
+    raise rpcbench.RpcError("no fork_server")
 
 
 @pytest.mark.process

@@ -53,7 +53,7 @@ def test_they_are_workers_like_others_and_live_and_die_together(no_leaks: None) 
         waits = cluster.rpc_async("worker1", time.sleep, (SECONDS,), timeout=0)
         cluster.kill("worker2")
         first = r"torchrun has ended it, as worker2 ended \(killed by SIGKILL\)"
-        with pytest.raises(WorkerLostError, match=rf"^worker1 was lost while it had sleep to do.*\n  {first}$"):
+        with pytest.raises(WorkerLostError, match=rf"^worker1 was lost before sleep had finished.*\n  {first}$"):
             waits.wait()
         until(lambda: cluster.lost == ["worker1", "worker2"])
         assert [row.state for row in cluster.status()] == ["killed by SIGTERM", "killed by SIGKILL"]
@@ -81,7 +81,7 @@ def test_nothing_is_left_of_a_notebook_that_is_killed(no_leaks: None) -> None:
 
 def test_where_torchrun_fails_it_is_quoted(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_MONITOR_INTERVAL", "nonsense")  # where torchrun looks for what the command does not say
-    with pytest.raises(RpcError, match=r"torchrun ended before worker1 was there:\n(.|\n)*nonsense"):
+    with pytest.raises(RpcError, match=r"torchrun ended before worker1 had started:\n(.|\n)*nonsense"):
         rpcbench.Cluster(2, launcher="torchrun")
 
 

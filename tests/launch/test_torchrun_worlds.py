@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import addresses
@@ -22,7 +23,7 @@ import rpcbench
 from rpcbench.base.errors import RpcError, UnknownWorkerError, WorkerLostError
 from rpcbench.cells.targets import Targets
 from rpcbench.launch import torchrun_worker
-from rpcbench.launch.join import Joined
+from rpcbench.launch.join import AttachedCluster
 from rpcbench.notebook.cluster_magic import NONE_RUNS, Commands
 from rpcbench.transport import run_dir
 
@@ -113,7 +114,7 @@ def test_one_joins_trains_and_leaves_and_another_finds_what_it_has_left(ranks: R
         assert cluster.remote("worker2", max, (3, 5)).to_here() == 5
         refused = notebook(ANOTHER, ranks)
         told = refused.communicate(timeout=SECONDS)[1]
-        assert "notebook has joined the workers at" in told and "one at a time" in told
+        assert "notebook has joined the workers at" in told and "only one can at a time" in told
     another = notebook(ANOTHER, ranks)
     assert another.communicate(timeout=SECONDS) == ("[1.0, -2.0]\n", "")
 
@@ -138,6 +139,18 @@ def test_one_that_is_killed_may_come_again(ranks: Ranks) -> None:
         assert cluster.run("all", "1 + 1") == {"worker1": 2, "worker2": 2}
 
 
+def test_one_deadline_holds_for_all_that_joining_waits_for() -> None:
+    def wait_for(count: int, timeout: float) -> None:
+        raise RpcError(f"{count} members within {timeout:.2f} s")
+
+    joining = AttachedCluster.__new__(AttachedCluster)
+    slow = SimpleNamespace(wait_or_cancel=lambda: time.sleep(0.1) or 2)  # longer than there is time
+    machine = SimpleNamespace(ask=lambda question: 1)
+    joining.agent = SimpleNamespace(machine=machine, call=lambda *to, **how: slow, wait_for=wait_for)  # type: ignore[assignment]
+    with pytest.raises(RpcError, match=r"3 members within 0\.01 s"):
+        joining._meet(time.monotonic() + 0.05)
+
+
 def test_what_a_notebook_can_do_with_them_and_what_only_torchrun_can(ranks: Ranks) -> None:
     bound: list[object] = []
     do = Commands(Targets(), bound.append).by_name
@@ -145,7 +158,7 @@ def test_what_a_notebook_can_do_with_them_and_what_only_torchrun_can(ranks: Rank
         "2 workers: worker1, worker2. %%remote worker1 runs a cell there, %cluster stop leaves them."
     )
     (cluster,) = bound
-    assert isinstance(cluster, Joined)
+    assert isinstance(cluster, AttachedCluster)
     rows = do["status"]([])
     assert [(row.name, row.state, row.pid == cluster.pid(row.name)) for row in rows] == [
         ("worker1", "serves", True), ("worker2", "serves", True)
@@ -163,8 +176,8 @@ def test_what_a_notebook_can_do_with_them_and_what_only_torchrun_can(ranks: Rank
     until(lambda: rpcbench.cluster().lost == ["worker1", "worker2"])
     assert "torchrun has ended it (SIGTERM)" in str(do["status"]([]))
     assert do["list"]([]) == NONE_RUNS  # who is left with nobody may join or start others
-    with pytest.raises(RpcError, match=rf"no workers answer at {ranks.url}: is this the address"):
-        Joined(ranks.url, timeout=0.5)
+    with pytest.raises(RpcError, match=rf"no workers answer at {ranks.url}: check that"):
+        AttachedCluster(ranks.url, timeout=0.5)
 
 
 def test_a_rank_that_is_killed_is_told_and_torchrun_ends_the_other(ranks: Ranks) -> None:

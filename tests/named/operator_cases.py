@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from rpcbench import named
-from rpcbench.named.operators import ROWS, Row, Rule
+from rpcbench.named.operators import ROWS
+from rpcbench.named.rules import NameRule, Row
 
 NC = ("N", "C")
 Make = Callable[[], Tensor]
@@ -140,16 +141,16 @@ def case(row: Row) -> Case:
     """How `row` is tried."""
     if row.name in SPECIAL:
         return SPECIAL[row.name]
-    if row.rule is Rule.UNIFIES:
+    if row.rule is NameRule.UNIFIES:
         return _UNIFY
-    if row.rule is Rule.REMOVES:
+    if row.rule is NameRule.REMOVES:
         return _REMOVE
-    if row.rule is Rule.NONE and not row.inplace:
+    if row.rule is NameRule.NONE and not row.inplace:
         return Case(names=None)
     return Case()
 
 
-def documented(*rules: Rule) -> list[Row]:
+def documented(*rules: NameRule) -> list[Row]:
     """The documented rows of these rules."""
     return [row for row in ROWS.values() if row.documented and row.rule in rules]
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from rpcbench import named
 from rpcbench.named import NamedTensor, names_of
 from rpcbench.named.named_tensor import bare
-from rpcbench.named.operators import ROWS, Row, Rule
+from rpcbench.named.operators import ROWS
+from rpcbench.named.rules import NameRule, Row
 
 FACTORIES = {*["empty", "empty_like", "ones", "zeros", "rand", "randn", "tensor"]}  # tested with names=
 PATCHED = {"manual_seed"}  # torch.export puts another in its place
@@ -89,9 +90,11 @@ def case(row: Row) -> Case:
     if row.documented:
         return cases.case(row)
     bits = cases.bits if row.name in INTEGERS else x
-    args = ARGUMENTS.get(row.name, (bits,) if row.rule is Rule.UNIFIES else ("C",) if row.dims else ())
-    removes = row.rule is Rule.REMOVES
-    return Case(lambda: start(row), args, ("N",) if removes else None if row.rule is Rule.NONE else start(row).names)
+    args = ARGUMENTS.get(row.name, (bits,) if row.rule is NameRule.UNIFIES else ("C",) if row.dims else ())
+    removes = row.rule is NameRule.REMOVES
+    return Case(
+        lambda: start(row), args, ("N",) if removes else None if row.rule is NameRule.NONE else start(row).names
+    )
 
 
 def _plain(value: Any, names: Any) -> Any:
@@ -170,6 +173,6 @@ def test_a_named_view_is_detached_in_place() -> None:
 def test_a_view_that_a_graph_holds_is_not_and_says_so() -> None:
     view = named.named(torch.ones(3, 4, requires_grad=True) * 2, *NC)
     product = view * view
-    with pytest.raises(named.NamesError, match=r"detach_ of \(N=3, C=4\): a graph .*take x = x\.detach\(\)"):
+    with pytest.raises(named.NamesError, match=r"detach_ of \(N=3, C=4\): a graph .*use x = x\.detach\(\)"):
         view.detach_()
     assert view.requires_grad and product.requires_grad

@@ -68,7 +68,7 @@ def test_layers_keep_or_state_names(
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: linear()(x("C", "N")), r"linear of \(C=4, N=3\) and \(H=5, C=4\).*input is 'N' and the weight's 'C'"),
-    (lambda: linear()(x("N", "C").rename(N="H")), "'H' would stand twice"),
+    (lambda: linear()(x("N", "C").rename(N="H")), "'H' would occur twice"),
     (lambda: functional.layer_norm(x("N", "C"), (4,), x("E")), "layer_norm .* has 'C' and the second 'E'"),
     (lambda: functional.conv1d(x("N", "C", "W"), named.rand(5, 4, 3, names=("F", "E", None))), "channels .* 'C'"),
     (lambda: functional.mse_loss(x("N", "C"), x("E")), "mse_loss"),

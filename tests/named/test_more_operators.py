@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from rpcbench import named
 from rpcbench.named import NamesError
-from rpcbench.named.operators import ROWS, Row, Rule
-from rpcbench.named.rules import keeps, removes, unifies
+from rpcbench.named.operators import ROWS
+from rpcbench.named.rules import NameRule, Row, keeps, removes, unifies
 
 MORE = [row for row in ROWS.values() if not row.documented]
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -136,4 +136,4 @@ def test_products_by_sign_and_turned_matrices() -> None:
 
 
 def test_each_rule_of_the_others_is_one_of_its_kind() -> None:
-    assert {row.rule for row in MORE} == set(Rule) - {Rule.FACTORY}
+    assert {row.rule for row in MORE} == set(NameRule) - {NameRule.FACTORY}

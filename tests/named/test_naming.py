@@ -86,16 +86,16 @@ REFUSED: list[tuple[Callable[[NamedTensor], Any], str]] = [
     (lambda x: x.rename("A", ..., "B", ...), "can be there once"),
     (lambda x: x.rename("A", N="B"), "not both"),
     (lambda x: x.rename(Q="A"), "no dimension 'Q'"),
-    (lambda x: x.rename(N="C"), "'C' would stand twice"),
+    (lambda x: x.rename(N="C"), "'C' would occur twice"),
     (lambda x: x.refine_names("A", ...), "'N' at position 0 cannot become 'A'"),
     (lambda x: x.align_to("N", "C"), r"\(N, C\) leaves out \(H, W\)"),
     (lambda x: x.rename(N=None).align_to("C", ...), "by refine_names"),
     (lambda x: x.sum("N").align_as(torch.rand(3)), r"align_as of \(C=3, H=4, W=5\) and \(3\)"),
-    (lambda x: x.flatten(["N", "H"], "F"), "do not stand side by side"),
-    (lambda x: x.flatten("W", "C", "F"), "does not stand before"),
-    (lambda x: x.flatten(["N", "C"], "H"), "'H' would stand twice"),
+    (lambda x: x.flatten(["N", "H"], "F"), "are not adjacent"),
+    (lambda x: x.flatten("W", "C", "F"), "is not before"),
+    (lambda x: x.flatten(["N", "C"], "H"), "'H' would occur twice"),
     (lambda x: x.unflatten("Q", [("A", 1)]), "no dimension 'Q'"),
-    (lambda x: x.unflatten("N", []), "no dimensions at all"),
+    (lambda x: x.unflatten("N", []), "at least one name and size"),
 ]
 
 
@@ -143,6 +143,8 @@ def test_indexing_that_names_cannot_follow() -> None:
     assert (x.names, float(x.sum())) == (("N", "C", "H", "W"), 60.0)
     with pytest.raises(NamesError, match="__setitem__"):
         x[0] = named.ones(3, 4, 5, names=("H", "C", "W"))
+    with pytest.raises(NamesError, match=r"the value has names that \(N, None\) has not"):
+        named.zeros(2, 3, names=("N", None))[:] = named.ones(2, 3, names=("N", "C"))
 
 
 def test_iterating_and_unpacking() -> None:

@@ -17,11 +17,12 @@ from torch import Tensor
 from rpcbench import named
 from rpcbench.named import NamedTensor, NamesError, names_of
 from rpcbench.named.named_tensor import FUNCTIONS, bare, functions
-from rpcbench.named.operators import ROWS, Row, Rule
+from rpcbench.named.operators import ROWS
+from rpcbench.named.rules import NameRule, Row
 
-DOCUMENTED = documented(*Rule)
+DOCUMENTED = documented(*NameRule)
 OWN_TESTS = {"cat", "grad"} | (set() if torch.cuda.is_available() else {"cuda"})
-CALLED = [row for row in DOCUMENTED if row.rule is not Rule.FACTORY and row.name not in OWN_TESTS]
+CALLED = [row for row in DOCUMENTED if row.rule is not NameRule.FACTORY and row.name not in OWN_TESTS]
 Way = Callable[..., Any]
 
 
@@ -30,7 +31,7 @@ def ways(row: Row) -> Iterator[Way]:
     if hasattr(NamedTensor, row.name):
         yield lambda tensor, *args: _member(getattr(tensor, row.name), args)
     function = getattr(named, row.name, None) if row.dims else getattr(torch, row.name, None)
-    if callable(function) and row.name not in ("dtype", "device") and row.rule is not Rule.OWN:
+    if callable(function) and row.name not in ("dtype", "device") and row.rule is not NameRule.OWN:
         yield function
 
 
@@ -47,14 +48,14 @@ def _first(value: Any) -> Any:
 
 
 def test_the_table_has_all_rows_of_the_documentation() -> None:
-    counts = {rule: len(documented(rule)) for rule in Rule}
+    counts = {rule: len(documented(rule)) for rule in NameRule}
     assert sum(counts.values()) == 200  # its 202 rows have rand and randn twice
-    assert counts[Rule.KEEPS] == 65
-    assert counts[Rule.UNIFIES] == 18
-    assert counts[Rule.CONTRACTS] == 8
-    assert counts[Rule.REMOVES] == 15
-    assert counts[Rule.PERMUTES] == 1
-    assert counts[Rule.FACTORY] == 7
+    assert counts[NameRule.KEEPS] == 65
+    assert counts[NameRule.UNIFIES] == 18
+    assert counts[NameRule.CONTRACTS] == 8
+    assert counts[NameRule.REMOVES] == 15
+    assert counts[NameRule.PERMUTES] == 1
+    assert counts[NameRule.FACTORY] == 7
 
 
 def test_each_row_that_torch_has_is_one_of_its_functions() -> None:
@@ -83,7 +84,7 @@ def test_names_come_out_as_the_table_says(row: Row) -> None:
             assert result is tensor
 
 
-@pytest.mark.parametrize("row", [row for row in CALLED if row.rule is not Rule.OWN], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in CALLED if row.rule is not NameRule.OWN], ids=lambda row: row.name)
 def test_values_are_those_of_torch(row: Row) -> None:
     how = case(row)
     if row.name in ("data_ptr", "register_hook", "detach_"):
@@ -122,7 +123,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(row: Row) -> None:
 
 def takes_out(row: Row) -> bool:
     """Whether torch's function writes to a tensor it is given."""
-    if row.rule not in (Rule.KEEPS, Rule.UNIFIES) or row.dims or not hasattr(torch, row.name):
+    if row.rule not in (NameRule.KEEPS, NameRule.UNIFIES) or row.dims or not hasattr(torch, row.name):
         return False
     if row.name == "masked_fill":  # only torch's own code can give it an out
         return False
@@ -143,7 +144,7 @@ def test_out_gets_the_names_or_has_them_already(row: Row) -> None:
         function(how.make(), *fresh(how.args), out=other)
 
 
-@pytest.mark.parametrize("row", documented(Rule.FACTORY), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", documented(NameRule.FACTORY), ids=lambda row: row.name)
 def test_factories_name_what_they_make(row: Row) -> None:
     make = getattr(named, row.name)
     size: tuple[Any, ...] = {"tensor": ([[1.0] * 4] * 3,), "empty_like": (torch.rand(3, 4),)}.get(row.name, (3, 4))

@@ -92,7 +92,7 @@ def test_other_names_at_the_same_position() -> None:
 
 
 def test_a_name_at_two_positions() -> None:
-    message = r"add of \(N=3, 3\) and \(N=3\): 'N' stands at position -2 of the first and -1 of the second"
+    message = r"add of \(N=3, 3\) and \(N=3\): 'N' is at position -2 of the first and -1 of the second"
     with pytest.raises(NamesError, match=message):
         tensor("N", None) + tensor("N")
 
@@ -111,7 +111,7 @@ def test_products() -> None:
     assert torch.matmul(tensor("A", "B", "C", "D"), tensor("B", "E", "F")).names == ("A", "B", "C", "F")
     assert (tensor("N", "D") @ tensor("D")).names == ("N",)
     assert (tensor("D") @ tensor("B", "D", "E")).names == ("B", "E")
-    with pytest.raises(NamesError, match="'N' would stand twice"):
+    with pytest.raises(NamesError, match="'N' would occur twice"):
         tensor("N", "D") @ tensor("D", "N")
 
 

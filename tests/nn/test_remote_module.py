@@ -132,7 +132,7 @@ def test_what_makes_no_module(agents: list[Agent]) -> None:
 
 
 def test_a_module_where_its_class_belongs(agents: list[Agent]) -> None:
-    with pytest.raises(TypeError, match=r"such as the class Scale; .*init_from_module_rref"):
+    with pytest.raises(TypeError, match=r"as the class Scale does; .*init_from_module_rref"):
         RemoteModule("worker1", Scale())
 
 
@@ -145,7 +145,7 @@ class Locking(nn.Module):
 
 
 def test_what_cannot_be_sent_is_named_with_what_to_do(agents: list[Agent]) -> None:
-    with pytest.raises(SerializationError, match=r"worker1 would make .*cannot pickle '_thread.lock'.* __init__"):
+    with pytest.raises(SerializationError, match=r"the module on worker1 .*cannot pickle '_thread.lock'.* __init__"):
         RemoteModule("worker1", Locking, (threading.Lock(),))
     module = RemoteModule("worker1", Locking)
     with pytest.raises(SerializationError, match=r"move to worker2 cannot be sent: result.lock: .*__getstate__"):
@@ -162,6 +162,8 @@ def test_places_that_cannot_be_parsed(agents: list[Agent], place: str) -> None:
 def test_devices_that_do_not_exist(agents: list[Agent]) -> None:
     with pytest.raises(RuntimeError, match="cpu2"):
         RemoteModule("worker1/cpu2", Scale)
+    with pytest.raises(ValueError, match="cpu2"):
+        RemoteModule("worker1", Scale).to("worker2/cpu2")
 
 
 def test_methods_that_would_work_on_nothing_are_refused(agents: list[Agent]) -> None:

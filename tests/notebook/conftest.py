@@ -65,7 +65,8 @@ class Kernel:
         assert not self.hangs, "a test before this one has left the kernel in a cell that does not end"
         reply = Reply("", "", "")
         stops, answers, deeds = list(stop_at), list(answers), dict(when or {})
-        cell = self.client.execute(code, allow_stdin=allow_stdin)
+        # After an error, ipykernel aborts cells that arrive within a moment, also one sent after the reply.
+        cell = self.client.execute(code, allow_stdin=allow_stdin, stop_on_error=False)
 
         def hook(message):
             kind, content = message["msg_type"], message["content"]

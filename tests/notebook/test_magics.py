@@ -11,7 +11,7 @@ from traitlets.config import Config
 
 import rpcbench
 from rpcbench.cells.client import CellInputs, CellOptions, CellResult, Rerun
-from rpcbench.cells.tracebacks import Failed, interrupted, raised, shown_as
+from rpcbench.cells.tracebacks import Failed, interrupted, raised, with_rendering
 from rpcbench.launch.status import ClusterStatus, WorkerStatus
 from rpcbench.notebook import cluster_magic, magics
 
@@ -229,7 +229,7 @@ def test_workers_are_changed_by_a_line(made, capsys):
 def test_modules_are_loaded_anew_by_a_line(made, capsys):
     made.cluster("reload helpers models.layers")
     assert magics.cluster().done == [("reload", "helpers"), ("reload", "models.layers")]
-    assert capsys.readouterr().out == "Loaded anew: helpers, models.layers, here and on worker1, worker2.\n"
+    assert capsys.readouterr().out == "Reloaded: helpers, models.layers, here and on worker1, worker2.\n"
     with pytest.raises(UsageError, match="%cluster reload helpers"):
         made.cluster("reload")
 
@@ -242,7 +242,7 @@ def test_a_restart_tells_what_was_run_again_and_what_failed(made, capsys):
     magics.cluster().replayed = [Rerun("x = 1", None), Rerun("y = x\nz", NameError("z")), Rerun("a" * 70, KeyError(1))]
     made.cluster("restart worker2 --replay")
     assert capsys.readouterr().out.splitlines() == [
-        "Started again: worker2. What it held is lost.",
+        "Started again: worker2. Its variables are lost.",
         "Started again: worker2.", "worker2 had run no cell.",
         "Started again: worker2.", "worker2 has run its 1 cell again.",
         "Started again: worker2.", "worker2 has run its 3 cells again; 2 failed:",
@@ -397,7 +397,7 @@ def test_an_interrupted_cell_shows_where_it_stood_and_who_still_runs():
 def test_a_rendering_travels_with_its_error():
     import pickle
 
-    assert pickle.loads(pickle.dumps(shown_as(ValueError("x"), ["line"])))._render_traceback_() == ["line"]
+    assert pickle.loads(pickle.dumps(with_rendering(ValueError("x"), ["line"])))._render_traceback_() == ["line"]
 
 
 def test_loading_binds_the_package_unless_its_name_is_taken(monkeypatch):

@@ -9,7 +9,7 @@ import time
 import pytest
 from worlds import PATIENCE
 
-from rpcbench.base.conditions import Flag
+from rpcbench.base.conditions import Event
 from rpcbench.cells import stdin
 
 pytestmark = pytest.mark.process
@@ -105,23 +105,23 @@ def test_a_debugger_talks_through_the_prompt(usable):
 
 
 def test_only_the_wait_that_is_meant_is_broken():
-    waits = stdin._Breakable()
+    waits = stdin._EndableWait()
     threading.Timer(0.2, waits.end).start()
     assert waits.run(lambda: time.sleep(PATIENCE)) is None
     waits.end()  # it is over
-    early = stdin._Breakable()
+    early = stdin._EndableWait()
     early.end()
     assert early.run(lambda: pytest.fail("nobody waits for the answer")) is None
-    done = stdin._Breakable()
+    done = stdin._EndableWait()
     assert done.run(lambda: "said") == "said"
     done.end()
     with pytest.raises(KeyboardInterrupt):
         threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
-        stdin._Breakable().run(lambda: time.sleep(PATIENCE))
+        stdin._EndableWait().run(lambda: time.sleep(PATIENCE))
 
 
 def test_waits_for_the_flag_and_no_longer_than_it_may():
-    asking, flag = stdin.InputRequests(None), Flag()
-    assert not asking.attend(flag, time.monotonic() + 0.05)
+    asking, flag = stdin.InputRequests(None), Event()
+    assert not asking.ask_until(flag, time.monotonic() + 0.05)
     threading.Timer(0.05, lambda: (flag.set(), asking.look())).start()
-    assert asking.attend(flag, time.monotonic() + PATIENCE)
+    assert asking.ask_until(flag, time.monotonic() + PATIENCE)

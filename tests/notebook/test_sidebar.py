@@ -114,7 +114,7 @@ def test_a_page_sees_a_worker_die_and_starts_it_again_while_a_cell_runs(kernel, 
         os.kill(pid, signal.SIGKILL)
         page.hears(watch, lambda seen: workers(seen)["worker2"] == ("lost", "killed by SIGKILL", start))
         answer = page.acts("restart", "worker2")
-        assert answer == {"text": "Started again: worker2. What it held is lost."}
+        assert answer == {"text": "Started again: worker2. Its variables are lost."}
         page.hears(watch, lambda seen: seen["doing"] == ["%cluster restart worker2 …"])
         page.hears(watch, lambda seen: workers(seen)["worker2"] == ("ready", "", start + 1) and not seen["doing"])
         assert page.asks(do="stay", watch=watch) == {"there": True}
@@ -177,11 +177,11 @@ def test_a_cluster_is_started_used_and_stopped_beside_another(kernel, page):
             {"do": "act", "of": "main", "action": "restart", "target": "worker9"},
             "destination name worker9: did you mean",
         ),
-        ({"do": "act", "of": "main", "action": "reload", "target": "os"}, "no action is called 'reload'"),
+        ({"do": "act", "of": "main", "action": "reload", "target": "os"}, "unknown action 'reload'"),
         ({"do": "act", "of": "gone", "action": "restart", "target": "worker1"}, "no cluster gone runs"),
-        ({"do": "restart", "of": "main", "words": ["worker1"]}, "knows no 'restart'"),
-        ({"do": "start", "size": "2; import os"}, "knows no 'start'"),
-        ({}, "knows no None"),
+        ({"do": "restart", "of": "main", "words": ["worker1"]}, "has no 'restart'"),
+        ({"do": "start", "size": "2; import os"}, "has no 'start'"),
+        ({}, "has no None"),
     ],
 )
 def test_what_cannot_be_done_is_told_to_the_page(page, asked, complaint):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,7 +64,7 @@ def test_a_foreign_pickle_is_refused_and_does_nothing(tmp_path: Path, make: Any,
     path = tmp_path / "share.pt"
     way({"weight": torch.zeros(2), "more": make(tmp_path / "run")}, path)
     with pytest.raises(
-        ValueError, match=r"share\.pt (holds objects of .*|is no file of a checkpoint).*Nothing"
+        ValueError, match=r"share\.pt (holds objects of .*|is not a checkpoint file).*Nothing"
     ) as caught:
         optimizer_files.load(path, mmap)
     assert "weights_only" not in str(caught.value) and caught.value.__cause__ is None
@@ -112,6 +113,14 @@ def test_nested_too_deeply_is_damaged(tmp_path: Path) -> None:
 
 
 def test_a_state_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path) -> None:
-    with disk_of(50), pytest.raises(OSError, match=r"worker7 cannot write.*worker7\.[0-9a-f]{8}\.draft"):
+    with disk_of(50), pytest.raises(OSError, match=r"worker7 cannot write.*worker7\.draft"):
         optimizer_files.write({"state": {0: torch.zeros(1000)}, "param_groups": []}, str(tmp_path))
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_new_name_is_on_the_disk_when_a_write_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
+    optimizer_files.write({"state": {}, "param_groups": []}, str(tmp_path))
+    optimizer_files.adopt(str(tmp_path))
+    assert synced == [str(tmp_path / "worker7.draft"), str(tmp_path)]

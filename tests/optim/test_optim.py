@@ -15,7 +15,8 @@ from torch import nn
 from worlds import nothing_left, world
 
 from rpcbench import autograd
-from rpcbench.optim import DistributedOptimizer, clip_grad_norm_
+from rpcbench.optim import DistributedOptimizer, LocalOptimizer, clip_grad_norm_
+from rpcbench.optim.local import _between_steps
 from rpcbench.rpc import RRef, get_worker_info, remote, rpc_async, rpc_sync
 from rpcbench.runtime.agent import Agent
 
@@ -236,6 +237,24 @@ def test_a_scheduler_that_looks_at_the_loss(agents: list[Agent]) -> None:
     assert rates == [[0.5], [0.5], [0.05]]
 
 
+def test_a_schedule_changes_only_between_steps(agents: list[Agent]) -> None:
+    held = []
+
+    class Watching(torch.optim.lr_scheduler.StepLR):
+        def __init__(self, *args: Any) -> None:
+            held.append(_between_steps().locked())
+            super().__init__(*args)
+
+        def load_state_dict(self, state: Any) -> None:
+            held.append(_between_steps().locked())
+            super().load_state_dict(state)
+
+    optimizer = LocalOptimizer(torch.optim.SGD, [start(0)], lr=0.5)
+    optimizer.schedule(Watching, (1,), {})
+    optimizer.load_schedule(optimizer.scheduler.state_dict())
+    assert held == [True, True]
+
+
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, math.inf])
 @pytest.mark.parametrize("bound", [0.01, 1e6])
 def test_clipping_counts_all_workers(agents: list[Agent], norm_type: float, bound: float) -> None:
@@ -315,11 +334,13 @@ def test_what_was_saved_can_be_loaded_by_other_owners(agents: list[Agent], tmp_p
     check(moved, weights)
 
 
-def test_a_state_that_was_not_written_to_its_end_is_none(
+def test_a_save_that_fails_leaves_the_state_before_it(
     agents: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    optimizer = DistributedOptimizer(torch.optim.SGD, spread(), lr=0.1)
+    rrefs = spread()
+    optimizer = DistributedOptimizer(torch.optim.Adam, rrefs, lr=0.1)
     optimizer.save(tmp_path)
+    train(rrefs, optimizer.step)
     write, written = torch.save, []
 
     def fails_in_the_middle(state: Any, path: Path) -> None:
@@ -332,10 +353,13 @@ def test_a_state_that_was_not_written_to_its_end_is_none(
     with pytest.raises(OSError, match="no space left"):
         optimizer.save(tmp_path)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="no complete optimizer state"):
-        optimizer.load(tmp_path)
+    kept = optimizer.state_dict()
+    optimizer.load(tmp_path)
+    assert not optimizer.state_dict()["state"]  # that of before the training
+    optimizer.load_state_dict(kept)
     optimizer.save(tmp_path)
     optimizer.load(tmp_path)
+    assert len(optimizer.state_dict()["state"]) == 3 and not [*tmp_path.glob("*.draft")]
 
 
 def test_what_does_not_fit_is_refused(agents: list[Agent], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from pictures import gpipe, send, world
 
 from rpcbench.pipeline.timeline import TRACK
-from rpcbench.telemetry.message_views import Clock
+from rpcbench.telemetry.message_views import ClockOffset
 from rpcbench.telemetry.trace import IN, OUT, chrome, save
 
 Event = dict[str, Any]
@@ -65,7 +65,7 @@ def test_all_members_are_on_one_clock() -> None:
     at = world(2)
     gpipe(at, 0, 2, 1, 100.0)
     before = {(e["pid"], e["name"]): e["ts"] for e in events(at, "X")}
-    at[2]["clock"] = Clock(5.0, 0.001)
+    at[2]["clock"] = ClockOffset(5.0, 0.001)
     for row in at[2]["tables"]["ops"].values():
         row["begin"], row["end"] = row["begin"] + 5.0, row["end"] + 5.0
     assert {(e["pid"], e["name"]): e["ts"] for e in events(at, "X")} == before

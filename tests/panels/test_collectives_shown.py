@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from pictures import meet, send, world
 
-from rpcbench.telemetry.message_views import Clock, Straggler, began_since, collectives_view, messages_view
+from rpcbench.telemetry.message_views import ClockOffset, Straggler, began_since, collectives_view, messages_view
 from rpcbench.telemetry.recording import Cleaner, Player, Record, flat
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.svg import Snapshot
@@ -55,7 +55,7 @@ def test_clocks_of_other_hosts_are_put_right_before_anybody_is_blamed() -> None:
     meet(at, 1, {1: 10.0, 2: 10.5}, 10.6)
     rows = at[1]["tables"]["collectives"]
     rows["w.0.1"] = {**rows["w.0.1"], "begin": 110.0, "end": 110.6}
-    at[1]["clock"] = Clock(100.0, 0.01)
+    at[1]["clock"] = ClockOffset(100.0, 0.01)
     assert (the(at)["last"], round(the(at)["waited"], 6), round(the(at)["end"], 6)) == (2, 0.5, 10.6)
     assert messages_view(at)["clocks"] == collectives_view(at)["clocks"] == {"1": {"error": 0.01}}
 
@@ -93,9 +93,9 @@ def test_what_a_lost_member_had_under_way_has_failed_with_it() -> None:
 def test_a_trace_has_the_collectives_of_its_body_and_those_under_way() -> None:
     at = three()
     meet(at, 4, {1: 9.0}, None)
-    at[3]["clock"] = Clock(0.0, 0.0)
+    at[3]["clock"] = ClockOffset(0.0, 0.0)
     for member in at.values():
-        member |= {"clock": Clock(0.0, 0.0), "missed": 0, "trimmed": 0}
+        member |= {"clock": ClockOffset(0.0, 0.0), "missed": 0, "trimmed": 0}
     numbers = [row["number"] for row in collectives_view(_since(at, {}, 12.05))["collectives"].values()]
     assert numbers == [4, 2, 3]
     assert began_since(at[0], 99.0) is at[0]
@@ -154,7 +154,7 @@ def test_the_picture_is_one_that_pages_can_show(tmp_path: Path) -> None:
 def test_of_many_the_latest_are_drawn() -> None:
     timeline = CollectiveTimeline.of(three(), last=1)
     assert [row["number"] for row in timeline.rows.values()] == [3] and timeline.seconds == pytest.approx(0.4)
-    assert str(CollectiveTimeline.of(world(2))) == "no collective was seen"
+    assert str(CollectiveTimeline.of(world(2))) == "no collective was recorded"
     assert CollectiveTimeline.of({}).svg().startswith("<svg")
 
 

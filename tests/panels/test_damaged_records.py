@@ -125,5 +125,5 @@ def test_it_says_where(tmp_path: Path, place: list[Any], other: Any, told: str) 
     with pytest.raises(ValueError, match=f"lesson.json is damaged: {told}"):
         load(tmp_path / "lesson.json")
     (tmp_path / "lesson.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match=r"lesson\.json is no record of rpcbench"):
+    with pytest.raises(ValueError, match=r"lesson\.json is not a record of rpcbench"):
         load(tmp_path / "lesson.json")

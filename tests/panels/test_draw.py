@@ -150,7 +150,7 @@ def test_a_row_for_each_worker_says_how_it_is(show):
     assert first.pop("buttons") == "interruptrestart"
     assert first == {
         "worker": "worker1process 101", "now": "starts again …", "cpu": "150 %", "memory": "20.0 MB",
-        "threads": "1 busy, 1 waiting", "queue": "4", "bytes": "↑ 4.2 MB ↓ 12 B", "last words": "worker1 says <b>",
+        "threads": "1 busy, 1 waiting", "queue": "4", "bytes": "↑ 4.2 MB ↓ 12 B", "last output": "worker1 says <b>",
     }  # fmt: skip
     assert cells(shown, 2)["now"] == "silent for 3 s"
     assert cells(shown, 0)["memory"] == "\N{EN DASH}" and cells(shown, 0)["buttons"] == ""
@@ -442,7 +442,7 @@ def test_a_click_on_the_cell_finds_it_or_says_that_it_is_gone(show):
     link.press("Enter")
     assert shown.page.evaluate("window.scrollY") > 1000
     shown.page.get_by_role("link", name="show cell 2,").click()
-    assert "Cell [2] is not there any more" in shown.texts(".rb-tools [role=status]")[0]
+    assert "Cell [2] is no longer there" in shown.texts(".rb-tools [role=status]")[0]
     shown.page.evaluate("""() => addEventListener('rpcbench:reveal', event => {
       window.told = event.detail;
       event.preventDefault();

@@ -21,7 +21,7 @@ from worlds import PATIENCE, nothing_left, until, world
 
 from benchmarks.panel_frames import CHROMIUM, FLAGS, HOST
 from rpcbench import autograd, panels
-from rpcbench.panels.base import Publisher
+from rpcbench.panels.base import PanelFeed
 from rpcbench.pipeline import Pipeline, split
 from rpcbench.rpc import remote, rpc_sync
 from rpcbench.runtime import current, events
@@ -52,7 +52,7 @@ class Live:
 
     def __init__(self, page, name, collector, sent):
         self._page, self._sent, self._next = page, sent, len(sent)
-        self.panel = panels.PANELS[name](collector, Publisher(period=0.02))
+        self.panel = panels.PANELS[name](collector, PanelFeed(period=0.02))
         opened = self.panel.get_state()
         page.evaluate("([...all]) => open_(...all)", [str(self.panel._esm), str(self.panel._css), opened["state"]])
         page.evaluate("view", 0)

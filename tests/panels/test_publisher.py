@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from rpcbench.panels.base import Publisher
+from rpcbench.panels.base import PanelFeed
 
 PATIENCE = 20.0
 
@@ -77,7 +77,7 @@ class Watcher:
 
 @pytest.fixture
 def publisher():
-    made = Publisher(period=0.01, heal=1000.0)
+    made = PanelFeed(period=0.01, heal=1000.0)
     yield made
     for entry in list(made._entries.values()):
         made.close(entry.viewer)
@@ -105,7 +105,7 @@ def test_pictures_keep_their_pace_however_fast_the_world_changes():
             self.change()
             return super().world()
 
-    publisher, source, viewer = Publisher(period=0.05), Restless(), Watcher()
+    publisher, source, viewer = PanelFeed(period=0.05), Restless(), Watcher()
     began = time.monotonic()
     publisher.open(viewer, source)
     viewer.until(lambda: len(viewer.seen) >= 5)
@@ -225,7 +225,7 @@ def test_a_viewer_that_cannot_even_fail_does_not_stop_the_others(publisher, capl
 
 
 def test_after_changes_the_whole_is_sent_once_more(publisher):
-    publisher = Publisher(period=0.005, heal=0.03)
+    publisher = PanelFeed(period=0.005, heal=0.03)
     source, viewer = Counter(), Watcher()
     publisher.open(viewer, source)
     viewer.until(lambda: viewer.wholes == 1)

@@ -143,7 +143,7 @@ def test_what_is_held_stands_there_in_order(shown):
     assert [text.strip() for text in drawn.texts(".rb-stat")] == ["2 held", "1 delivered", "0 dropped"]
     drawn.move(world(on=False, delivered=3))
     assert drawn.count(".rb-held") == 0 and drawn.count(".rb-bar button:enabled") == 0
-    assert drawn.texts(".rb-hint") == ["All messages go on by themselves again."]
+    assert drawn.texts(".rb-hint") == ["Messages are no longer held."]
 
 
 @pytest.mark.browser
@@ -153,8 +153,8 @@ def test_buttons_and_keys_ask(shown, page):  # noqa: F811
     page.get_by_role("button", name="Deliver next").click()
     page.locator(".rb-held[data-n='5']").get_by_role("button", name="Drop").click()
     page.locator(".rb-held[data-n='4']").get_by_role("button", name="Later").click()
-    page.get_by_role("button", name="A second passes").click()
-    page.get_by_role("button", name="Let all go").click()
+    page.get_by_role("button", name="Advance 1 s").click()
+    page.get_by_role("button", name="Release all").click()
     page.locator(".rb-held[data-n='3']").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
@@ -167,7 +167,7 @@ def test_buttons_and_keys_ask(shown, page):  # noqa: F811
         {"kind": "time", "seconds": 1}, {"kind": "go"},
         {"kind": "deliver", "n": 4}, {"kind": "drop", "n": 5}, {"kind": "delay", "n": 4},
     ]  # fmt: skip
-    assert drawn.texts("[role=status]") == ["Put behind 4: Call divmod from worker1 to worker2."]
+    assert drawn.texts("[role=status]") == ["Delayed 4: Call divmod from worker1 to worker2."]
 
 
 @pytest.mark.browser

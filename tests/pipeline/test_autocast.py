@@ -50,7 +50,7 @@ def backward(whole: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def test_a_loss_gets_single_precision_in_any_output() -> None:
-    judged = ForwardContext(PrecisionConfig(LOW), []).judged
+    judged = ForwardContext(PrecisionConfig(LOW), []).for_loss
     low, count = torch.ones(2, dtype=LOW), torch.ones(2, dtype=torch.long)
     found = judged({"logits": low, "more": (low, [count]), "none": None})
     assert found["logits"].dtype == found["more"][0].dtype == torch.float32

@@ -79,7 +79,7 @@ def test_who_has_applied_ends_no_context_of_those_who_have_not(
     pipe = pipeline(net, ["worker1", "worker2"], InTurn)
     with pipe.batch(*small.data(4)) as batch:
         monkeypatch.setattr(Agent, "reply", told)
-        batch.apply_last()
+        batch.apply(last=True)
     monkeypatch.undo()
     assert pipe.optimizer_step == 1
     del pipe, batch

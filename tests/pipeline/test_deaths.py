@@ -90,7 +90,7 @@ def parameters(cluster: Cluster, pipe: Pipeline, name: str) -> dict[str, torch.T
     found = {}
     for each in pipe.stages:
         if each.worker == name:
-            own = cluster.rpc_sync(name, state, (pipe.crew.modules[each.index],))
+            own = cluster.rpc_sync(name, state, (pipe.worker_group.modules[each.index],))
             found.update({each.key(key): tensor for key, tensor in own.items()})
     return found
 
@@ -119,7 +119,7 @@ def rrefs() -> int:
 def check_survivor(cluster: Cluster, pipe: Pipeline, name: str, expected: dict[str, torch.Tensor]) -> None:
     """What lives holds what it should, keeps nothing of the step, and a next step says what to do."""
     (lost,) = cluster.lost
-    worker = pipe.crew.workers[cluster.agent.member(name).id]
+    worker = pipe.worker_group.workers[cluster.agent.member(name).id]
     until(lambda: cluster.rpc_sync(name, leftovers, ([worker],)) == [], "nothing of the step to be left")
     found = parameters(cluster, pipe, name)
     assert found and same(found, expected)
@@ -324,7 +324,7 @@ def test_a_worker_started_again_between_two_steps_has_lost_its_stage(cluster: Cl
     pipe = pipeline(cluster)
     pipe.step(*data())
     cluster.restart("worker2")
-    with pytest.raises(StageLostError, match=r"worker2 was lost between two steps.*started again since"):
+    with pytest.raises(StageLostError, match=r"worker2 was lost between two steps.*restarted since"):
         pipe.step(*data())
     assert pipeline(cluster).step(*data()).loss > 0
 

@@ -197,7 +197,7 @@ def test_parts_that_state_different_names_do_not_split() -> None:
     ("dims", "words"),
     [
         ("NC", r"takes={'x': 'NC'}: names of dimensions are a tuple"),
-        (("N", "N"), r"takes={'x': \('N', 'N'\)}: 'N' would stand twice"),
+        (("N", "N"), r"takes={'x': \('N', 'N'\)}: 'N' would occur twice"),
         (("N", "1"), r"takes={'x': \('N', '1'\)}: '1' is no name of a dimension"),
     ],
 )

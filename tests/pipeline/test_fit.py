@@ -164,7 +164,7 @@ def test_a_step_that_ctrl_c_finds_in_its_last_phase_is_done_whole(agents: list[A
     ("use", "reason"),
     [
         (lambda pipe: pipe.fit(LOADER, 0), "at least 1, not 0"),
-        (lambda pipe: pipe.fit(iter(LOADER), 2), "once only, not 2 times"),
+        (lambda pipe: pipe.fit(iter(LOADER), 2), "only once, not 2 times"),
         (lambda pipe: pipe.fit(iter([])), "gives no batch"),
         (lambda pipe: pipe.fit([X]), "batch 0 of the loader is a Tensor"),
         (lambda pipe: pipe.fit(LOADER, clip=-1.0), "positive number, not -1"),

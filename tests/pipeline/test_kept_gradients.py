@@ -43,7 +43,7 @@ def test_clipped_ones_are_kept_and_dropped_ones_are_not(agents: list[Agent]) -> 
 def test_where_none_are_kept_it_is_told(agents: list[Agent]) -> None:
     pipe = pipeline(optimizer=SGD)
     pipe.step(*data(24))
-    with pytest.raises(PipelineError, match=r"keep_gradients=True, or look at them in `with pipe\.batch"):
+    with pytest.raises(PipelineError, match=r"keep_gradients=True, or read them in `with pipe\.batch"):
         pipe.gradients()
     with pytest.raises(PipelineError, match="no step has been applied yet"):
         pipeline(optimizer=SGD, keep_gradients=True).gradients()

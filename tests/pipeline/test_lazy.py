@@ -81,7 +81,7 @@ def test_what_cannot_be_lazy(agents: list[Agent]) -> None:
     one = lazy(nn.Linear, 4, 4)
     with pytest.raises(PipelineError, match=r"'1' and '0' are the same Lazy\(Linear, 4, 4\)"):
         split([one, one], WORKERS, balance=[1, 1])
-    with pytest.raises(PipelineError, match="only what stands in the row"):
+    with pytest.raises(PipelineError, match="only modules of the row itself"):
         split([nn.Tanh(), Inside(one)], WORKERS, balance=[1, 1])
     with pytest.raises(PipelineError, match=r"made Tensor, not a torch\.nn\.Module"):
         Pipeline(split([nn.Tanh(), lazy(torch.ones, 3)], WORKERS, balance=[1, 1]))

@@ -88,9 +88,9 @@ def total(output: torch.Tensor, _target: torch.Tensor) -> torch.Tensor:
         ([["0.weight"]], "tie must be lists of two or more names"),
         ([["0.weight", 3]], "tie must be lists of two or more names"),
         ([["0.weight", "7.weight"]], "no module has '7.weight'"),
-        ([["0.weight", "2.weight"]], "'2.weight' cannot be tied by name: it is there already"),
+        ([["0.weight", "2.weight"]], "'2.weight' cannot be tied by name: it exists already"),
         ([["0.weight", "3.weight"], ["5.weight", "0.weight"]], "'0.weight' is tied twice"),
-        ([["3.weight", "3.bias"]], "'3.weight' and '3.bias': a module ties what it has twice by itself"),
+        ([["3.weight", "3.bias"]], "'3.weight' and '3.bias': a module has to tie its own weights itself"),
     ],
 )
 def test_what_cannot_be_tied(tie: Any, told: str) -> None:

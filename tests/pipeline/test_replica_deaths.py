@@ -84,7 +84,7 @@ def held(cluster: Cluster, pipe: Pipeline) -> dict[str, dict[str, torch.Tensor]]
     return {
         stage.worker: {
             stage.key(own): tensor
-            for own, tensor in cluster.rpc_sync(stage.worker, state, (pipe.crew.modules[stage.index],)).items()
+            for own, tensor in cluster.rpc_sync(stage.worker, state, (pipe.worker_group.modules[stage.index],)).items()
         }
         for stage in pipe.stages
         if stage.worker in cluster.workers

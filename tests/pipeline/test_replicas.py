@@ -21,6 +21,7 @@ from rpcbench import Cluster
 from rpcbench.pipeline import Pipeline, PipelineError, data_parallel, schedule, split
 from rpcbench.pipeline.data_parallel import ReplicaGroup
 from rpcbench.pipeline.ops import Kind, Op
+from rpcbench.pipeline.stage import StageWorker
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 
@@ -45,16 +46,16 @@ def replicated(
 
 def states(pipe: Pipeline) -> list[dict[str, torch.Tensor]]:
     """What each replica holds, under un-split names."""
-    wide, crew = pipe.crew.layout.stages, pipe.crew
-    found = crew.on_stages(_state, {stage.index: (crew.modules[stage.index],) for stage in pipe.stages})
+    wide, worker_group = pipe.worker_group.layout.stages, pipe.worker_group
+    found = worker_group.on_stages(_state, {stage.index: () for stage in pipe.stages})
     return [
         {stage.key(own): t for stage in pipe.stages[begin : begin + wide] for own, t in found[stage.index].items()}
         for begin in range(0, len(pipe.stages), wide)
     ]
 
 
-def _state(module: Any) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in module.local_value().state_dict().items()}
+def _state(worker: StageWorker, stage: int) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in worker.modules[stage].state_dict().items()}
 
 
 def equal(pipe: Pipeline) -> bool:
@@ -308,9 +309,9 @@ def test_a_replica_that_raises_changes_nothing_and_the_next_step_works(agents: l
     [
         (lambda: replicated(workers=FOUR[:3]), "3 workers cannot hold 2 replicas"),
         (lambda: replicated(replicas=0), "whole number of at least 1, not 0"),
-        (lambda: replicated(schedule="async", optimizer=SGD), "updates within a step takes no replicas"),
+        (lambda: replicated(schedule="async", optimizer=SGD), "updates within a step does not support replicas"),
         (lambda: replicated(schedule=lambda *_, **__: [[Op(0, Kind.ALL_REDUCE, 0)]]), r"ops\[0\]\[0\] = 0A0 cannot be"),
-        (lambda: schedule("0F0 0B0 0A0"), "'0A0' is no operation"),
+        (lambda: schedule("0F0 0B0 0A0"), "'0A0' is not an operation"),
         (lambda: replicated(nn.Sequential(nn.Linear(6, 4))), "2 stages need at least 2 modules"),
         (lambda: replicated().step(*data(0)), "0 samples"),
     ],
@@ -331,19 +332,19 @@ def test_a_replica_that_leaves_while_all_meet_leaves_nobody_waiting(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others know by then where it was, and wait inside gloo for it to connect."""
-    get, fails = data_parallel.Meeting.get, iter([True])
+    get, fails = data_parallel.RendezvousStore.get, iter([True])
     make, devices = data_parallel.c10d.ProcessGroupGloo.create_device, []
 
     def kept(**where: Any) -> Any:
         devices.append(make(**where))  # else it may be gone before the others look for it, and that ends their wait
         return devices[-1]
 
-    def once(self: data_parallel.Meeting, key: str) -> bytes:
+    def once(self: data_parallel.RendezvousStore, key: str) -> bytes:
         if next(fails, False):
             raise ArithmeticError("on purpose")
         return get(self, key)
 
-    monkeypatch.setattr(data_parallel.Meeting, "get", once)
+    monkeypatch.setattr(data_parallel.RendezvousStore, "get", once)
     monkeypatch.setattr(data_parallel.c10d.ProcessGroupGloo, "create_device", kept)
     pipe, begin = replicated(optimizer=SGD), time.monotonic()
     with pytest.raises(ArithmeticError, match="on purpose"):
@@ -363,9 +364,9 @@ def test_nobody_but_a_thread_of_its_own_waits_for_the_end_of_a_group(monkeypatch
         groups.clear()
         gone.append(group() is None)
 
-    monkeypatch.setattr(data_parallel, "let_go", at_once)
-    column.part()
-    column.part()
+    monkeypatch.setattr(data_parallel, "free_groups", at_once)
+    column.drop_group()
+    column.drop_group()
     assert gone == [True]
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from worlds import until, world
 
-from rpcbench.base.events import Row
+from rpcbench.base.ids import Row
 from rpcbench.pipeline import Pipeline, data_parallel, split
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent

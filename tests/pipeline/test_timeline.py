@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcbench.base.events import Row
+from rpcbench.base.ids import Row
 from rpcbench.pipeline.ops import Ops, parse
 from rpcbench.pipeline.schedules import gpipe, one_f_one_b
 from rpcbench.pipeline.simulate import simulate

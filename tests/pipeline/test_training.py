@@ -166,7 +166,7 @@ def test_ctrl_c_while_optimizers_step_leaves_nothing_undecided(agents: list[Agen
     interrupting.start()
     try:
         with pipe.batch(*data(24)) as batch, pytest.raises(KeyboardInterrupt):
-            pipe.crew.steps.apply(batch.context)  # as a second Ctrl-C ends it
+            pipe.worker_group.steps.apply(batch.context)  # as a second Ctrl-C ends it
         assert pipe.optimizer_step is None
     finally:
         _gate.set()
@@ -178,7 +178,7 @@ def test_ctrl_c_while_optimizers_step_leaves_nothing_undecided(agents: list[Agen
 def test_ctrl_c_while_stages_are_told_to_step_forgets_none_of_them(agents: list[Agent]) -> None:
     """It comes when a worker has been told, and before who has told it knows that."""
     pipe = pipeline(optimizer=(torch.optim.SGD, {"lr": 0.1}))
-    ask = pipe.crew.steps._ask
+    ask = pipe.worker_group.steps._ask
 
     def asked(*what: Any) -> Any:
         answer = ask(*what)
@@ -186,9 +186,9 @@ def test_ctrl_c_while_stages_are_told_to_step_forgets_none_of_them(agents: list[
         return answer
 
     with pipe.batch(*data(24)) as batch, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipe.crew.steps, "_ask", asked)
+        patch.setattr(pipe.worker_group.steps, "_ask", asked)
         with pytest.raises(KeyboardInterrupt):
-            pipe.crew.steps.apply(batch.context)
+            pipe.worker_group.steps.apply(batch.context)
     assert pipe.step(*data(24)).loss > 0
     assert pipe.optimizer_step == 2
 

@@ -293,7 +293,7 @@ def test_arguments_of_another_kind_are_refused(told: str, given: dict[str, Any])
 
 
 def test_so_are_a_model_in_place_of_stages_workers_that_are_no_names_and_no_sample() -> None:
-    with pytest.raises(PipelineError, match="what split"):
+    with pytest.raises(PipelineError, match="the result of split"):
         Pipeline(chain())  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match="workers must be a list"):
         split(chain(), 2)  # type: ignore[arg-type]

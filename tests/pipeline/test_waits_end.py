@@ -17,7 +17,7 @@ import pytest
 import small
 import torch
 from torch import nn
-from worlds import ties, until, world
+from worlds import entries, until, world
 
 from rpcbench.base.errors import PipelineError, StageLostError, WorkerLostError
 from rpcbench.pipeline import Pipeline, stage
@@ -38,12 +38,12 @@ class Held(nn.Module):
         return x
 
 
-_taking: set[int] = set()
+_consumers: set[int] = set()
 
 
 def taking() -> int:
     """How many threads of this process wait for a slot."""
-    return len(_taking)
+    return len(_consumers)
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +52,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     take = Slots.take
 
     def told(self: Slots, slot: Slot) -> Any:
-        _taking.add(threading.get_ident())
+        _consumers.add(threading.get_ident())
         try:
             return take(self, slot)
         finally:
-            _taking.discard(threading.get_ident())
+            _consumers.discard(threading.get_ident())
 
     monkeypatch.setattr(Slots, "take", told)
 
@@ -95,9 +95,9 @@ class Stepping:
         Held.go.set()
         for agent in self._agents:
             for worker in list(agent.part(stage._Directory).workers.values()):
-                for step in {task.step for task in self._pipe.crew._losses.tasks.values()}:
+                for step in {task.step for task in self._pipe.worker_group._losses.tasks.values()}:
                     worker.slots._aborted[step] = "its test is over"
-                    worker.slots._changes.tell()
+                    worker.slots._changes.notify_all()
         assert self.ended()
 
 
@@ -141,7 +141,7 @@ def test_who_waits_learns_that_its_driver_has_lost_the_call(step: Any, agents: l
     stepping = step(held())
     assert Held.runs.wait(20)
     until(lambda: taking() == 1)
-    for connection in ties(agents[0], agents[2]):
+    for connection in entries(agents[0], agents[2]):
         connection.cut()  # another one stands soon, but calls in flight have failed
     assert stepping.ended() and stepping.error is not None
     assert nobody_waits(), "the second stage waits for the first one"
@@ -175,7 +175,7 @@ def test_nobody_waits_for_a_step_that_is_over() -> None:
         assert not thread.is_alive() and len(errors) == 1
     finally:
         slots._aborted[5] = "its test is over"
-        slots._changes.tell()
+        slots._changes.notify_all()
 
 
 def test_a_lost_parcel_ends_the_step_on_both_sides(step: Any, agents: list[Agent]) -> None:
@@ -227,7 +227,7 @@ def test_ctrl_c_between_two_calls_ends_the_step_on_the_worker_that_has_one(
     monkeypatch.setattr(RequestSender, "send", send)
     with pipe.batch(*small.data(4)) as batch:
         assert batch.loss > 0
-    assert not _taking
+    assert not _consumers
 
 
 @pytest.mark.parametrize("kind", [WorkerLostError, ValueError])

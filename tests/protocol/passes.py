@@ -129,9 +129,9 @@ class Passer(Member):
 
     def _guarded(self, walk: Id, message: int, work: object) -> None:
         if self.world.goes_wrong(walk):
-            failure = m.WalkFailed(self.world.context, walk, self.id, "ValueError", "", m.EMPTY)
+            failure = m.BackwardFailed(self.world.context, walk, self.id, "ValueError", "", m.EMPTY)
             self.world.tell(f"{self.id} fails in pass {walk} at {message}")
-            outcome = partial(self.node.contexts.walks.failed, self.world.context, walk, failure)
+            outcome = partial(self.node.contexts.walks.failed, failure)
             self.soon(lambda: self.feed(lambda: self.node.outcome(outcome())))
         else:
             self.soon(work)
@@ -166,7 +166,7 @@ class Passes(World):
 
     def __init__(self, seed: int, size: int, lossy: bool = False) -> None:
         self.arrived: dict[Id, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-        self.ended: dict[Id, list[m.WalkFailed | None]] = defaultdict(list)
+        self.ended: dict[Id, list[m.BackwardFailed | None]] = defaultdict(list)
         self.errors = 0.0
         super().__init__(seed, self.kind, size, lossy)
         self.seen = self.random.choice((0.0, 0.5, 0.9, 1.0))

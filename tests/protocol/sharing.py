@@ -53,7 +53,7 @@ class Sharer(Member):
             fx.Resolve: self._resolve,
             fx.Reject: lambda effect: self._answered(effect.call),
             fx.Free: self._free,
-            fx.Unmade: lambda effect: self._made(effect.rref),
+            fx.ValueFailed: lambda effect: self._made(effect.rref),
             fx.OwnerLost: lambda effect: None,
         }
 

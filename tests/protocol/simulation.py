@@ -20,10 +20,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rpcbench.base.errors import NotConnectedError, ProtocolError, RpcError
-from rpcbench.base.events import Tables, apply
-from rpcbench.base.ids import Id
+from rpcbench.base.ids import Id, Tables, apply
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol.delivery import COUNT_BITS, lives
+from rpcbench.protocol.delivery import SEQUENCE_COUNT_BITS, lives
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
 
@@ -31,7 +30,7 @@ LEADER = 0
 STEPS = 20_000
 TWICE, LATE, UNSENT, LOST = 0.15, 0.1, 0.04, 0.15
 TICK = 12.0
-COUNT = (1 << COUNT_BITS) - 1
+COUNT = (1 << SEQUENCE_COUNT_BITS) - 1
 TOO_LARGE = ProtocolError("the message is too large")
 GONE = NotConnectedError("it is not in this world")
 BROKEN = NotConnectedError("the connection is broken")
@@ -133,7 +132,7 @@ class World:
         self.tell(f"{packet.source} -> {packet.to} #{packet.seq}{again} {_short(packet.message)}")
         if not isinstance(packet.message, m.Seen):  # which has the number of another
             self.handled.add(packet[:3])
-        if isinstance(packet.message, m.Forget):
+        if isinstance(packet.message, m.CancelDelivery):
             numbers = [packet.seq & ~COUNT | count for count in packet.message.counts]
             self.handled.update((packet.source, packet.to, number) for number in numbers)  # they do nothing from now on
         member = self.members[packet.to]

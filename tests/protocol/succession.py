@@ -37,9 +37,9 @@ class Comer(Member):
         self.lost: list[m.Member] = []
         self.handlers |= {
             fx.Complete: self._complete,
-            fx.Gone: self._hang_up,
+            fx.MemberLeft: self._hang_up,
             fx.HandedOver: lambda effect: self.world.note(self, effect),
-            fx.Watch: self._watch,
+            fx.WatchMember: self._watch,
             fx.Rejected: self._rejected,
         }
 
@@ -65,13 +65,13 @@ class Comer(Member):
             self.world.stop(self)
             self.world.within(PAUSE, -1, partial(self.world.come, self.id))
 
-    def _watch(self, effect: fx.Watch) -> None:
+    def _watch(self, effect: fx.WatchMember) -> None:
         """Who dies after this is seen to."""
         peer, gone = self.world.members[effect.member.id], effect.member
         if not self.world.is_there(peer) or (peer.epoch, peer.life) != (self.epoch, gone.incarnation):
             self.feed(lambda: self.node.lost(gone.id, gone.incarnation, "nobody answers"))
 
-    def _hang_up(self, gone: fx.Gone) -> None:
+    def _hang_up(self, gone: fx.MemberLeft) -> None:
         """An agent ends its connections to one that has gone, and that one sees them end."""
         if gone.lost:
             self.lost.append(gone.member)
@@ -121,7 +121,7 @@ class Succession(World):
             self.place = (self.founded, 0, id_)
             self._begin(id_, 0, None)
         elif self._lets_in(leader, id_):
-            life = leader.node.members.life_for(id_)
+            life = leader.node.members.next_incarnation(id_)
             self.within(PAUSE, -1, partial(self._begin, id_, life, leader))
         else:
             self.within(PAUSE, -1, partial(self.come, id_))

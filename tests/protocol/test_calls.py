@@ -30,7 +30,7 @@ def test_a_call_is_in_the_table_until_it_is_answered(caller: Calls) -> None:
 def test_only_the_first_answer_counts(caller: Calls, first: str) -> None:
     ends = {
         "answered": lambda: caller.answered(1, ANSWER),
-        "expired": lambda: caller.expired(7, "worker1"),
+        "expired": lambda: caller.expired(7, "worker{}".format)[0],
         "cancelled": lambda: caller.cancelled(7)[0],
         "lost": lambda: caller.lost(1, "worker1", "killed")[0],
         "failed": lambda: caller.failed(7, ValueError()),
@@ -40,13 +40,14 @@ def test_only_the_first_answer_counts(caller: Calls, first: str) -> None:
 
 
 def test_errors_say_who_and_what(caller: Calls) -> None:
-    (rejected,) = caller.expired(7, "worker1")
+    (rejected,), outbox = caller.expired(7, "worker{}".format)
+    assert outbox == [(1, m.Cancel(7))]
     assert isinstance(rejected.error, RpcTimeoutError)
     text = str(rejected.error)
     assert "250 ms" in text and "f on worker1" in text
     caller.start(8, 1, "g", 5.0, None)
-    (rejected,), to = caller.cancelled(8)
-    assert isinstance(rejected.error, CallCancelled) and to == 1
+    (rejected,), outbox = caller.cancelled(8)
+    assert isinstance(rejected.error, CallCancelled) and outbox == [(1, m.Cancel(8))]
 
 
 def test_a_lost_worker_fails_its_calls_only(caller: Calls) -> None:

@@ -12,21 +12,21 @@ from rpcbench.protocol.backward import MOST_BEHIND, ROOT, Contexts, Sent, union
 from rpcbench.protocol.effects import Accumulate, Explore, ForgetContext, ForgetWalk, Propagate, WalkEnded
 from rpcbench.wire.messages import (
     EMPTY,
-    Attending,
     Awaited,
+    BackwardFailed,
+    ContextParticipant,
     Discover,
     Discovered,
     Gradients,
     ReleaseContext,
     Scope,
     Settled,
-    WalkFailed,
 )
 
 A, B, C = 0, 1, 2
 X = global_id(A, 0)
 WALK = Id(A, 0)
-FAILURE = WalkFailed(X, WALK, C, "ValueError", "no", EMPTY)
+FAILURE = BackwardFailed(X, WALK, C, "ValueError", "no", EMPTY)
 ONE, TWO, THREE, FOUR = global_id(A, 1), global_id(B, 2), global_id(C, 3), global_id(B, 4)
 PLAN = (ONE, TWO, THREE, FOUR)
 
@@ -139,7 +139,7 @@ def test_a_message_reached_twice_is_asked_about_once(b: Contexts) -> None:
 def test_unknown_sends_fail_the_walk_of_the_asker(b: Contexts) -> None:
     for question in (Discover(X, WALK, 99), Discover(global_id(A, 5), WALK, FOUR)):
         ((to, answer),) = b.walks.on_discover(A, question)[1]
-        assert to == A and isinstance(answer, WalkFailed)
+        assert to == A and isinstance(answer, BackwardFailed)
 
 
 # -- gradients
@@ -191,10 +191,10 @@ def test_walks_of_one_context_are_apart(a: Contexts) -> None:
 
 def test_gradients_nobody_waits_for_fail_the_walk_of_the_sender(told: Contexts) -> None:
     ((to, answer),) = told.walks.on_gradients(A, gradients(FOUR))[1]
-    assert to == A and isinstance(answer, WalkFailed)
+    assert to == A and isinstance(answer, BackwardFailed)
     told.walks.on_gradients(A, gradients(FOUR, PLAN))
     ((to, answer),) = told.walks.on_gradients(A, gradients(FOUR, PLAN))[1]
-    assert to == A and isinstance(answer, WalkFailed)
+    assert to == A and isinstance(answer, BackwardFailed)
 
 
 def test_every_stage_of_a_pass_is_told() -> None:
@@ -235,8 +235,8 @@ def test_a_fast_pass_that_comes_to_rest_names_what_nobody_used(a: Contexts) -> N
 def test_a_failure_is_told_to_root_and_neighbours_once(b: Contexts) -> None:
     b.walks.on_discover(A, Discover(X, WALK, FOUR))
     b.walks.explored(X, WALK, FOUR, [THREE])
-    assert b.walks.failed(X, WALK, FAILURE) == ([ForgetWalk(X, WALK)], [(A, FAILURE), (C, FAILURE)])
-    assert b.walks.failed(X, WALK, FAILURE) == ([], [])
+    assert b.walks.failed(FAILURE) == ([ForgetWalk(X, WALK)], [(A, FAILURE), (C, FAILURE)])
+    assert b.walks.failed(FAILURE) == ([], [])
     assert b.walks.explored(X, WALK, FOUR, [THREE]) == ([], [])
 
 
@@ -245,21 +245,21 @@ def test_a_failure_passes_through_a_worker_whose_part_is_over(told: Contexts) ->
     told.walks.on_gradients(A, gradients(FOUR, plan))
     told.walks.propagated(X, WALK, FOUR, {THREE: EMPTY})
     assert not told.contexts[X].walks
-    assert told.walks.on_failed(C, FAILURE) == ([ForgetWalk(X, WALK)], [(A, FAILURE)])
+    assert told.walks.failed(FAILURE, C) == ([ForgetWalk(X, WALK)], [(A, FAILURE)])
 
 
 def test_a_failed_walk_does_not_begin_again(b: Contexts) -> None:
     b.walks.on_discover(A, Discover(X, WALK, FOUR))
-    b.walks.failed(X, WALK, FAILURE)
+    b.walks.failed(FAILURE)
     effects, ((to, answer),) = b.walks.on_discover(C, Discover(X, WALK, TWO))
-    assert effects == [] and to == C and isinstance(answer, WalkFailed)
+    assert effects == [] and to == C and isinstance(answer, BackwardFailed)
     assert not b.contexts[X].walks
 
 
 def test_the_root_ends_with_the_failure(a: Contexts) -> None:
     a.walks.begin(X, WALK, [FOUR], retain=False, fast=False)
-    assert a.walks.on_failed(B, FAILURE) == ([WalkEnded(X, WALK, FAILURE), ForgetWalk(X, WALK)], [])
-    assert a.walks.on_failed(B, FAILURE) == ([], [])
+    assert a.walks.failed(FAILURE, B) == ([WalkEnded(X, WALK, FAILURE), ForgetWalk(X, WALK)], [])
+    assert a.walks.failed(FAILURE, B) == ([], [])
 
 
 def test_a_lost_worker_fails_walks_that_wait_for_it(a: Contexts) -> None:
@@ -276,7 +276,7 @@ def test_a_lost_worker_fails_walks_that_wait_for_it(a: Contexts) -> None:
 def test_a_lost_worker_fails_walks_that_it_asked_for(b: Contexts) -> None:
     b.walks.on_discover(C, Discover(X, WALK, TWO))
     effects, outbox = b.lost(C, 0, "worker2: gone")
-    ((to, failure),) = [(to, told) for to, told in outbox if isinstance(told, WalkFailed)]
+    ((to, failure),) = [(to, told) for to, told in outbox if isinstance(told, BackwardFailed)]
     assert effects == [ForgetWalk(X, WALK)] and to == A and failure.worker == B
 
 
@@ -330,7 +330,7 @@ def test_contexts_of_a_successor_are_its_own(b: Contexts) -> None:
 
 def test_a_worker_that_has_a_context_from_a_lost_one_hears_of_its_end(a: Contexts, b: Contexts) -> None:
     outbox = b.lost(C, 0, "worker gone")[1]  # through C alone, A's context may have come to B
-    assert outbox == [(A, Attending(X))]
+    assert outbox == [(A, ContextParticipant(X))]
     a.contexts[X].known.clear()
     assert a.on_attending(B, X) == ([], []) and a.release(X)[1] == [(B, ReleaseContext(X))]
     assert a.on_attending(B, X) == ([], [(B, ReleaseContext(X))])
@@ -346,5 +346,5 @@ def test_gradients_that_no_pass_waits_for_begin_none() -> None:
     _, b = workers(told=True)
     before = b.table()
     effects, outbox = b.walks.on_gradients(A, Gradients(X, WALK, FOUR, False, False, (ONE, TWO), None, EMPTY))
-    assert effects == [] and [(to, type(message)) for to, message in outbox] == [(A, WalkFailed)]
+    assert effects == [] and [(to, type(message)) for to, message in outbox] == [(A, BackwardFailed)]
     assert b.table() == before

@@ -104,9 +104,9 @@ def test_a_break_fails_calls_in_flight_and_the_rest_goes_again() -> None:
     (cancel,) = sends(effects, m.Cancel)
     again = one.resume(2, 0)
     assert notice in again and cancel in again and call not in again
-    assert sends(again, m.Forget)[0].message == m.Forget((call.seq,))
-    (fate,) = sends(give(two, 1, *again), m.Fate)
-    assert fate.message == m.Fate((call.seq,), ())
+    assert sends(again, m.CancelDelivery)[0].message == m.CancelDelivery((call.seq,))
+    (fate,) = sends(give(two, 1, *again), m.DeliveryReport)
+    assert fate.message == m.DeliveryReport((call.seq,), ())
     give(one, 2, fate)
     assert not one.rrefs.children and give(two, 1, call) == []
 
@@ -115,8 +115,8 @@ def test_a_call_that_had_come_before_the_break_keeps_its_rrefs() -> None:
     one, two = member(1), member(2)
     give(two, 1, call_with_rref(one))
     one.broken(2, 0, "reset")
-    (fate,) = sends(give(two, 1, *one.resume(2, 0)), m.Fate)
-    assert fate.message == m.Fate((), (0,))
+    (fate,) = sends(give(two, 1, *one.resume(2, 0)), m.DeliveryReport)
+    assert fate.message == m.DeliveryReport((), (0,))
     give(one, 2, fate)
     assert len(one.rrefs.children) == 1
 
@@ -146,7 +146,7 @@ def lost(node: Node, send: fx.Send) -> fx.Effects:
     """What happens where this is lost: the receiver has never heard of it."""
     asked = [effect for _ in range(12) for effect in node.tick()]
     assert send not in asked
-    return give(node, send.to, *sends(give(member(send.to), 1, *sends(asked, m.Forget)[:1]), m.Fate))
+    return give(node, send.to, *sends(give(member(send.to), 1, *sends(asked, m.CancelDelivery)[:1]), m.DeliveryReport))
 
 
 def test_a_call_that_is_lost_has_certainly_not_run() -> None:
@@ -172,7 +172,7 @@ def test_a_creation_that_is_lost_is_an_error_for_all_that_ask() -> None:
     one = member(1, lossy=True)
     rref, fork = one.rrefs.create_user(2, "")
     (create,) = sends(one.call(2, m.Create(7, rref, fork, "f", None, (), None, None, DATA), 0.0, None), m.Create)
-    (instead,) = sends(lost(one, create), m.Uncreated)
+    (instead,) = sends(lost(one, create), m.CreateFailed)
     assert instead.message[:2] == (rref, fork)
 
 
@@ -182,7 +182,7 @@ def test_data_that_takes_long_is_not_taken_for_lost_where_it_cannot_be(lossy: bo
     call_with_rref(one)
     if broken:
         one.broken(2, 0, "reset")
-    assert bool(sends([effect for _ in range(50) for effect in one.tick()], m.Forget)) is (lossy or broken)
+    assert bool(sends([effect for _ in range(50) for effect in one.tick()], m.CancelDelivery)) is (lossy or broken)
 
 
 # -- before the end

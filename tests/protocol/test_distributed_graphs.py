@@ -45,7 +45,7 @@ def parts_run_before_all_roots_have_come(patch: pytest.MonkeyPatch) -> None:
 
 
 def gradients_replace_each_other(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(regions.Part, "add", lambda part, edge, grad: part.entries.update({edge: grad}))
+    patch.setattr(regions.Region, "add", lambda part, edge, grad: part.entries.update({edge: grad}))
 
 
 def the_engine_hands_out_what_leaves_a_part(patch: pytest.MonkeyPatch) -> None:

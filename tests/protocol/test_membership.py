@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rpcbench.protocol.effects import Complete, Effects, Gone, Joined, Rejected
+from rpcbench.protocol.effects import Complete, Effects, MemberJoined, MemberLeft, Rejected
 from rpcbench.protocol.membership import Membership
 from rpcbench.wire.messages import Join, Member, Past, Ready, Refused, Report, View
 
@@ -38,7 +38,7 @@ def objection(leader: Membership, member: Member, size: int | None, source: int 
 def test_everyone_gets_the_view_with_the_new_member() -> None:
     leader = world(3, ONE)
     effects, outbox = leader.on_join(2, Join(TWO, 3))
-    assert effects == [Joined(TWO), Complete(False)]
+    assert effects == [MemberJoined(TWO), Complete(False)]
     view = View(3, (LEADER, ONE, TWO), (), False, True)
     assert outbox == [(1, view), (2, view)]
 
@@ -46,7 +46,7 @@ def test_everyone_gets_the_view_with_the_new_member() -> None:
 def test_a_member_asks_and_follows() -> None:
     one = Membership(ONE, 2)
     assert one.start() == ([], [(0, Join(ONE, 2))])
-    assert seen(one, View(2, (LEADER, ONE), (), False, True)) == [Joined(LEADER), Complete(False)]
+    assert seen(one, View(2, (LEADER, ONE), (), False, True)) == [MemberJoined(LEADER), Complete(False)]
     assert seen(one, View(1, (LEADER,), (), False, True)) == []
     assert list(one.members) == [0, 1]
 
@@ -70,7 +70,6 @@ def test_who_does_not_fit_is_told_why(size: int | None, member: Member, asked: i
     leader = world(size, ONE)
     assert re.search(words, objection(leader, member, asked))
     assert list(leader.members) == [0, 1]
-    assert Membership(TWO, 3).on_refused(Refused("no")) == [Rejected("no")]
 
 
 def test_when_all_have_come_and_do_not_fit_nobody_waits_on() -> None:
@@ -80,7 +79,6 @@ def test_when_all_have_come_and_do_not_fit_nobody_waits_on() -> None:
     effects, outbox = leader.on_join(3, Join(double, 4))
     reason = "worker name worker1 is not unique: another worker has it already"
     assert effects == [] and outbox == [(to, Refused(reason)) for to in (3, 1, 0)]  # itself last
-    assert leader.on_refused(Refused(reason)) == [Rejected(reason)]
 
 
 def test_it_does_not_matter_who_comes_last() -> None:
@@ -88,7 +86,7 @@ def test_it_does_not_matter_who_comes_last() -> None:
     leader.on_join(2, Join(Member(2, "worker0", 0, ""), 3))
     effects, outbox = leader.on_join(1, Join(ONE, 3))
     reason = Refused("worker name worker0 is not unique: another worker has it already")
-    assert effects == [Joined(ONE)] and outbox[-2:] == [(1, reason), (0, reason)]
+    assert effects == [MemberJoined(ONE)] and outbox[-2:] == [(1, reason), (0, reason)]
 
 
 def test_who_comes_again_under_another_name_is_let_in() -> None:
@@ -97,7 +95,7 @@ def test_who_comes_again_under_another_name_is_let_in() -> None:
     assert [to for to, _ in outbox] == [2, 1, 0]
     leader = world(4, ONE)
     leader.on_join(2, Join(Member(2, "worker1", 0, ""), 4))
-    assert leader.on_join(2, Join(TWO, 4))[0] == [Joined(TWO)]
+    assert leader.on_join(2, Join(TWO, 4))[0] == [MemberJoined(TWO)]
     assert leader.on_join(3, Join(Member(3, "worker3", 0, ""), 4))[0][-1] == Complete(False)
 
 
@@ -123,7 +121,7 @@ def test_the_others_do_not_wait_for_one_that_is_gone(how: str) -> None:
     leader.on_ready(1, Ready(False))
     leader.ready(leaving=False)
     effects, _ = leader.on_ready(2, Ready(True)) if how == "leaves" else leader.lost(2, "killed")
-    assert effects == [Gone(TWO, how == "is lost", "it left" if how == "leaves" else "killed"), Complete(True)]
+    assert effects == [MemberLeft(TWO, how == "is lost", "it left" if how == "leaves" else "killed"), Complete(True)]
 
 
 def test_the_end_is_told_once() -> None:
@@ -132,7 +130,7 @@ def test_the_end_is_told_once() -> None:
     leader.on_ready(2, Ready(False))
     assert leader.ready(leaving=False)[0] == [Complete(True)]
     effects, outbox = leader.on_ready(1, Ready(True))
-    assert effects == [Gone(ONE, False, "it left")]
+    assert effects == [MemberLeft(ONE, False, "it left")]
     assert outbox == [], "it has heard of the end, and a world of many would send each of them one view for each other"
     scripts = Membership(LEADER, 3, launched=False)
     scripts.start()
@@ -152,7 +150,7 @@ def test_a_process_that_starts_again_takes_the_place_of_its_predecessor() -> Non
     leader = world(3, ONE, TWO)
     again = TWO._replace(incarnation=1)
     effects, _ = leader.on_join(2, Join(again, 3))
-    assert effects == [Gone(TWO, True, "it was started again"), Joined(again)]
+    assert effects == [MemberLeft(TWO, True, "it was started again"), MemberJoined(again)]
     assert leader.members[2] == again and not leader.past
     assert isinstance(leader.on_join(2, Join(TWO, 3))[1][-1][1], Refused)
 
@@ -163,9 +161,9 @@ def test_a_loss_is_reported_to_the_leader_which_tells_everyone() -> None:
     assert one.lost(2, "killed") == ([], [(0, Report(2, 0, "killed"))])
     leader = world(3, ONE, TWO)
     effects, outbox = leader.on_report(Report(2, 0, "killed"))
-    assert effects == [Gone(TWO, True, "killed")]
+    assert effects == [MemberLeft(TWO, True, "killed")]
     assert outbox == [(1, View(4, (LEADER, ONE), ((2, "killed"),), False, True, (Past(2, 0),)))]
-    assert seen(one, outbox[0][1]) == [Gone(TWO, True, "killed")]
+    assert seen(one, outbox[0][1]) == [MemberLeft(TWO, True, "killed")]
     assert leader.on_report(Report(2, 0, "killed")) == ([], [])
 
 
@@ -174,26 +172,29 @@ def test_a_successor_has_another_incarnation_and_no_bad_name() -> None:
     leader = world(None, ONE, TWO)
     leader.on_ready(2, Ready(False))
     leader.lost(2, "killed")
-    assert leader.on_join(2, Join(again, None))[0] == [Joined(again)]
+    assert leader.on_join(2, Join(again, None))[0] == [MemberJoined(again)]
     assert leader.on_report(Report(2, 0, "killed")) == ([], []), "that was its predecessor"
     leader.ready(leaving=False)
     assert leader.on_ready(1, Ready(False)) == ([], []), "ready was its predecessor"
-    assert leader.on_ready(2, Ready(True))[0] == [Gone(again, False, "it left"), Complete(True)]
+    assert leader.on_ready(2, Ready(True))[0] == [MemberLeft(again, False, "it left"), Complete(True)]
 
 
 def test_who_missed_a_view_sees_predecessor_and_successor_change() -> None:
     one, again = Membership(ONE, None), TWO._replace(incarnation=1)
     one.on_view(View(3, (LEADER, ONE, TWO), (), False, True))
     effects = seen(one, View(5, (LEADER, ONE, again), (), False, True))
-    assert [type(effect) for effect in effects] == [Gone, Joined]
+    assert [type(effect) for effect in effects] == [MemberLeft, MemberJoined]
     assert effects[0].member == TWO and effects[1].member == again
 
 
 def test_without_its_leader_the_world_ends() -> None:
     one = Membership(ONE, 3)
     one.on_view(View(3, (LEADER, ONE, TWO), (), False, True))
-    why = "its world ended with worker0, which led it: killed"
-    assert one.lost(0, "killed") == ([Gone(LEADER, True, "killed"), Gone(TWO, True, why), Complete(True)], [])
+    why = "its world ended with its leader, worker0: killed"
+    assert one.lost(0, "killed") == (
+        [MemberLeft(LEADER, True, "killed"), MemberLeft(TWO, True, why), Complete(True)],
+        [],
+    )
     assert one.members == {}
 
 

@@ -6,8 +6,20 @@ import pytest
 
 from rpcbench.base.errors import NotConnectedError, ProtocolError
 from rpcbench.base.ids import Id, global_id
-from rpcbench.protocol.delivery import COUNT_BITS, LIFE_BITS
-from rpcbench.protocol.effects import Complete, Enqueue, Heard, OwnerLost, Reject, Resolve, Run, Send, Unmade, WalkEnded
+from rpcbench.protocol.delivery import LIFE_BITS, SEQUENCE_COUNT_BITS
+from rpcbench.protocol.effects import (
+    Complete,
+    Enqueue,
+    NoticeReceived,
+    OwnerLost,
+    Reject,
+    Rejected,
+    Resolve,
+    Run,
+    Send,
+    ValueFailed,
+    WalkEnded,
+)
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
 
@@ -51,9 +63,9 @@ def test_numbers_count_up_for_each_receiver(node: Node) -> None:
 
 
 def test_a_message_that_comes_twice_is_handled_once(node: Node) -> None:
-    assert node.handle(2, 0, NOTICE, 0.0) == [Heard(2, NOTICE)]
+    assert node.handle(2, 0, NOTICE, 0.0) == [NoticeReceived(2, NOTICE)]
     assert node.handle(2, 0, NOTICE, 0.0) == []
-    assert node.handle(3, 0, NOTICE, 0.0) == [Heard(3, NOTICE)]
+    assert node.handle(3, 0, NOTICE, 0.0) == [NoticeReceived(3, NOTICE)]
 
 
 def test_only_the_leader_leads(node: Node) -> None:
@@ -63,6 +75,23 @@ def test_only_the_leader_leads(node: Node) -> None:
         with pytest.raises(ProtocolError, match=f"worker 2 may not send a {type(message).__name__}"):
             node.handle(2, number, message, 0.0)
     assert len(node.members.members) == 4
+
+
+def test_who_is_refused_says_so() -> None:
+    node = Node(MEMBERS[1], 3)
+    node.start()
+    assert node.handle(0, 0, m.Refused("no"), 0.0)[0] == Rejected("no")
+
+
+def test_a_live_pair_outlasts_a_view_in_any_incarnation() -> None:
+    node = Node(MEMBERS[1], None)
+    node.handle(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
+    lose(node, 2)
+    late = MEMBERS[2]._replace(incarnation=(1 << LIFE_BITS) + 3)
+    node.delivery.meet(2, late.incarnation)
+    (call,) = node.send(2, NOTICE)
+    node.handle(0, 2, m.View(6, (*MEMBERS[:2], late, MEMBERS[3]), (), False, True), 0.0)
+    assert node.delivery.pairs[2].kept == {0: NOTICE} and node.delivery.pairs[2].sends(call.seq)
 
 
 def test_last_words_of_a_lost_member_are_not_heard(node: Node) -> None:
@@ -107,13 +136,13 @@ def test_words_of_a_successor_outlast_a_predecessor_that_was_never_known(newcome
     newcomer.lost(2, 0, "killed")
     successor = MEMBERS[2]._replace(incarnation=1)
     effects = newcomer.handle(0, 0, m.View(4, (*MEMBERS[:2], successor), (), False, True), 0.0)
-    assert Heard(2, NOTICE) in effects and [*newcomer.tables()["owned"]] == ["0.0"]
+    assert NoticeReceived(2, NOTICE) in effects and [*newcomer.tables()["owned"]] == ["0.0"]
 
 
 def test_a_successor_speaks_with_itself_whether_it_is_let_in_or_not() -> None:
     node = Node(MEMBERS[1]._replace(incarnation=1), None)
     (send,) = [effect for effect in node.send(1, NOTICE) if isinstance(effect, Send)]
-    assert node.handle(1, send.seq, NOTICE, 0.0)[0] == Heard(1, NOTICE)
+    assert node.handle(1, send.seq, NOTICE, 0.0)[0] == NoticeReceived(1, NOTICE)
 
 
 def test_one_that_is_lost_before_it_is_known_here_may_still_be_in_the_view_to_come(newcomer: Node) -> None:
@@ -134,7 +163,7 @@ def test_who_asked_to_be_let_in_and_died_is_not_answered() -> None:
     for seq, join in (0, m.Join(MEMBERS[2], None)), (FROM_SUCCESSOR, m.Join(second, None)):
         assert leader.handle(2, seq, join, 0.0) == []
     assert 2 not in leader.members.members and not leader.delivery.left()
-    assert leader.members.life_for(2) == 2
+    assert leader.members.next_incarnation(2) == 2
     assert leader.handle(2, 2 * FROM_SUCCESSOR, m.Join(third, None), 0.0)
     assert leader.members.members[2] == third
 
@@ -145,7 +174,7 @@ def succeed(node: Node, number: int) -> None:
     node.handle(0, number, m.View(6, (*MEMBERS[:2], successor, MEMBERS[3]), (), False, True), 0.0)
 
 
-FROM_SUCCESSOR, TO_SUCCESSOR = 1 << COUNT_BITS + LIFE_BITS, 1 << COUNT_BITS
+FROM_SUCCESSOR, TO_SUCCESSOR = 1 << SEQUENCE_COUNT_BITS + LIFE_BITS, 1 << SEQUENCE_COUNT_BITS
 
 
 def test_to_a_successor_numbers_begin_again(node: Node) -> None:
@@ -153,7 +182,7 @@ def test_to_a_successor_numbers_begin_again(node: Node) -> None:
     node.handle(2, 0, NOTICE, 0.0)
     lose(node, 2)
     succeed(node, 2)
-    assert node.handle(2, FROM_SUCCESSOR, NOTICE, 0.0) == [Heard(2, NOTICE)]
+    assert node.handle(2, FROM_SUCCESSOR, NOTICE, 0.0) == [NoticeReceived(2, NOTICE)]
     assert node.send(2, NOTICE) == [Send(2, TO_SUCCESSOR, NOTICE)]
 
 
@@ -162,7 +191,7 @@ def test_words_of_a_predecessor_are_not_taken_for_its_successors(node: Node) -> 
     succeed(node, 2)
     assert node.handle(2, 0, NOTICE, 0.0) == []
     assert node.lost(2, 0, "late news") == []
-    assert node.handle(2, FROM_SUCCESSOR, NOTICE, 0.0) == [Heard(2, NOTICE)]
+    assert node.handle(2, FROM_SUCCESSOR, NOTICE, 0.0) == [NoticeReceived(2, NOTICE)]
 
 
 def test_words_meant_for_a_predecessor_are_not_heard(node: Node) -> None:
@@ -177,7 +206,7 @@ def test_early_words_of_a_successor_wait_for_the_view_that_names_it(node: Node, 
     assert node.handle(2, FROM_SUCCESSOR, NOTICE, 0.0) == []
     successor = MEMBERS[2]._replace(incarnation=1)
     view = m.View(6, (*MEMBERS[:2], successor, MEMBERS[3]), (), False, True)
-    assert Heard(2, NOTICE) in node.handle(0, 2, view, 0.0)
+    assert NoticeReceived(2, NOTICE) in node.handle(0, 2, view, 0.0)
     assert node.handle(2, FROM_SUCCESSOR, NOTICE, 0.0) == []
 
 
@@ -204,7 +233,7 @@ def test_a_creation_that_is_not_sent_is_an_error_for_all_that_ask(node: Node) ->
     rref, fork = node.rrefs.create_user(2, "")
     (create,) = node.call(2, m.Create(7, rref, fork, "f", None, (), None, None, m.EMPTY), 0.0, None)
     instead, rejected = node.unsent(create, TOO_LARGE)
-    assert instead == Send(2, 0, m.Uncreated(rref, fork, "f", "too large")) and rejected == Reject(7, TOO_LARGE)
+    assert instead == Send(2, 0, m.CreateFailed(rref, fork, "f", "too large")) and rejected == Reject(7, TOO_LARGE)
     owner = Node(MEMBERS[2], None)
     owner.handle(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
     owner.handle(3, 0, m.ForkRequest(rref, Id(3, 0)), 0.0)  # the user has passed it on meanwhile
@@ -253,8 +282,8 @@ def test_an_answer_nobody_waits_for_lets_its_rrefs_go(node: Node) -> None:
 def test_a_creation_given_up_before_it_ran_is_an_error_for_all_that_ask(node: Node) -> None:
     argument = m.Fork(Id(3, 0), 3, Id(2, 2), 2, "")
     node.handle(2, 0, m.Create(7, RREF, FORK, "f", None, (argument,), None, None, m.EMPTY), 0.0)
-    (unmade,) = [effect for effect in node.handle(2, 1, m.Cancel(7), 0.0) if isinstance(effect, Unmade)]
-    assert unmade.rref == RREF and "gave it up" in str(unmade.error)
+    (unmade,) = [effect for effect in node.handle(2, 1, m.Cancel(7), 0.0) if isinstance(effect, ValueFailed)]
+    assert unmade.rref == RREF and "cancelled it" in str(unmade.error)
     assert not any(isinstance(effect, Enqueue) for effect in node.handle(3, 0, m.ForkAccept(Id(3, 0), Id(2, 2)), 0.0))
 
 
@@ -275,7 +304,7 @@ def test_a_creation_that_is_dropped_from_the_queue_lets_its_rrefs_go(node: Node,
         "lost": lambda: lose(node, 2),
     }
     effects = ends[how]()
-    (unmade,) = [effect for effect in effects if isinstance(effect, Unmade)]
+    (unmade,) = [effect for effect in effects if isinstance(effect, ValueFailed)]
     assert unmade.rref == RREF and not unmade.error.maybe_executed
     assert m.UserDelete(Id(3, 0), Id(3, 2)) in [effect.message for effect in effects if isinstance(effect, Send)]
     assert node.begin(2, 7, 0.0) == []

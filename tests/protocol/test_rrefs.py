@@ -4,7 +4,7 @@ import pytest
 
 from rpcbench.base.errors import WorkerLostError
 from rpcbench.base.ids import Id
-from rpcbench.protocol.effects import Free, OwnerLost, Unmade
+from rpcbench.protocol.effects import Free, OwnerLost, ValueFailed
 from rpcbench.protocol.rrefs import RRefs
 from rpcbench.wire.messages import ChildAccept, Fork, ForkAccept, ForkRequest, UserDelete
 
@@ -40,7 +40,7 @@ def test_a_parent_waits_until_the_owner_knows_its_child(user: RRefs) -> None:
     child = user.share(RREF, FIRST, "Net", THIRD, now=0)
     assert child == Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
     assert user.release(FIRST) == []
-    assert user.on_child_accept(ChildAccept(child.fork)) == ([], [(OWNER, UserDelete(RREF, FIRST))])
+    assert user.child_known(child.fork) == ([], [(OWNER, UserDelete(RREF, FIRST))])
     assert user.users == user.children == {}
 
 
@@ -51,7 +51,7 @@ def test_what_was_not_sent_is_taken_back(user: RRefs, owner: RRefs) -> None:
     assert user.unshare(child) == ([], [(OWNER, UserDelete(RREF, FIRST))])
     shared = owner.share(RREF, None, "Net", THIRD, now=0)
     owner.unshare(shared)
-    assert owner.on_user_delete(UserDelete(RREF, FIRST)) == [Free(RREF)]
+    assert owner.drop_fork(RREF, FIRST) == [Free(RREF)]
 
 
 def test_a_fork_from_another_user_is_confirmed_by_the_owner() -> None:
@@ -82,17 +82,17 @@ def test_the_value_lives_until_its_last_user_is_gone(owner: RRefs) -> None:
         [],
         [(THIRD, ForkAccept(RREF, Id(USER, 2)))],
     )
-    assert owner.on_user_delete(UserDelete(RREF, FIRST)) == []
-    assert owner.on_user_delete(UserDelete(RREF, Id(USER, 2))) == [Free(RREF)]
+    assert owner.drop_fork(RREF, FIRST) == []
+    assert owner.drop_fork(RREF, Id(USER, 2)) == [Free(RREF)]
     assert owner.owned == {}
 
 
 def test_forks_may_come_and_go_before_the_creating_call() -> None:
     owner = RRefs(OWNER, 0)
     owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
-    assert owner.on_user_delete(UserDelete(RREF, Id(USER, 2))) == []
+    assert owner.drop_fork(RREF, Id(USER, 2)) == []
     assert owner.on_create(USER, RREF, FIRST, "Net", now=1.0) == [(USER, ForkAccept(RREF, FIRST, first=True))]
-    assert owner.on_user_delete(UserDelete(RREF, FIRST)) == [Free(RREF)]
+    assert owner.drop_fork(RREF, FIRST) == [Free(RREF)]
 
 
 def test_a_value_shared_before_its_creating_call_came_is_not_ready() -> None:
@@ -105,15 +105,15 @@ def test_a_value_shared_before_its_creating_call_came_is_not_ready() -> None:
 def test_what_comes_home_is_held_until_it_is_opened(owner: RRefs) -> None:
     home = Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
     assert owner.adopt(home) == (False, [], [(USER, ChildAccept(home.fork))])
-    assert owner.on_user_delete(UserDelete(RREF, FIRST)) == []
-    assert owner.came_home(home) == [Free(RREF)]
+    assert owner.drop_fork(RREF, FIRST) == []
+    assert owner.drop_fork(home.rref, home.fork) == [Free(RREF)]
 
 
 def test_the_owner_shares_with_itself(owner: RRefs) -> None:
     fork = owner.share(RREF, None, "Net", OWNER, now=0)
     assert owner.adopt(fork) == (False, [], [])
-    owner.on_user_delete(UserDelete(RREF, FIRST))
-    assert owner.came_home(fork) == [Free(RREF)]
+    owner.drop_fork(RREF, FIRST)
+    assert owner.drop_fork(fork.rref, fork.fork) == [Free(RREF)]
 
 
 def test_an_owner_that_created_by_a_call_shares_before_the_call_comes() -> None:
@@ -121,11 +121,11 @@ def test_an_owner_that_created_by_a_call_shares_before_the_call_comes() -> None:
     rref, first = me.create_user(OWNER, "Net")
     child = me.share(rref, first, "Net", THIRD, now=0)
     assert child.parent == OWNER and not me.owned[rref].ready
-    assert me.on_user_delete(UserDelete(rref, child.fork)) == []
+    assert me.drop_fork(rref, child.fork) == []
     me.on_create(OWNER, rref, first, "Net", now=1.0)
     me.on_fork_accept(ForkAccept(rref, first))
     assert me.release(first) == [(OWNER, UserDelete(rref, first))]
-    assert me.on_user_delete(UserDelete(rref, first)) == [Free(rref)]
+    assert me.drop_fork(rref, first) == [Free(rref)]
 
 
 def test_tables_show_forks_holders_and_states(owner: RRefs, user: RRefs) -> None:
@@ -154,11 +154,11 @@ def test_a_fork_that_is_heard_of_when_its_value_has_gone_is_told_so(owner: RRefs
     if maker == OWNER:
         rref = owner.new_id()
         fork = owner.share(rref, None, "Net", USER, now=0).fork
-    assert owner.on_user_delete(UserDelete(rref, fork)) == [Free(rref)]
+    assert owner.drop_fork(rref, fork) == [Free(rref)]
     late = Id(THIRD, 0)
     effects, _ = owner.on_fork_request(USER, ForkRequest(rref, late))
-    assert [type(effect) for effect in effects] == [Unmade]
-    assert owner.on_user_delete(UserDelete(rref, late)) == [Free(rref)] and rref not in owner.owned
+    assert [type(effect) for effect in effects] == [ValueFailed]
+    assert owner.drop_fork(rref, late) == [Free(rref)] and rref not in owner.owned
 
 
 def test_what_a_lost_holder_may_have_passed_on_is_remembered_longest(owner: RRefs) -> None:
@@ -167,14 +167,14 @@ def test_what_a_lost_holder_may_have_passed_on_is_remembered_longest(owner: RRef
         owner.on_create(holder, rref, fork, "Net", now=1.0)
         if holder == USER:
             owner.lost(USER, 0)
-        owner.on_user_delete(UserDelete(rref, fork))
+        owner.drop_fork(rref, fork)
         return rref
 
     rref = come_and_go(0, USER)
     for serial in range(1, 5000):
         come_and_go(serial, THIRD)
     effects, _ = owner.on_fork_request(THIRD, ForkRequest(rref, Id(THIRD, 7000)))
-    assert [type(effect) for effect in effects] == [Unmade]
+    assert [type(effect) for effect in effects] == [ValueFailed]
 
 
 def test_a_fork_may_be_heard_of_before_the_call_that_makes_its_value(owner: RRefs) -> None:
@@ -201,7 +201,7 @@ def test_users_of_a_lost_owner_are_told(user: RRefs) -> None:
     child = user.share(RREF, FIRST, "Net", THIRD, now=0)
     assert user.lost(OWNER, 0) == ([OwnerLost(RREF)], [], [FIRST])
     assert user.users == user.children == {}
-    assert user.on_child_accept(ChildAccept(child.fork)) == ([], [])
+    assert user.child_known(child.fork) == ([], [])
 
 
 def test_an_owner_that_cannot_be_reached_frees_the_parent() -> None:
@@ -215,29 +215,29 @@ def test_a_value_whose_creator_is_lost_before_its_call_came_is_an_error(request_
     owner = RRefs(OWNER, 0)
     steps = [lambda: owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))[0], lambda: owner.lost(USER, 0)[0]]
     effects = [effect for step in (steps if request_first else reversed(steps)) for effect in step()]
-    assert [(type(effect), effect.rref) for effect in effects] == [(Unmade, RREF)]
+    assert [(type(effect), effect.rref) for effect in effects] == [(ValueFailed, RREF)]
     assert isinstance(effects[0].error, WorkerLostError)
-    assert owner.on_user_delete(UserDelete(RREF, Id(USER, 2))) == [Free(RREF)]
+    assert owner.drop_fork(RREF, Id(USER, 2)) == [Free(RREF)]
 
 
 def test_a_value_that_its_owner_alone_holds_is_an_error_when_its_creator_is_lost_before_its_call_came() -> None:
     owner = RRefs(OWNER, 0)
     home = Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
     owner.adopt(home)
-    assert owner.came_home(home) == []
-    assert [type(effect) for effect in owner.lost(USER, 0)[0]] == [Unmade, Free]
+    assert owner.drop_fork(home.rref, home.fork) == []
+    assert [type(effect) for effect in owner.lost(USER, 0)[0]] == [ValueFailed, Free]
     assert not owner.owned
 
 
 def test_a_value_freed_after_a_loss_is_an_error_for_who_comes_too_late(owner: RRefs) -> None:
     owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
     assert owner.lost(THIRD, 0)[0] == []
-    assert owner.on_user_delete(UserDelete(RREF, FIRST)) == [Free(RREF)]
+    assert owner.drop_fork(RREF, FIRST) == [Free(RREF)]
     fork = Id(THIRD, 0)  # which the lost member had passed on just before
     effects, outbox = owner.on_fork_request(3, ForkRequest(RREF, fork))
-    assert [type(effect) for effect in effects] == [Unmade]
+    assert [type(effect) for effect in effects] == [ValueFailed]
     assert outbox == [(3, ForkAccept(RREF, fork))]
-    assert owner.on_user_delete(UserDelete(RREF, fork)) == [Free(RREF)]
+    assert owner.drop_fork(RREF, fork) == [Free(RREF)]
 
 
 # -- names
@@ -246,15 +246,15 @@ def test_a_call_may_name_a_value_before_its_creating_call_comes(owner: RRefs) ->
     assert owner.named(RREF) and owner.named(late)
     owner.on_create(USER, late, Id(USER, 6), "Net", now=1.0)
     owner.check()
-    assert owner.on_user_delete(UserDelete(late, Id(USER, 6))) == [Free(late)]
+    assert owner.drop_fork(late, Id(USER, 6)) == [Free(late)]
 
 
 def test_a_call_that_names_what_has_gone_is_told_so(owner: RRefs) -> None:
     own = owner.new_id()
     shared = owner.share(own, None, "Net", THIRD, now=0)
     assert owner.named(own) and owner.named(RREF)
-    assert owner.on_user_delete(UserDelete(RREF, FIRST)) == [Free(RREF)]
-    assert owner.on_user_delete(UserDelete(own, shared.fork)) == [Free(own)]
+    assert owner.drop_fork(RREF, FIRST) == [Free(RREF)]
+    assert owner.drop_fork(own, shared.fork) == [Free(own)]
     assert not owner.named(own) and not owner.named(RREF) and owner.owned == {}
 
 
@@ -262,6 +262,6 @@ def test_a_value_that_was_named_is_an_error_when_its_creator_is_lost(owner: RRef
     late = Id(USER, 5)
     assert owner.named(late)
     effects, _, _ = owner.lost(USER, 0)
-    (unmade,) = (effect for effect in effects if isinstance(effect, Unmade))
+    (unmade,) = (effect for effect in effects if isinstance(effect, ValueFailed))
     assert unmade.rref == late and isinstance(unmade.error, WorkerLostError)
     assert owner.owned == {} and not owner.named(late)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rpcbench.protocol.membership import FailureDetector, Sound, Verdict
+from rpcbench.protocol.membership import FailureDetector, SignsOfLife, Verdict
 
 PEER = 3
 
@@ -23,7 +23,7 @@ class Watch:
             self.now += self.life.period
 
     def tick(self, heard: int, acknowledged: float | None = None) -> None:
-        for verdict in self.life.tick(self.now, {PEER: Sound(heard, acknowledged)}):
+        for verdict in self.life.tick(self.now, {PEER: SignsOfLife(heard, acknowledged)}):
             assert isinstance(verdict, Verdict) and verdict.peer == PEER
             self.told.append((self.now - 1000.0, verdict.kind))
 

@@ -89,7 +89,7 @@ def test_members_agree_who_is_there(seed: int, size: int, data: st.DataObject) -
     with world.telling():
         for member in world.alive:
             assert noted(member, fx.Complete) == [fx.Complete(False)]
-            assert sorted(joined.member.id for joined in noted(member, fx.Joined)) == [
+            assert sorted(joined.member.id for joined in noted(member, fx.MemberJoined)) == [
                 other for other in range(size) if other != member.id
             ]
         for worker in dying:
@@ -100,7 +100,7 @@ def test_members_agree_who_is_there(seed: int, size: int, data: st.DataObject) -
         assert all(member.node.members.members == world.alive[0].node.members.members for member in world.alive)
         for member in world.alive:
             assert noted(member, fx.Complete) == [fx.Complete(False), fx.Complete(True)]
-            gone = [effect.member.id for effect in noted(member, fx.Gone) if effect.lost]
+            gone = [effect.member.id for effect in noted(member, fx.MemberLeft) if effect.lost]
             assert len(gone) == len(set(gone)) and set(gone) <= dying
 
 
@@ -112,7 +112,7 @@ def test_a_loss_is_told_to_everyone(seed: int, size: int) -> None:
         world.kill(size - 1)
         world.settle()
         for member in world.alive:
-            assert [effect.member.id for effect in noted(member, fx.Gone)] == [size - 1]
+            assert [effect.member.id for effect in noted(member, fx.MemberLeft)] == [size - 1]
             assert sorted(member.node.members.members) == list(range(size - 1))
 
 
@@ -162,7 +162,7 @@ BUGS = [
     (mutants.answers_are_sent_briefly_to_who_waits_no_more, partial(share, deaths=0), "left over inside"),
     (mutants.answers_taken_briefly_leave_the_call, partial(share, deaths=0), "numbers of answers|left over"),
     (mutants.calls_begun_briefly_are_not_known, partial(share, deaths=0), "numbers of answers|left over"),
-    (mutants.discovery_does_not_wait_for_answers, partial(walk, trouble=""), "before it knows"),
+    (mutants.discovery_does_not_wait_for_answers, partial(walk, trouble=""), "before its discovery"),
     (mutants.messages_say_only_what_is_right_behind_them, partial(walk, trouble=""), "ended with"),
     (mutants.what_is_unknown_is_taken_for_nothing, partial(walk, trouble=""), "ended with"),
     (mutants.reports_count_once_for_all_gradients, partial(walk, trouble=""), r"ended with \[\]"),

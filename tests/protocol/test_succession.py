@@ -99,7 +99,7 @@ def who_leaves_waits_for_nobody(patch: pytest.MonkeyPatch) -> None:
 
 
 def incarnations_are_given_out_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Membership, "life_for", lambda self, worker: 0)
+    patch.setattr(Membership, "next_incarnation", lambda self, worker: 0)
 
 
 def nobody_watches_the_new_leader(patch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcbench.protocol.delivery import SeenWindow
+from rpcbench.protocol.delivery import ReceiveWindow
 
 
 @given(st.lists(st.integers(0, 20), max_size=60))
 def test_each_number_is_new_once(numbers: list[int]) -> None:
-    window, seen = SeenWindow(), set()
+    window, seen = ReceiveWindow(), set()
     for number in numbers:
         assert window.first_time(number) == (number not in seen)
         seen.add(number)
@@ -16,7 +16,7 @@ def test_each_number_is_new_once(numbers: list[int]) -> None:
 
 @given(st.permutations(range(30)))
 def test_only_what_came_early_is_kept(numbers: list[int]) -> None:
-    window, seen = SeenWindow(), set()
+    window, seen = ReceiveWindow(), set()
     for number in numbers:
         window.first_time(number)
         seen.add(number)

@@ -83,7 +83,7 @@ def test_a_name_with_a_module_is_imported_there(agents: list[Agent]) -> None:
         ("nothing", AttributeError, "worker1 has no function 'nothing' in its main namespace"),
         ("os:nothing", AttributeError, "worker1 has no function 'nothing' in module os"),
         ("no_such_module:f", AttributeError, "worker1 has no function 'f' in module no_such_module"),
-        ("number", TypeError, "'number' on worker1 is no function but a int"),
+        ("number", TypeError, "'number' on worker1 is not a function: its type is int"),
     ],
 )
 def test_names_that_lead_nowhere(
@@ -240,7 +240,7 @@ def test_a_method_that_has_not_begun_keeps_its_value(agents: list[Agent], says_s
     busy = [rpc_async("worker1", Noted.hold) for _ in range(pool.limit)]
     until(lambda: pool.busy == pool.limit, "no room")
     noting = noted.rpc_async().note()
-    until(lambda: pool.queued == 1, "a method that has not begun")
+    until(lambda: len(pool._queue) == 1, "a method that has not begun")
     gone, kept = other._rref, noted._rref
     if says_so:
         noted.release(), other.release()
@@ -260,7 +260,7 @@ def test_a_method_of_one_whose_worker_has_started_again_says_so(agents: list[Age
     fork = counter._fork
     assert fork is not None
     agents[0].machine.ask(lambda node: node.rrefs.users.pop(fork))  # as after the loss of its owner
-    with pytest.raises(WorkerLostError, match="make the value anew"):
+    with pytest.raises(WorkerLostError, match="create the value again"):
         counter.rpc_sync().up()
 
 

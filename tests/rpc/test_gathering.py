@@ -15,7 +15,7 @@ from worlds import config, until, world
 import rpcbench.rpc as rpc
 from rpcbench.base.errors import RpcTimeoutError, ShutdownError, WorkerLostError
 from rpcbench.rpc import api
-from rpcbench.rpc.gather import _Gathering
+from rpcbench.rpc.gather import AllGatherStates, _GatherRounds, _send_result
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
@@ -51,8 +51,12 @@ def on() -> Iterator[As]:
 
 
 def open_rounds(agent: Agent) -> int:
-    gathering = agent.part(_Gathering)
+    gathering = agent.part(_GatherRounds)
     return len(gathering._led) + len(gathering._followed)
+
+
+def has_given(follower: Agent, leader: Agent) -> bool:
+    return open_rounds(leader) == 1 and follower.machine.ask(lambda node: not node.calls.outgoing)
 
 
 def test_all_get_what_all_give(agents: list[Agent], on: As) -> None:
@@ -65,7 +69,8 @@ def test_all_get_what_all_give(agents: list[Agent], on: As) -> None:
 
 def test_nobody_goes_on_before_the_last_has_come(agents: list[Agent], on: As) -> None:
     early = [on(agent, api._wait_all_workers) for agent in agents[:2]]
-    until(lambda: open_rounds(agents[0]) == 2 and open_rounds(agents[1]) == 1, "both to have given")
+    led = agents[0].part(_GatherRounds)._led
+    until(lambda: [len(states.gathered_objects) for states in list(led)] == [2], "both to have given")
     assert not any(answer.done() for answer in early)
     on(agents[2], api._wait_all_workers).result(20)
     assert [answer.result(20) for answer in early] == [None, None]
@@ -103,14 +108,35 @@ def test_a_group_that_can_never_be_complete_fails(agents: list[Agent], on: As, g
     group = [EVERYONE[1], EVERYONE[2]]
     if gone == 1:  # the one that leads the round; it is there while the other gives
         answer = on(stays, api._all_gather, 0, group)
-        until(lambda: open_rounds(stays) == 1)
+        until(lambda: has_given(stays, agents[gone]))
     else:
         answer = on(stays, api._all_gather, 0, group)
-        until(lambda: open_rounds(stays) == 2)
+        until(lambda: open_rounds(stays) == 1)
     agents[gone].shutdown(graceful=False)
     with pytest.raises(WorkerLostError, match=EVERYONE[gone]):
         answer.result(20)
     assert open_rounds(stays) == 0
+
+
+def test_a_suspected_member_ends_no_round(agents: list[Agent], on: As) -> None:
+    answers = [on(agent, api._all_gather, agent.id, EVERYONE) for agent in agents[:2]]
+    until(lambda: open_rounds(agents[0]) == open_rounds(agents[1]) == 1)
+    kinds: list[str] = []
+    agents[0].on_member(lambda kind, who, reason: kinds.append(kind))
+    for kind in ("suspect", "recovered"):
+        agents[0].member_table.suspicion_changed(kind, 2, "silent")
+    until(lambda: kinds == ["suspect", "recovered"])
+    answers.append(on(agents[2], api._all_gather, 2, EVERYONE))
+    assert [answer.result(20) for answer in answers] == [dict(zip(EVERYONE, range(3), strict=True))] * 3
+
+
+def test_a_follower_that_leaves_before_the_result_needs_none(agents: list[Agent], monkeypatch: Any) -> None:
+    states, before = AllGatherStates("notebook"), agents[0].members()
+    states.numbers = {"worker1": 1, "worker2": 1}
+    agents[2].shutdown(graceful=False)
+    until(lambda: len(agents[0].members()) == 2)
+    monkeypatch.setattr(agents[0], "members", lambda: before)
+    _send_result(agents[0], states, 20)
 
 
 def test_a_wait_that_was_given_a_limit_ends(agents: list[Agent], on: As) -> None:
@@ -133,6 +159,8 @@ def test_followers_that_do_not_hear_the_result_in_time_are_named(agents: list[Ag
         with pytest.raises(RpcTimeoutError):
             answer.result(20)
     gate.set()  # not before: they would hear the result after all
+    until(lambda: not any(agent.machine.ask(lambda node: node.calls.serving) for agent in agents))
+    assert [open_rounds(agent) for agent in agents] == [0, 0, 0]
 
 
 class Slow:
@@ -152,7 +180,7 @@ def _unpack() -> Slow:
 
 def test_who_waits_is_freed_when_its_own_agent_stops(agents: list[Agent], on: As) -> None:
     waits = on(agents[1], api._wait_all_workers)
-    until(lambda: open_rounds(agents[1]) == 1)
+    until(lambda: has_given(agents[1], agents[0]))
     agents[1].stop()
     with pytest.raises(ShutdownError, match="worker1 has shut down"):
         waits.result(20)
@@ -162,11 +190,11 @@ def test_a_barrier_that_fails_is_passed_and_told_of(
     agents: list[Agent], on: As, caplog: pytest.LogCaptureFixture
 ) -> None:
     passed = on(agents[1], api._barrier, ("worker1", "worker2"))
-    until(lambda: open_rounds(agents[1]) == 2, "the leader's round")
+    until(lambda: open_rounds(agents[1]) == 1, "the leader's round")
     agents[2].stop()
     assert passed.result(20) is None
     (record,) = caplog.records
-    assert record.getMessage() == "worker1 goes on without having met all of worker1, worker2 in _barrier"
+    assert record.getMessage() == "worker1 continues although not all of worker1, worker2 have reached _barrier"
     assert record.exc_info is not None and isinstance(record.exc_info[1], WorkerLostError)
 
 

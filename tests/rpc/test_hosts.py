@@ -14,7 +14,7 @@ from netlab import SECONDS, Host, hosts
 
 from rpcbench.base.errors import RpcError
 from rpcbench.cli.main import main
-from rpcbench.rpc.init import meet_at
+from rpcbench.rpc.init import resolve_config
 from rpcbench.transport import run_dir
 
 __all__ = ["hosts"]
@@ -149,7 +149,7 @@ def test_the_lead_passes_on_between_hosts(hosts: tuple[Host, Host], env: dict[st
 def test_without_a_secret_nothing_is_bound_beyond_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RPCBENCH_SECRET_FILE", raising=False)
     with pytest.raises(RpcError, match=r"Make one with: rpcbench secret .*RPCBENCH_SECRET_FILE"):
-        meet_at("me", "tcp://192.0.2.7:29500", 0, 2, 5.0, 3)
+        resolve_config("me", "tcp://192.0.2.7:29500", 0, 2, 5.0, 3)
 
 
 def test_the_command_that_makes_a_secret(
@@ -189,7 +189,7 @@ def test_ranks_listen_where_the_master_is_reached(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("RPCBENCH_SECRET_FILE", str(tmp_path / "secret"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("RPCBENCH_BIND", "192.0.2.9")
-    found = [meet_at("me", "tcp://192.0.2.7:29500", rank, 2, 5.0, 3) for rank in (0, 1)]
+    found = [resolve_config("me", "tcp://192.0.2.7:29500", rank, 2, 5.0, 3) for rank in (0, 1)]
     assert [config.remote for config in found] == ["tls://192.0.2.7:29500", "tls://192.0.2.9:0"]
     assert {config.leader for config in found} == {"tls://192.0.2.7:29500"}
     assert {config.bind for config in found} == {"192.0.2.9"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import IncompleteWorldError, RpcError
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.rpc import init
-from rpcbench.rpc.init import meet_at
+from rpcbench.rpc.init import resolve_config
 from rpcbench.transport.run_dir import RunDirectory
 
 pytestmark = pytest.mark.process
@@ -28,8 +29,8 @@ Run = Callable[..., None]
 
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[ProcessLauncher]:
-    with ProcessLauncher(RunDirectory(), entry="rpc_ranks:main") as made:
-        made.warm()  # its starter's own files belong to no test
+    with contextlib.closing(ProcessLauncher(RunDirectory(), entry="rpc_ranks:main")) as made:
+        made.warm()  # its fork_server's own files belong to no test
         yield made
 
 
@@ -118,6 +119,7 @@ def test_all_come_and_go(run: Run) -> None:
 SCRIPT = """
 import torch
 import rpcbench.rpc as rpc
+import contextlib
 import os
 rank = int(os.environ["RANK"])
 rpc.init_rpc(f"worker{rank}")
@@ -185,7 +187,11 @@ def test_a_world_of_one(alone: rpc.TensorPipeRpcBackendOptions) -> None:
 @pytest.mark.parametrize(
     ("rank", "message", "census"),
     [
-        (0, r"rank0 waited for a world of 2 workers, but only 1 came: rank0; missing: rank 1\. All workers", "rank 1"),
+        (
+            0,
+            r"rank0 waited for a world of 2 workers, but only 1 came: rank0; missing: rank 1\. With this",
+            "rank 1",
+        ),
         (1, r"rank1 cannot reach worker 0 of its world: nobody answers at", "not even member 0 answered"),
     ],
 )
@@ -224,7 +230,7 @@ def test_a_rank_that_is_taken_is_refused(alone: rpc.TensorPipeRpcBackendOptions)
     from rpcbench.rpc.init import start_agent
 
     with pytest.raises(RpcError, match="another process already listens"):
-        start_agent(meet_at("second", alone.init_method, 0, None, 0.3, 4))
+        start_agent(resolve_config("second", alone.init_method, 0, None, 0.3, 4))
 
 
 ENVIRONMENT = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "4"}
@@ -234,17 +240,17 @@ ENVIRONMENT = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "1", 
 def test_urls_of_one_place_lead_to_one_world(runtime: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     for key, value in ENVIRONMENT.items():
         monkeypatch.setenv(key, value)
-    found = meet_at("me", url, *((1, 4) if url.endswith("29500") else (-1, None)), 5.0, 3)
+    found = resolve_config("me", url, *((1, 4) if url.endswith("29500") else (-1, None)), 5.0, 3)
     assert (found.id, found.world_size, found.rpc_timeout, found.threads) == (1, 4, 5.0, 3)
-    assert found.cluster == meet_at("me", "env://", 0, None, 5.0, 3).cluster
-    assert found.secret == meet_at("me", "env://", 0, None, 5.0, 3).secret
-    assert found.cluster != meet_at("me", "tcp://localhost:29501", 0, 4, 5.0, 3).cluster
+    assert found.cluster == resolve_config("me", "env://", 0, None, 5.0, 3).cluster
+    assert found.secret == resolve_config("me", "env://", 0, None, 5.0, 3).secret
+    assert found.cluster != resolve_config("me", "tcp://localhost:29501", 0, 4, 5.0, 3).cluster
 
 
 def test_what_the_call_says_counts_more_than_the_environment(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in ENVIRONMENT.items():
         monkeypatch.setenv(key, value)
-    found = meet_at("me", "env://", 3, 8, 5.0, 3)
+    found = resolve_config("me", "env://", 3, 8, 5.0, 3)
     assert (found.id, found.world_size) == (3, 8)
 
 
@@ -265,7 +271,7 @@ def test_urls_that_lead_nowhere(
     for key in ENVIRONMENT:
         monkeypatch.delenv(key, raising=False)
     with pytest.raises(error, match=message):
-        meet_at("me", url, -1, None, 5.0, 3)
+        resolve_config("me", url, -1, None, 5.0, 3)
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,9 @@ def test_a_column_and_a_small_view_leave_the_rest_behind() -> None:
 
 
 def test_what_has_no_way_is_named() -> None:
-    with pytest.raises(SerializationError, match=r"^value\[1\]: a tensor on fake:0 has no way to its destination"):
+    with pytest.raises(SerializationError, match=r"^value\[1\]: a tensor on fake:0 has no route to its destination"):
         Codec().encode([1, torch.ones(1, device=ZERO)])
-    with pytest.raises(SerializationError, match=r"^value\[0\]: a tensor on fake:1 has no way.*Nowhere"):
+    with pytest.raises(SerializationError, match=r"^value\[0\]: a tensor on fake:1 has no route.*Nowhere"):
         Codec().encode([torch.zeros(0, device=ONE)], route=Route({ZERO: CPU}, "Nowhere."))
 
 
@@ -88,7 +88,7 @@ def test_what_has_no_way_is_named() -> None:
 def test_script_modules_go_to_the_device_of_their_map() -> None:
     module = torch.jit.script(torch.nn.Linear(2, 2).to(ZERO))
     assert {p.device for p in crossed(module).parameters()} == {ONE}
-    with pytest.raises(SerializationError, match=r"^value: a tensor on fake:0 has no way"):
+    with pytest.raises(SerializationError, match=r"^value: a tensor on fake:0 has no route"):
         Codec().encode(module)
 
 

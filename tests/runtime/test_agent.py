@@ -289,14 +289,14 @@ def test_a_lost_worker_fails_its_calls_by_name_and_frees_its_forks(agents: list[
     theirs = remote("worker1", add, (1,))
     theirs.to_here()
     own = RRef([1])
-    _kept.append(rpc_sync("worker1", _keep, (own,)))
+    _kept.append(rpc_sync("worker1", _run, (own,)))
     agents[1]._peers.close()
     with pytest.raises(WorkerLostError, match="worker1 was lost") as lost:
         waiting.wait()
     with pytest.raises(WorkerLostError, match="worker1 is gone") as gone:
         theirs.to_here()
     assert lost.value.maybe_executed and not gone.value.maybe_executed
-    agents[0].roster._found = {"worker1": WorkerInfo("worker1", 1)}  # looked up just before
+    agents[0].member_table._found = {"worker1": WorkerInfo("worker1", 1)}  # looked up just before
     with pytest.raises(WorkerLostError, match=r"worker1 is gone \(.*; start it again"):
         rpc_sync("worker1", add, (1,))
     release.set()
@@ -309,7 +309,7 @@ def test_a_lost_worker_fails_its_calls_by_name_and_frees_its_forks(agents: list[
 _kept: list[Any] = []
 
 
-def _keep(rref: RRef[Any]) -> None:
+def _run(rref: RRef[Any]) -> None:
     _kept.append(rref)
 
 
@@ -329,11 +329,11 @@ def test_nonsense_on_the_socket_is_refused_before_anything_is_unpickled(
     agents: list[Agent], tmp_path: Path, data: bytes
 ) -> None:
     canary = tmp_path / "canary"
-    before = agents[0]._peers.entrance.refused
+    before = agents[0]._peers.acceptor.refused
     stranger = Opener(b"").connect(address_of(agents[0]), time.monotonic() + 5)
     stranger.write([memoryview(data + pickle.dumps(Canary(str(canary))))], True)
     stranger.shut()
-    until(lambda: agents[0]._peers.entrance.refused == before + 1, "the stranger to be refused")
+    until(lambda: agents[0]._peers.acceptor.refused == before + 1, "the stranger to be refused")
     stranger.release()
     assert not canary.exists()
     assert agents[0].call("worker1", add, (1,)).wait() == 2
@@ -372,7 +372,7 @@ def test_notices_arrive_in_order(agents: list[Agent]) -> None:
 
 
 def test_changes_on_a_snapshot_give_the_tables(agents: list[Agent]) -> None:
-    from rpcbench.base.events import apply
+    from rpcbench.base.ids import apply
 
     agents[1].listen(True)
     _, tables = agents[1].snapshot()

@@ -14,9 +14,8 @@ import pytest
 
 from rpcbench.protocol.effects import Effects, Wake
 from rpcbench.protocol.node import Node
-from rpcbench.runtime import interrupts
-from rpcbench.runtime.interrupts import uninterrupted
-from rpcbench.runtime.locked_node import LockedNode
+from rpcbench.runtime import locked_node
+from rpcbench.runtime.locked_node import LockedNode, uninterrupted
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +57,7 @@ def test_it_comes_on_top_of_what_the_block_raised(handler: list[int]) -> None:
 
 
 def test_who_insists_gets_out(monkeypatch: pytest.MonkeyPatch, handler: list[int]) -> None:
-    monkeypatch.setattr(interrupts, "_PATIENCE", 0.0)
+    monkeypatch.setattr(locked_node, "_PATIENCE", 0.0)
     with pytest.raises(KeyboardInterrupt) as caught, uninterrupted:
         interrupt()
         interrupt()
@@ -93,13 +92,13 @@ def test_on_other_threads_it_changes_nothing(handler: list[int]) -> None:
     with uninterrupted:
         leave.set()
         thread.join()
-        assert signal.getsignal(signal.SIGINT) == uninterrupted._keep, "its end does not end ours"
+        assert signal.getsignal(signal.SIGINT) == uninterrupted._run, "its end does not end ours"
 
 
 def test_the_default_action_is_taken_afterwards() -> None:
     script = """
 import signal
-from rpcbench.runtime.interrupts import uninterrupted
+from rpcbench.runtime.locked_node import uninterrupted
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 with uninterrupted:
     signal.raise_signal(signal.SIGINT)
@@ -111,15 +110,15 @@ print("not reached")
 
 
 def test_one_that_comes_as_the_block_begins_is_not_lost(monkeypatch: pytest.MonkeyPatch, handler: list[int]) -> None:
-    set_signal = interrupts._signal_
+    set_signal = locked_node._signal_
 
     def quick(number: int, handle: Any) -> None:
         """Interrupts as soon as anything would hear of it."""
         set_signal(number, handle)
-        if handle == uninterrupted._keep:
+        if handle == uninterrupted._run:
             interrupt()
 
-    monkeypatch.setattr(interrupts, "_signal_", quick)
+    monkeypatch.setattr(locked_node, "_signal_", quick)
     with pytest.raises(KeyboardInterrupt), uninterrupted:
         done = True
     assert done and handler == [signal.SIGINT]

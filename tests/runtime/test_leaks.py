@@ -16,7 +16,7 @@ from worlds import until, world
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.runtime import handles
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.checks import leak_report
+from rpcbench.runtime.checks import leaks
 
 _kept: list[Any] = []
 
@@ -45,20 +45,20 @@ def line() -> int:
 
 def test_nothing_is_alive_at_first(agents: list[Agent]) -> None:
     own = RRef([1])
-    assert [agent.leaks() for agent in agents] == [[], [], []], "a value that was never shared is nobody else's"
+    assert [leaks(agent) for agent in agents] == [[], [], []], "a value that was never shared is nobody else's"
     del own
 
 
 def test_what_is_held_here_names_owner_type_and_line(agents: list[Agent]) -> None:
     held, made = remote("worker1", list, ((1, 2),)), line()
     held.to_here()
-    (leak,) = agents[0].leaks()
+    (leak,) = leaks(agents[0])
     assert leak.held and (leak.rref, leak.forks) == (held._rref, (held._fork,))
     assert (leak.owner, leak.holders, leak.type) == ("worker1", ("notebook",), "list")
     assert leak.site.startswith(f"{__file__}:{made} in test_what_is_held")
     assert leak.site.endswith(': held, made = remote("worker1", list, ((1, 2),)), line()')
     del held
-    until(lambda: agents[0].leaks() == [])
+    until(lambda: leaks(agents[0]) == [])
 
 
 def test_a_reference_that_was_let_go_of_is_not_held_even_before_the_owner_knows(
@@ -69,47 +69,64 @@ def test_a_reference_that_was_let_go_of_is_not_held_even_before_the_owner_knows(
     with monkeypatch.context() as patched:
         patched.setattr(agents[0], "released", SimpleQueue())  # the keeper does not hear of it for now
         held.release()
-        assert agents[0].leaks() == []
-        assert [leak.forks for leak in agents[1].leaks()] == [(held._fork,)]
+        assert leaks(agents[0]) == []
+        assert [leak.forks for leak in leaks(agents[1])] == [(held._fork,)]
     del held
-    until(lambda: agents[1].leaks() == [])
+    until(lambda: leaks(agents[1]) == [])
 
 
 def test_the_owner_names_users_and_the_line_that_made_the_value(agents: list[Agent]) -> None:
     own, made = RRef({"a": 1}), line()
     for name in ("worker1", "worker2", "worker1"):
         rpc_sync(name, keep, (own,))
-    (leak,) = agents[0].leaks()
+    (leak,) = leaks(agents[0])
     assert not leak.held and leak.owner == "notebook" and leak.type == "dict"
     assert sorted(leak.holders) == ["worker1", "worker1", "worker2"]
     assert leak.site.startswith(f"{__file__}:{made} in ")
-    assert "owned by notebook, used by worker1, worker2, made at" in leak_report([leak])
-    (theirs,) = agents[2].leaks()
+    assert "owned by notebook, used by worker1, worker2, made at" in str(leak)
+    (theirs,) = leaks(agents[2])
     assert theirs.held and theirs.owner == "notebook" and theirs.site == "", "it came as an argument"
     _kept.clear()
-    until(lambda: agents[0].leaks() == [])
+    until(lambda: leaks(agents[0]) == [])
     assert agents[0].values.site(own._rref) is None
     del own
 
 
 def test_an_rref_that_was_returned_was_made_where_the_result_was_taken(agents: list[Agent]) -> None:
     returned, made = rpc_sync("worker1", make_there), line()
-    (leak,) = agents[0].leaks()
+    (leak,) = leaks(agents[0])
     assert leak.site.startswith(f"{__file__}:{made} in ")
+    del returned
+
+
+def test_a_result_that_comes_before_the_caller_waits_was_made_where_that_is(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = agents[0].requests.send
+
+    def send_and_dally(*args: Any) -> None:
+        send(*args)
+        until(lambda: leaks(agents[0]) != [])  # a thread of the pool has opened the reply
+
+    monkeypatch.setattr(agents[0].requests, "send", send_and_dally)
+    returned = rpc_sync("worker1", make_there)
+    monkeypatch.undo()
+    (leak,) = leaks(agents[0])
+    assert " in until: " in leak.site, "where the caller was at that moment"
     del returned
 
 
 def test_whichever_thread_opens_the_answer(agents: list[Agent]) -> None:
     future, made = rpc_async("worker1", make_there), line()
-    until(lambda: agents[0].leaks() != [])  # a thread of the pool has opened it: nobody waits
-    (leak,) = agents[0].leaks()
+    until(lambda: leaks(agents[0]) != [])  # a thread of the pool has opened it: nobody waits
+    (leak,) = leaks(agents[0])
     assert leak.site.startswith(f"{__file__}:{made} in ")
     del future
 
 
 def test_one_that_a_call_made_is_named_after_the_line_in_that_call(agents: list[Agent]) -> None:
     rpc_sync("worker1", keep_one_there)
-    (leak,) = agents[1].leaks()
+    (leak,) = leaks(agents[1])
     assert " in keep_one_there: keep(remote(" in leak.site
 
 

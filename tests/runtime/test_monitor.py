@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 
 import pytest
 from worlds import PATIENCE, until
 
-from rpcbench.runtime.pool import LONG, Job, Monitor
+from rpcbench.runtime.pool import LONG, Monitor
 
 
 class Lock:
@@ -18,7 +17,6 @@ class Lock:
 
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor
-        self.calls = deque[Job]()
         self.given = 0
         self.free = False
         self.lock = threading.Lock()
@@ -26,13 +24,13 @@ class Lock:
     def release(self) -> None:
         with self.lock:
             self.free = True
-            self.monitor.released(self)
+            self.monitor.released(self.release_to_pool)
 
     def acquire(self) -> bool:
         with self.lock:  # until the monitor knows: the next release comes after that
             free, self.free = self.free, False
             if free:
-                self.monitor.acquired(self)
+                self.monitor.acquired(self.release_to_pool)
         return free
 
     def release_to_pool(self) -> None:

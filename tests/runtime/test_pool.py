@@ -6,6 +6,7 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -158,7 +159,7 @@ def test_a_thread_that_reads_does_not_wait_as_it_is(pool: Pool) -> None:
 
     def asks() -> None:
         worker = pool.this_thread()
-        worker.receives = object()  # type: ignore[assignment]
+        worker.receives = deque()
         found.put(worker.may_wait())
         worker.receives = None
 
@@ -202,13 +203,13 @@ def test_a_job_given_at_the_last_moment_is_done(pool: Pool, monkeypatch: pytest.
     monkeypatch.setattr(module, "_IDLE_SECONDS", 0.2)
     pool.spawn(lambda: None)
     until(lambda: figures(pool)["idle"] == 1)
-    give = module.Worker.give
+    give = module.PoolThread.give
 
-    def late(thread: module.Worker, job: Callable[[], object] | None) -> None:
+    def late(thread: module.PoolThread, job: Callable[[], object] | None) -> None:
         time.sleep(0.3)
         give(thread, job)
 
-    monkeypatch.setattr(module.Worker, "give", late)
+    monkeypatch.setattr(module.PoolThread, "give", late)
     done = threading.Event()
     pool.spawn(done.set)
     assert done.wait(PATIENCE)
@@ -278,3 +279,29 @@ def test_a_pool_may_close_while_jobs_come_in() -> None:
         pool.close(PATIENCE)
         thread.join()
     until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("test-")])
+
+
+def test_where_no_thread_can_be_started_a_function_runs_on_the_next_one_that_is_free(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    begun, go = threading.Event(), threading.Event()
+    pool.spawn(lambda: (begun.set(), go.wait(PATIENCE)))
+    assert begun.wait(PATIENCE)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        with pytest.raises(RuntimeError):
+            pool.spawn(lambda: None)
+        submitted, queued = Gate(pool), Gate()
+        assert pool.begin(queued) and pool.begin(queued) and not pool.begin(queued)
+        pool.end()  # the place of a function that ran on a receive loop
+        assert figures(pool) == {"threads": 1, "idle": 0, "running": 1, "queued": 2}
+        pool.end()
+    assert figures(pool)["running"] == 0
+    go.set()
+    submitted.go.set()
+    queued.go.set()
+    assert submitted.runs() and queued.runs()
+    until(lambda: figures(pool) == {"threads": 1, "idle": 1, "running": 0, "queued": 0})

@@ -23,10 +23,10 @@ from rpcbench.rpc import remote, rpc_async, rpc_sync
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.pool import Pool
-from rpcbench.runtime.receiver import Receiver, receive
+from rpcbench.runtime.receiver import Receiver
 from rpcbench.transport.base import Link
-from rpcbench.transport.stream import Ending, StreamConnection
-from rpcbench.transport.waiting import Watch
+from rpcbench.transport.stream import ConnectionEnd, StreamConnection
+from rpcbench.transport.waiting import SocketWaiter
 from rpcbench.wire.framing import Frame
 from rpcbench.wire.messages import EMPTY, Body
 
@@ -143,7 +143,8 @@ def test_two_never_read_and_every_message_is_taken_in_order() -> None:
     """Releases at all moments: before a call has begun, while it runs, as it ends, and long after."""
     source = _Source(3000)
     pool = Pool("test", 64, lambda: None)
-    receiver = receive(pool, source, source.receive(pool), source.over)  # type: ignore[arg-type]
+    receiver = Receiver(pool, source, source.receive(pool), source.over)  # type: ignore[arg-type]
+    receiver.start()
     draw = random.Random(7)
     while not source.ended.wait(draw.random() * 0.0005):
         receiver.release_to_pool()
@@ -175,12 +176,12 @@ class _Source:
         self.failed.append(f"{threading.current_thread().name} is not alone")
         return False
 
-    def read(self) -> list[Frame] | Ending:
+    def read(self) -> list[Frame] | ConnectionEnd:
         if self._alone():
             time.sleep(self._draw.random() * 0.0002)  # a moment in which others may do wrong
             self._inside.release()
         frames = [Frame(str(number).encode(), Body(b"", b"", [])) for number in itertools.islice(self._left, 3)]
-        return frames or Ending("all read", False)
+        return frames or ConnectionEnd("all read", False)
 
     def receive(self, pool: Pool) -> Any:
         def take(frame: Frame) -> None:
@@ -196,7 +197,7 @@ class _Source:
         time.sleep((0.0, 0.0001, 0.001)[number % 3])
         self.ran.append(number)
 
-    def over(self, ending: Ending) -> None:
+    def over(self, ending: ConnectionEnd) -> None:
         if self.ended.is_set():
             self.failed.append("the end was told twice")
         self.ended.set()
@@ -230,7 +231,7 @@ def _receiver(agent: Agent) -> Receiver:
     """For the connection to the other one of two. One that has just come up has none for a moment."""
 
     def found() -> Any:
-        return _connection(agent, 1 - agent.id).receiver
+        return getattr(_connection(agent, 1 - agent.id).receive_until, "__self__", None)
 
     until(lambda: isinstance(found(), Receiver), "the receiver of the connection")
     receiver: Receiver = found()
@@ -412,7 +413,7 @@ class _Quiet:
 
     def __init__(self, frames: int = 1) -> None:
         self.here, self.there = socket.socketpair()
-        self.watch: Watch | None = Watch(self.here)
+        self.watch: SocketWaiter | None = SocketWaiter(self.here)
         self.ended = threading.Event()
         self._frames = frames
         self.pool = Pool("test", 4, lambda: None)
@@ -421,13 +422,13 @@ class _Quiet:
         self.fails = False
         self.vain = 0  # reads of nothing
 
-    def read(self) -> list[Frame] | Ending:
+    def read(self) -> list[Frame] | ConnectionEnd:
         try:
             got = self.here.recv(1, socket.MSG_DONTWAIT)
         except BlockingIOError:  # as at the first read
             self.vain += 1
             return []
-        return [Frame(b"", EMPTY)] * self._frames if got else Ending("over", False)
+        return [Frame(b"", EMPTY)] * self._frames if got else ConnectionEnd("over", False)
 
     def cut(self) -> None:
         self.here.shutdown(socket.SHUT_RDWR)
@@ -436,10 +437,11 @@ class _Quiet:
         if not monitored:
             self.pool.monitor.released = lambda lock: None  # type: ignore[method-assign]
 
-        def over(ending: Ending) -> None:
+        def over(ending: ConnectionEnd) -> None:
             self.ended.set()
 
-        receiver = receive(self.pool, self, deliver or self._deliver, over)  # type: ignore[arg-type]
+        receiver = Receiver(self.pool, self, deliver or self._deliver, over)  # type: ignore[arg-type]
+        receiver.start()
         until(lambda: receiver._idle, "an idle loop")
         return receiver
 
@@ -660,7 +662,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _connection(of: Agent, to: int) -> StreamConnection:
-    return next(tie.connection for tie in of._peers._ties.all() if tie.peer.id == to)
+    return next(entry.connection for entry in of._peers._table.all() if entry.peer.id == to)
 
 
 def _stall(agent: Agent, peer: Agent) -> threading.Event:

@@ -19,7 +19,7 @@ from rpcbench.base.futures import Future
 from rpcbench.protocol.node import Node
 from rpcbench.rpc import remote, rpc_sync
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.interrupts import uninterrupted
+from rpcbench.runtime.locked_node import uninterrupted
 from rpcbench.runtime.requests import PendingCalls
 from rpcbench.wire.messages import EMPTY, Result
 
@@ -96,11 +96,11 @@ def test_where_ctrl_c_could_come_between_two_steps_the_general_path_is_taken(
     steps: list[str] = []
     for step in ("fast_resolve", "fast_answer"):
         monkeypatch.setattr(Node, step, lambda *_, step=step: steps.append(step))
-    assert agents[0]._arrivals._settle(1, 0, Result(1, (), None, EMPTY)) is False
+    assert agents[0]._dispatcher._settle(1, 0, Result(1, (), None, EMPTY)) is False
     agents[0].reply(1, 1, Result(1, (), None, EMPTY))
     assert steps == []
     with uninterrupted:
-        agents[0]._arrivals._settle(1, 0, Result(1, (), None, EMPTY))
+        agents[0]._dispatcher._settle(1, 0, Result(1, (), None, EMPTY))
         agents[0].reply(1, 1, Result(1, (), None, EMPTY))
     assert steps == ["fast_resolve", "fast_answer"]
 

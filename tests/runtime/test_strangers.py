@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from worlds import SECRET, address_of, config, far_world, ties, until, world
+from worlds import SECRET, address_of, config, entries, far_world, until, world
 
 from rpcbench.base.errors import MessageTooLarge, ProtocolError
 from rpcbench.rpc.init import start_agent
@@ -53,7 +53,7 @@ class Door:
 
     @property
     def refused(self) -> int:
-        return self.agent._peers.entrance.refused
+        return self.agent._peers.acceptor.refused
 
     def knock(self) -> Stream:
         if self.address.startswith("tls"):
@@ -213,7 +213,7 @@ def test_random_bytes_are_no_reason_to_fail_otherwise(data: bytes) -> None:
 )
 def test_a_member_that_sends_nonsense_is_parted_from(make: Any, data: bytes, tmp_path: Path) -> None:
     with make(tmp_path, 3) as agents:
-        (mad,) = ties(agents[1], agents[0])
+        (mad,) = entries(agents[1], agents[0])
         mad._stream.write([memoryview(data)], True)  # and no end of it: who dials again before it is read is heard anew
         until(lambda: len(agents[0].members()) == 2)
         assert agents[0].call(2, max, (1, 2)).wait() == 2
@@ -222,13 +222,13 @@ def test_a_member_that_sends_nonsense_is_parted_from(make: Any, data: bytes, tmp
 def test_who_is_parted_from_is_the_last_to_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or it would dial again, and be heard anew, before it is known that it was lost."""
     with world(tmp_path, 3) as agents:
-        (mad,), reunion = ties(agents[1], agents[0]), agents[0]._peers._reunion
+        (mad,), reunion = entries(agents[1], agents[0]), agents[0]._peers._reconnector
         ended: list[bool] = []
         over = reunion.over
 
-        def watched(tie: Any, ending: Any) -> None:
-            ended.append(tie.connection.ended)
-            over(tie, ending)
+        def watched(entry: Any, ending: Any) -> None:
+            ended.append(entry.connection.ended)
+            over(entry, ending)
 
         monkeypatch.setattr(reunion, "over", watched)
         mad._stream.write([memoryview(b"\x01" + b"\xff" * 200)], True)
@@ -241,8 +241,8 @@ def test_who_is_parted_from_is_the_last_to_see_it(tmp_path: Path, monkeypatch: p
 def test_a_message_over_the_limit_fails_before_anything_is_sent(make: Any, tmp_path: Path) -> None:
     with make(tmp_path, 2) as agents:
         for here, there in ((0, 1), (1, 0)):
-            (tie,) = ties(agents[here], agents[there])
-            tie._limits = SMALL
+            (entry,) = entries(agents[here], agents[there])
+            entry._limits = SMALL
         with pytest.raises(MessageTooLarge, match="over the limit"):
             agents[0].call(1, torch.neg, (torch.zeros(1 << 20),)).wait()
         with pytest.raises(Exception, match="over the limit"):
@@ -315,4 +315,4 @@ def test_a_thousand_half_open_connections_delay_nobody_for_long_and_are_told_of(
         for sock in silent:
             sock.close()
         leader.stop()
-    assert "from 127.0.0.1 did not prove" in leader._peers.entrance.half_open.complaint()
+    assert "from 127.0.0.1 did not prove" in leader._peers.acceptor.half_open.complaint()

@@ -14,8 +14,8 @@ from rpcbench.base.ids import OWN
 from rpcbench.rpc import rpc_async, rpc_sync
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime.agent import Agent
-from rpcbench.testing import Drill
-from rpcbench.testing.faults import Chaos, Settings
+from rpcbench.testing import Drill, faults
+from rpcbench.testing.faults import DrillFaults, Settings
 from rpcbench.wire import messages as m
 
 
@@ -27,7 +27,7 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 
 def fates(seed: int, between: bool = False) -> list[str]:
     """What becomes of fifty calls; `between` them a bench may say something, which takes numbers, too."""
-    link = Chaos(0, Settings(drop=0.3, duplicate=0.3, seed=seed))
+    link = DrillFaults(0, Settings(drop=0.3, duplicate=0.3, seed=seed))
     link.attach(lambda *sent: None, lambda *came: None)
     seq = iter(range(1000))
     for call in range(50):
@@ -43,7 +43,7 @@ def test_a_seed_gives_the_same_fate_whatever_a_bench_says_between() -> None:
 
 
 def test_what_a_bench_says_is_spared() -> None:
-    link = Chaos(0, Settings(drop=1.0))
+    link = DrillFaults(0, Settings(drop=1.0))
     sent: list[m.Message] = []
     link.attach(lambda to, seq, message, may_wait: sent.append(message), lambda *came: None)
     spared = [m.Notice("cell", b""), m.Seen(3, ()), m.Cancel(OWN | 4), m.Ready(True)]
@@ -51,6 +51,15 @@ def test_what_a_bench_says_is_spared() -> None:
         link.outgoing(1, seq, message, False)
     assert sent == spared
     assert link.counts() == {"sent": 1, "lost": 1, "late": 0, "twice": 0}
+
+
+def test_a_long_drill_keeps_the_latest_messages_and_counts_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "_REMEMBERED", 3)
+    link = DrillFaults(0, Settings(drop=1.0))
+    for seq in range(10):
+        link.outgoing(1, seq, m.Cancel(seq), False)
+    assert link.counts() == {"sent": 10, "lost": 10, "late": 0, "twice": 0}
+    assert len(link._tries) == len(link._numbers) == len(link.history) == 3
 
 
 def test_all_members_are_disturbed_and_then_none(agents: list[Agent]) -> None:

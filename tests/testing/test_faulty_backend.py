@@ -21,6 +21,7 @@ MESSAGES = [
     (m.Call(0, "torch.add", None, (), None, m.EMPTY), {"SCRIPT_CALL"}),
     (m.Call(0, "train", None, (), None, m.EMPTY), {"PYTHON_CALL"}),
     (m.Call(0, "max", None, (), None, m.EMPTY), {"PYTHON_CALL"}),
+    (m.Call(0, "torch.max", None, (), None, m.EMPTY), {"SCRIPT_CALL"}),
     (m.Create(0, *IDS, "mul", None, (), None, None, m.EMPTY), {"SCRIPT_REMOTE_CALL"}),
     (m.Create(0, *IDS, "Net", None, (), None, None, m.EMPTY), {"PYTHON_REMOTE_CALL"}),
     (m.ForkRequest(*IDS), {"RREF_FORK_REQUEST"}),

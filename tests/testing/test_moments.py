@@ -37,7 +37,7 @@ class Program:
 
     def __init__(self, agent: Agent, seed: int) -> None:
         self._agent = agent
-        self._dice = random.Random(seed)
+        self._random_of = random.Random(seed)
         self._kept: list[RRef[Any]] = []
         self.running = 0
         self.passes = self.shares = 0
@@ -45,8 +45,8 @@ class Program:
     def more(self) -> None:
         while self.running < 3:
             self.running += 1
-            a, b = self._dice.sample(["worker1", "worker2"], 2)
-            deed = self._dice.choice([self._share, self._backward])
+            a, b = self._random_of.sample(["worker1", "worker2"], 2)
+            deed = self._random_of.choice([self._share, self._backward])
             self._agent.submit(lambda deed=deed, a=a, b=b: self._do(deed, a, b))
 
     def _do(self, deed: Any, a: str, b: str) -> None:

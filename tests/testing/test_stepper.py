@@ -19,6 +19,8 @@ from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.deadlocks import Watchdog
 from rpcbench.testing import Stepper
+from rpcbench.testing.stepper import HeldMessages
+from rpcbench.wire import messages as m
 
 
 @pytest.fixture
@@ -210,7 +212,7 @@ def test_only_some_kinds_and_members(agents: list[Agent]) -> None:
     assert [row.kind for row in stepper.wait()] == ["Result"]
     stepper.go()
     assert future.wait() == (3, 2)
-    with pytest.raises(ValueError, match=r"no message is called Results; there are: Call, .*Result"):
+    with pytest.raises(ValueError, match=r"unknown kind of message: Results; use some of: Call, .*Result"):
         Stepper.on(kinds=["Results"])
 
 
@@ -292,3 +294,13 @@ def test_a_member_that_ends_takes_what_it_held_with_it(agents: list[Agent], step
         lost.wait()
     step(stepper, there)
     agents.pop()
+
+
+def test_a_member_that_is_lost_while_a_stepper_ends_makes_it_hold_nothing_again() -> None:
+    passed: list[int] = []
+    link = HeldMessages(lambda source, message: True, lambda: None)
+    link.attach(lambda *sent: None, lambda source, seq, message: passed.append(seq))
+    link.let_go()
+    link.let_go(2)
+    link.incoming(1, 7, m.Ready(True))
+    assert passed == [7] and link.held == {}

@@ -1,6 +1,6 @@
 """torch's own tests of its RPC, from the installed wheel, on our runtime: all pass but those that are listed.
 
-A test that is listed and passes is an error, too, so the list stays true. `zygote.py` runs them.
+A test that is listed and passes is an error, too, so the list stays true. `suite_server.py` runs them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Zygote:
     def __init__(self) -> None:
         path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("zygote.py")), str(SECONDS)]
+        command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("suite_server.py")), str(SECONDS)]
         pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
         self.process = subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe, stderr=nowhere)
         self.names: list[str] = json.loads(self._line())
@@ -46,7 +46,7 @@ class Zygote:
     def _line(self) -> str:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, f"the zygote has ended with status {self.process.wait()}"
+        assert line, f"the suite_server has ended with status {self.process.wait()}"
         return line
 
     def close(self) -> None:
@@ -66,9 +66,9 @@ def _part(n: int) -> Any:
 
 
 @pytest.mark.parametrize("part", [_part(n) for n in range(PARTS)])
-def test_all_pass_but_those_that_are_listed(zygote: Zygote, part: int) -> None:
-    assert LISTED.keys() <= set(zygote.names), "a test that is listed is there no more"
-    outcomes = {name: zygote.run(name) for name in zygote.names[part::PARTS]}
+def test_all_pass_but_those_that_are_listed(suite_server: Zygote, part: int) -> None:
+    assert LISTED.keys() <= set(suite_server.names), "a test that is listed is there no more"
+    outcomes = {name: suite_server.run(name) for name in suite_server.names[part::PARTS]}
     failed = {name: words for name, (outcome, words) in outcomes.items() if outcome == "fail" and name not in LISTED}
     told = "\n\n".join(f"=== {name}\n{words}" for name, words in failed.items())
     assert not failed, f"{len(failed)} of {len(outcomes)} failed: {', '.join(failed)}\n{told}"

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcbench.transport.shared_memory import SMALL, Arena, BufferPool, Loans
+from rpcbench.transport.shared_memory import SMALL, Arena, BorrowedBuffers, BufferPool
 
 PAGE = mmap.PAGESIZE
 PAGES = 16
@@ -90,7 +90,7 @@ def test_nobody_gets_what_is_being_given_back() -> None:
 
 
 def test_a_loan_ends_with_the_last_that_was_made_of_it() -> None:
-    loans = Loans(anonymous())
+    loans = BorrowedBuffers(anonymous())
     view = loans.lend(PAGE, 8 * 64)
     tensor = torch.frombuffer(view.cast("B")[:64], dtype=torch.float64).reshape(2, 4)
     array = np.frombuffer(view, np.int64)[8:]
@@ -108,16 +108,33 @@ def test_a_loan_ends_with_the_last_that_was_made_of_it() -> None:
     loans.lend(PAGE, 1)
 
 
-@pytest.mark.parametrize("place", [PAGES * PAGE, -1, PAGES * PAGE - 1, 1 << 63])
+@pytest.mark.parametrize("place", [PAGES * PAGE, -1, -PAGE, PAGES * PAGE - 1, 1 << 63, 1, PAGE + 64])
 def test_what_is_no_part_of_the_memory_cannot_be_lent(place: int) -> None:
     with pytest.raises(ValueError, match="not there"):
-        Loans(anonymous()).lend(place, 2)
+        BorrowedBuffers(anonymous()).lend(place, 2)
+
+
+def test_no_page_is_lent_twice_at_a_time() -> None:
+    loans = BorrowedBuffers(mmap.mmap(-1, PAGES * PAGE))
+    middle, after = loans.lend(4 * PAGE, 2 * PAGE + 1), loans.lend(8 * PAGE, PAGE)
+    for start, pages in ((3, 2), (3, 6), (4, 1), (5, 1), (6, 1), (7, 2), (8, 1), (0, 16)):
+        with pytest.raises(ValueError, match="in use"):
+            loans.lend(start * PAGE, pages * PAGE)
+    others = [loans.lend(start * PAGE, PAGE) for start in (7, 3, 9)]
+    del middle
+    gc.collect()
+    assert loans.over() == [4 * PAGE]
+    others.append(loans.lend(6 * PAGE, PAGE))
+    with pytest.raises(ValueError, match="in use"):
+        loans.lend(5 * PAGE, 2 * PAGE)
+    loans.release_unused()
+    assert len(after) == PAGE
 
 
 def test_nothing_is_lent_once_the_rest_has_gone_back() -> None:
-    loans = Loans(mmap.mmap(-1, 4 * mmap.PAGESIZE))
+    loans = BorrowedBuffers(mmap.mmap(-1, 4 * mmap.PAGESIZE))
     kept = loans.lend(0, 8)
-    loans.forget_rest()
+    loans.release_unused()
     with pytest.raises(ValueError, match="has ended"):
         loans.lend(mmap.PAGESIZE, 8)
     assert len(kept) == 8

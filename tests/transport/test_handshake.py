@@ -193,7 +193,7 @@ MEMBER = replace(ALICE, epoch=BOB.epoch)
 OTHER = Identity("digits", 2, "worker2", 0, "here", epoch=BOB.epoch)
 REFUSED = {
     "of an earlier world": (replace(ALICE, epoch=5), BOB, "worker1 belongs to an earlier world"),
-    "met by one in no world": (MEMBER, replace(OTHER, epoch=handshake.NEWCOMER), "worker2 is in no world yet"),
+    "met by one in no world": (MEMBER, replace(OTHER, epoch=handshake.NO_WORLD), "worker2 is in no world yet"),
 }
 
 
@@ -219,7 +219,7 @@ def test_a_listener_may_object_and_its_reason_is_told_in_any_length() -> None:
 
 
 def test_who_asks_which_incarnation_it_is_to_be_is_told() -> None:
-    unborn = replace(ALICE, incarnation=handshake.UNBORN)
+    unborn = replace(ALICE, incarnation=handshake.NO_INCARNATION)
     offered: list[Identity] = []
 
     def offer(peer: Identity) -> int:
@@ -296,6 +296,6 @@ def test_a_dialler_who_hangs_up_is_no_peer(sent: bytes) -> None:
     mine, theirs = socket.socketpair()
     mine.sendall(sent)
     mine.shutdown(socket.SHUT_WR)
-    with mine, pytest.raises(AuthenticationError, match="hung up"):
+    with mine, pytest.raises(AuthenticationError, match="ended the handshake"):
         Opener(SECRET).let_in(AnySocket(), theirs, BOB)
     assert theirs.fileno() == -1

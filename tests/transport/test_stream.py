@@ -18,7 +18,7 @@ from rpcbench.base.errors import NotConnectedError
 from rpcbench.transport import stream
 from rpcbench.transport.base import Stream
 from rpcbench.transport.sockets import SocketStream
-from rpcbench.transport.stream import Ending, StreamConnection
+from rpcbench.transport.stream import ConnectionEnd, StreamConnection
 from rpcbench.wire import framing
 from rpcbench.wire.framing import END, Frame, Limits, Parts
 from rpcbench.wire.messages import Body
@@ -41,7 +41,7 @@ class End:
             self.frames.put(frame)
 
         def run() -> None:
-            while not isinstance(got := self.connection.read(), Ending):
+            while not isinstance(got := self.connection.read(), ConnectionEnd):
                 for frame in got:
                     receive(frame)
             self.reason, self.broken = got
@@ -66,7 +66,7 @@ def ends(request: pytest.FixtureRequest, no_leaks: None) -> Iterator[tuple[End, 
     one, other = (End(end) for end in pair(request.param))
     yield one, other
     for end in (one, other):
-        end.connection._end()
+        end.connection.cut()
         if end.reader is None:
             end.read()
         end.ended()
@@ -280,8 +280,8 @@ ENDS: dict[str, tuple[bytes, str]] = {
     "a clean end": (b"", "its connection closed"),
     "half a header": (b"\1\0", "its connection closed in mid-message"),
     "half a message": (struct.pack("<BBHIIQI", 1, 0, 0, 1, 10, 0, 0) + b"con", "its connection closed in mid-message"),
-    "a chunk of nothing": (struct.pack("<BBHIIQI", 2, 0, 0, 9, 0, 5, 0), "it sent nonsense (chunk of 5 bytes"),
-    "an unknown kind": (struct.pack("<BBHIIQI", 7, 0, 0, 9, 0, 5, 0), "it sent nonsense (frame of unknown kind 7"),
+    "a chunk of nothing": (struct.pack("<BBHIIQI", 2, 0, 0, 9, 0, 5, 0), "it sent invalid data (chunk of 5 bytes"),
+    "an unknown kind": (struct.pack("<BBHIIQI", 7, 0, 0, 9, 0, 5, 0), "it sent invalid data (frame of unknown kind 7"),
 }
 
 
@@ -335,7 +335,7 @@ def test_the_descriptor_is_kept_as_long_as_somebody_writes() -> None:
     raw.close()
 
     def read() -> None:
-        while not isinstance(connection.read(), Ending):
+        while not isinstance(connection.read(), ConnectionEnd):
             pass
         connection.release()
         written.set()

@@ -14,7 +14,7 @@ from worlds import PATIENCE
 
 from rpcbench.base.errors import AuthenticationError
 from rpcbench.transport import tls
-from rpcbench.transport.stream import Ending, StreamConnection
+from rpcbench.transport.stream import ConnectionEnd, StreamConnection
 from rpcbench.wire.framing import Limits
 from rpcbench.wire.messages import Body
 
@@ -108,12 +108,12 @@ def test_nothing_that_has_come_is_left_where_nobody_is_told_of_it() -> None:
     while len(arrived) < 6:
         assert other.watch is not None and other.watch.poll(PATIENCE)
         frames = other.read()
-        assert not isinstance(frames, Ending) and not other._stream.pending
+        assert not isinstance(frames, ConnectionEnd) and not other._stream.pending
         arrived += [frame.control for frame in frames]
     assert arrived == [b"0", b"1", b"2", b"3", b"4", b"large"]
     for connection in (one, other):
         connection.cut()
-        while not isinstance(connection.read(), Ending):
+        while not isinstance(connection.read(), ConnectionEnd):
             pass
         connection.release()
 

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from rpcbench.transport.waiting import _FEWEST, _MOST, _TAKEN, SPIN_SECONDS, AdaptiveSpin, Watch
+from rpcbench.transport.waiting import _FEWEST, _MOST, _TAKEN, SPIN_SECONDS, AdaptiveSpin, SocketWaiter
 
 
 class Peer:
@@ -112,7 +112,7 @@ def test_it_does_not_spin_where_the_user_says_so_or_there_is_one_core(peer, why,
 def test_the_watch_wakes_only_while_it_is_armed():
     here, there = socket.socketpair()
     with here, there:
-        watch = Watch(here)
+        watch = SocketWaiter(here)
         try:
             assert not watch.ready() and not watch.poll(0.0)
             there.send(b".")

@@ -58,7 +58,7 @@ mine = """
 1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3
 """
 
-# %% mine: wrong, no schedule | is no operation
+# %% mine: wrong, no schedule | is not an operation
 mine = "forward forward backward backward"
 
 # %% mine: wrong, one line | Two workers need two lines

@@ -1,0 +1,155 @@
+"""What panels are told of a context: each stage of its life, on each worker, as it comes; nothing if nobody listens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from worlds import nothing_left, until, world
+
+from rpcbench import autograd
+from rpcbench.autograd import graph_events
+from rpcbench.base.ids import Made
+from rpcbench.protocol import backward
+from rpcbench.rpc import rpc_sync
+from rpcbench.runtime.agent import Agent
+
+RECORDED_HERE = ["ContextCreated", "SendRecorded", "RecvRecorded"]
+RECORDED_THERE = ["ContextCreated", "RecvRecorded", "SendRecorded"]
+RAN_THERE = ["GradientsArrived", "GradientsAccumulated", "GradientsSent", "WalkFinished", "ContextReleased"]
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 2) as made:
+        yield made
+        nothing_left(made)
+
+
+def listen(agent: Agent) -> list[str]:
+    """What is told of contexts from now on."""
+    heard: list[str] = []
+
+    def note(kind: str, table: str, key: str, row: object) -> None:
+        if table == "contexts":
+            heard.append(kind)
+
+    agent.machine.ask(lambda node: node.listen(note))
+    return heard
+
+
+def work(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def one_step() -> None:
+    with autograd.context() as context:
+        loss = rpc_sync("worker1", work, (torch.ones(3, requires_grad=True),)).sum()
+        autograd.backward(context, [loss])
+
+
+def test_every_stage_is_told_in_order(agents: list[Agent]) -> None:
+    here, there = map(listen, agents)
+    one_step()
+    until(lambda: bool(there) and there[-1] == "ContextReleased")
+    assert here[:5] == [*RECORDED_HERE, "WalkBegan", "GradientsSent"]
+    assert here[-4:] == ["GradientsArrived", "GradientsAccumulated", "WalkFinished", "ContextReleased"]
+    assert there == RECORDED_THERE + RAN_THERE
+
+
+def test_a_part_that_has_run_is_told_while_another_waits(agents: list[Agent]) -> None:
+    here, there = map(listen, agents)
+    x = torch.ones(3, requires_grad=True)
+    with autograd.context() as context:
+        both = [rpc_sync("worker1", work, (x * factor,)) for factor in (1, 2)]
+        autograd.backward(context, [torch.cat(both).sum()])
+    until(lambda: bool(there) and there[-1] == "ContextReleased")
+    ran = [kind for kind in there[len(RECORDED_THERE) :] if kind in ("GradientsRan", "GradientsSent", "WalkFinished")]
+    assert ran == ["GradientsSent", "GradientsRan", "GradientsSent", "WalkFinished"]
+    assert here[-2:] == ["WalkFinished", "ContextReleased"]
+
+
+def test_discovery_is_told_where_messages_do_not_say_enough(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backward, "MOST_BEHIND", 0)
+    here, there = map(listen, agents)
+    one_step()
+    until(lambda: bool(there) and there[-1] == "ContextReleased")
+    assert here[3:8] == ["WalkMoved", "SendDiscovered", "WalkMoved", "WalkMoved", "GradientsSent"]
+    assert there == [*RECORDED_THERE, "SendDiscovered", "WalkMoved", "WalkMoved", *RAN_THERE]
+
+
+def test_a_pass_that_fails_is_told_on_both_sides(agents: list[Agent]) -> None:
+    here, there = map(listen, agents)
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(lambda grad: 1 / 0)  # type: ignore[arg-type, return-value]
+    with autograd.context() as context, pytest.raises(ZeroDivisionError):
+        autograd.backward(context, [rpc_sync("worker1", work, (x,)).sum()])
+    until(lambda: bool(there) and there[-1] == "ContextReleased")
+    assert here[-2:] == ["BackwardFailed", "ContextReleased"]
+    assert "BackwardFailed" in there
+
+
+def row(agent: Agent) -> dict[str, Any]:
+    """What the agent's graph says of the only context."""
+    (found,) = agent.tables()["graphs"].values()
+    return found
+
+
+def graphs(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """(kind, row as it is then) of each change of the table "graphs" from now on."""
+    heard: list[tuple[str, Any]] = []
+
+    def note(kind: str, table: str, key: str, row: Made) -> None:
+        if table == "graphs":
+            heard.append((kind, row()))
+
+    monkeypatch.setattr(agent.bus, "note", note)
+    agent.listen(True)
+    return heard
+
+
+def test_who_holds_which_gradient_is_told_by_shape_and_region_by_region(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = (graphs(agent, monkeypatch) for agent in agents)
+    x = torch.ones(2, 3, requires_grad=True)
+    with autograd.context() as context:
+        first, second = rpc_sync("worker1", work, (x,)), rpc_sync("worker1", work, (x,))
+        assert [agent.tables()["graphs"] for agent in agents] == [{}, {}]
+        autograd.backward(context, [(first + second).sum()])
+        assert row(agents[0])["leaves"] == [{"name": "", "shape": "[2, 3]", "bytes": 24}]
+        assert (row(agents[0])["more"], row(agents[0])["context"]) == (0, context)
+    until(lambda: bool(there) and (here[-1][1], there[-1][1]) == (None, None))
+    ran = [one["passes"][0]["ran"] for _, one in here if one and one["passes"]]
+    assert ran == sorted(ran) and ran[0] == 0 and ran[-1] == here[-3][1]["passes"][0]["regions"]
+    assert [kind for kind, _ in here if kind != "RegionsRan"][-2:] == ["PassEnded", "GraphDropped"]
+    assert here[-1] == ("GraphDropped", None)
+    assert there[-1][1] is None
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_leaves_of_every_layout_can_be_told() -> None:
+    parts = [torch.ones(2), torch.ones(3)]
+    nested = [torch.nested.nested_tensor(parts, layout=layout) for layout in (torch.strided, torch.jagged)]
+    leaves = [*nested, torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.half)]
+    told_of = [graph_events._leaf("w", leaf) for leaf in leaves]
+    assert [one["shape"] for one in told_of] == ["nested", "nested", "[2, 2]", "[2]"]
+    assert [one["bytes"] for one in told_of] == [0, 0, 0, 4]
+
+
+def test_more_leaves_than_a_row_takes_are_counted(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_events, "MOST_LEAVES", 2)
+    leaves = [torch.ones(1, requires_grad=True) for _ in range(5)]
+    with autograd.context() as context:
+        autograd.backward(context, [torch.cat(leaves).sum()])
+        assert (len(row(agents[0])["leaves"]), row(agents[0])["more"]) == (2, 3)
+
+
+def test_while_nobody_listens_no_name_is_looked_for(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_events.GraphEvents, "_row", lambda *_: pytest.fail("a row was made"))
+    one_step()

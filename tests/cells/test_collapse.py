@@ -1,0 +1,112 @@
+"""Equal outputs are shown once, when all are through; nothing else is changed or lost."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rpcbench.cells import display as collapse
+from rpcbench.cells.display import abbreviated, collapsed
+
+
+class Recorder:
+    """A screen that keeps what it is given, as text."""
+
+    def __init__(self):
+        self.shown = []
+
+    def text(self, stream, text):
+        self.shown += text.splitlines()
+
+    def display(self, bundle, update=False):
+        self.shown.append(bundle["data"])
+
+
+def bundle(data, **transient):
+    return json.dumps({"data": data, "metadata": {}, "transient": transient})
+
+
+@pytest.fixture
+def screen():
+    return Recorder()
+
+
+def areas(screen, count=3):
+    return collapsed(screen, [f"worker{i}" for i in range(1, count + 1)], True)
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        ("worker1 worker2 worker3", "worker1-3"),
+        ("worker1 worker3 worker4", "worker1,worker3-4"),
+        ("worker2 worker1", "worker2,worker1"),
+        ("worker9 worker10 worker11", "worker9-11"),
+        ("a1 b2", "a1,b2"),
+        ("left right", "left,right"),
+        ("worker1", "worker1"),
+    ],
+)
+def test_names_in_short(names, short):
+    assert abbreviated(iter(names.split())) == short
+
+
+def test_what_is_equal_is_shown_once_however_it_was_cut_up(screen):
+    one, two, three = areas(screen)
+    one.show("stdout", "a\nb\n")
+    two.show("stdout", "a\n")
+    two.show("stdout", "b\n")
+    three.show("stdout", "a\nb")
+    three.show("stdout", "\n")
+    for area in (one, two):
+        area.show("result", bundle({"text/html": "<b>"}, display_id=f"of {id(area)}"))
+        area.finish()
+    three.show("result", bundle({"text/html": "<b>"}))
+    assert screen.shown == [], "held back until all are through"
+    three.finish()
+    assert screen.shown == ["[worker1-3] a", "[worker1-3] b", "[worker1-3] ", {"text/html": "<b>"}]
+
+
+def test_what_differs_is_shown_as_ever_in_the_order_of_the_workers(screen):
+    one, two, three = areas(screen)
+    for area, text in ((three, "same\n"), (two, "other\n"), (one, "same\n")):
+        area.show("stdout", text)
+        area.finish()
+    assert screen.shown == ["[worker1,worker3] same", "[worker2] other"]
+
+
+def test_the_stream_counts_and_silence_shows_nothing(screen):
+    one, two, three = areas(screen)
+    one.show("stdout", "x\n")
+    two.show("stderr", "x\n")
+    for area in (one, two, three):
+        area.finish()
+    assert screen.shown == ["[worker1] x", "[worker2] x"]
+
+
+def test_what_comes_after_the_end_is_shown_under_the_name_of_its_worker(screen):
+    made = areas(screen, 2)
+    for area in made * 2:
+        area.show("stdout", "x\n")
+        area.finish()
+    assert screen.shown == ["[worker1-2] x", "[worker1] x", "[worker2] x"]
+
+
+def test_a_flood_is_not_held_back(screen, monkeypatch):
+    monkeypatch.setattr(collapse, "MOST", 10)
+    one, two = areas(screen, 2)
+    one.show("stdout", "123456\n")
+    one.show("stdout", "789012\n")
+    one.show("stdout", "live\n")
+    assert screen.shown == ["[worker1] 123456", "[worker1] 789012", "[worker1] live"]
+    two.show("stdout", "quiet\n")
+    one.finish()
+    two.finish()
+    assert screen.shown[3:] == ["[worker2] quiet"]
+
+
+def test_one_worker_alone_is_shown_at_once(screen):
+    (area,) = collapsed(screen, ["worker1"], False)
+    area.show("stdout", "now\n")
+    assert screen.shown == ["now"]

@@ -1,0 +1,215 @@
+"""A comm made on a worker and its mirror, without processes: whatever the order of arrival, both say the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+from types import SimpleNamespace
+
+import comm
+import pytest
+from comm.base_comm import BaseComm, CommManager
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcbench.cells.output import ReorderBuffer
+from rpcbench.cells.widgets import COMM, CommProxies, WorkerComms, decoded, encoded
+
+
+class Front(BaseComm):
+    """The kernel's comm, and the front end behind it."""
+
+    said: list = []
+
+    def publish_msg(self, msg_type, data=None, metadata=None, buffers=None, **keys):
+        self.said.append((msg_type, self.comm_id, data, metadata, [bytes(b) for b in buffers or ()], keys))
+
+    def says(self, data, buffers=()):
+        self.handle_msg({"content": {"data": data}, "metadata": {"m": 1}, "buffers": list(buffers)})
+
+
+class Agent:
+    """The notebook's: what it sends is handed over by the test."""
+
+    def __init__(self):
+        self.on_end, self.sent, self.watchers = [], [], []
+
+    def on_member(self, handler):
+        self.watchers.append(handler)
+
+    def submit(self, job):
+        job()
+
+    def notify(self, worker, channel, notice):
+        assert (worker, channel) == (1, COMM)
+        self.sent.append(notice)
+
+
+class Sides:
+    """A worker and a notebook; each has its own manager of comms."""
+
+    def __init__(self, patch):
+        self._patch = patch
+        self.managers = {"worker": CommManager(), "notebook": CommManager()}
+        self.output_stream = []
+        self.cell = SimpleNamespace(runs=True, tell=lambda kind, content: self.output_stream.append(content))
+        self.comms = WorkerComms(self.cell)
+        self.agent = Agent()
+        self.mirrors = CommProxies(self.agent)
+        # A class for each test: comms of another test may only now be collected, and say goodbye.
+        self.front_end = type("FrontEnd", (Front,), {"said": []})
+        self.on("worker")
+
+    def on(self, side, shell=None):
+        """From here on this process is that one."""
+        self._patch.setattr(comm, "get_comm_manager", lambda: self.managers[side])
+        self._patch.setattr(comm, "create_comm", self.front_end)
+        if side == "worker":
+            self.comms.install(shell)
+
+    def deliver(self, order=list):
+        """What the worker has said arrives in the notebook."""
+        self.on("notebook")
+        for content in order(self.output_stream):
+            self.mirrors.take(1, content)
+        self.output_stream.clear()
+
+    def front(self, made):
+        return self.managers["notebook"].comms[made.comm_id]
+
+    def reply(self, order=list):
+        """What the front end has said arrives at the worker."""
+        self.on("worker")
+        for notice in order(self.agent.sent):
+            self.comms.heard(0, notice)
+        self.agent.sent.clear()
+
+
+@pytest.fixture
+def sides(monkeypatch):
+    return Sides(monkeypatch)
+
+
+@given(st.permutations(range(6)))
+def test_any_order_of_arrival_gives_the_order_of_saying(order):
+    turns = ReorderBuffer()
+    assert list(itertools.chain.from_iterable(turns.add(n, str(n)) for n in order)) == list("012345")
+
+
+def test_buffers_and_bytes_travel_as_text():
+    parts = memoryview(b"\x00\xff" * 3).cast("H")
+    back = decoded(encoded({"kind": "comm_msg", "data": {"raw": b"\xff"}, "buffers": [parts, b""]}))
+    assert back["data"] == {"raw": "/w=="}
+    assert [bytes(buffer) for buffer in back["buffers"]] == [b"\x00\xff" * 3, b""]
+    with pytest.raises(TypeError, match="holds a set"):
+        encoded({"data": {1, 2}, "buffers": None})
+
+
+@pytest.mark.parametrize("order", [list, reversed])
+def test_what_a_worker_says_is_said_here_in_order(sides, order):
+    made = comm.create_comm(target_name="t", data={"a": 1}, metadata={"version": "2"}, buffers=[b"xy"])
+    made.send({"b": 2}, buffers=[b"z"])
+    made.close({"c": 3})
+    sides.deliver(order)
+    keys = {"target_name": "t", "target_module": None}
+    assert sides.front_end.said == [
+        ("comm_open", made.comm_id, {"a": 1}, {"version": "2"}, [b"xy"], keys),
+        ("comm_msg", made.comm_id, {"b": 2}, {}, [b"z"], {}),
+        ("comm_close", made.comm_id, {"c": 3}, {}, [], {}),
+    ]
+    assert sides.managers["notebook"].comms == {}
+    assert sides.mirrors._proxies == {}
+
+
+@pytest.mark.parametrize("order", [list, reversed])
+def test_what_the_front_end_says_reaches_the_callbacks_in_order(sides, order):
+    made, heard = comm.create_comm(), []
+    made.on_msg(lambda m: heard.append((m["content"]["data"], [bytes(b) for b in m["buffers"]])))
+    made.on_close(lambda m: heard.append("closed"))
+    sides.deliver()
+    front = sides.front(made)
+    front.says({"n": 1}, [memoryview(b"x")])
+    front.says({"n": 2})
+    closing = {"content": {"comm_id": made.comm_id}, "metadata": {}, "buffers": []}
+    sides.managers["notebook"].comm_close(None, None, closing)
+    sides.reply(order)
+    assert heard == [({"n": 1}, [b"x"]), ({"n": 2}, []), "closed"]
+    assert sides.managers["worker"].comms == {}
+
+
+@pytest.mark.parametrize(("kind", "there"), [("process", True), ("kernel", False)])
+def test_in_a_kernel_only_cells_of_the_notebook_make_comms_for_it(sides, kind, there):
+    sides.on("worker", SimpleNamespace(kernel=True) if kind == "kernel" else None)
+    during = comm.create_comm()
+    sides.cell.runs = False
+    beside = comm.create_comm()
+    sides.deliver()
+    assert (during.comm_id in sides.managers["notebook"].comms) is True
+    assert (beside.comm_id in sides.managers["notebook"].comms) is there
+
+
+def test_an_interrupt_takes_no_word_from_the_midst(sides, monkeypatch):
+    made = comm.create_comm()
+    say = made._say
+
+    def interrupted(content):
+        signal.raise_signal(signal.SIGINT)
+        say(content)
+
+    monkeypatch.setattr(made, "_say", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.send({"n": 1})
+    monkeypatch.setattr(made, "_say", say)
+    made.send({"n": 2})
+    sides.deliver()
+    assert [data for kind, _, data, *_ in sides.front_end.said if kind == "comm_msg"] == [{"n": 1}, {"n": 2}]
+
+
+def test_words_for_a_comm_that_is_closed_are_dropped(sides):
+    made = comm.create_comm()
+    sides.deliver()
+    sides.front(made).says({"n": 1})
+    sides.on("worker")
+    made.on_msg(lambda m: pytest.fail("it was closed"))
+    made.close()
+    sides.reply()
+
+
+def test_a_callback_that_fails_spares_the_next(sides, caplog):
+    made, heard = comm.create_comm(), []
+    made.on_msg(lambda m: heard.append(m["content"]["data"]["n"]) or 1 / (m["content"]["data"]["n"] - 1))
+    sides.deliver()
+    for n in (1, 2):
+        sides.front(made).says({"n": n})
+    sides.reply()
+    assert heard == [1, 2]
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("end", ["lost", "left", "the cluster's"])
+def test_nobody_answers_any_more_so_it_is_closed(sides, end):
+    gone, kept = comm.create_comm(), comm.create_comm()
+    own, sides.output_stream = (
+        [c for c in sides.output_stream if gone.comm_id in c],
+        [c for c in sides.output_stream if kept.comm_id in c],
+    )
+    sides.on("notebook")
+    sides.mirrors.take(1, own[0])
+    sides.mirrors.take(2, sides.output_stream[0])
+    if end == "the cluster's":
+        (job,) = sides.agent.on_end
+        job()
+    else:
+        sides.agent.watchers[0]("joined", SimpleNamespace(id=1), "")
+        assert len(sides.managers["notebook"].comms) == 2
+        sides.agent.watchers[0](end, SimpleNamespace(id=1), "why")
+    closed = {said[1] for said in sides.front_end.said if said[0] == "comm_close"}
+    assert closed == ({gone.comm_id, kept.comm_id} if end == "the cluster's" else {gone.comm_id})
+
+
+def test_a_front_end_that_fails_is_no_matter_of_the_cell(sides, monkeypatch, caplog):
+    comm.create_comm()
+    monkeypatch.setattr(Front, "publish_msg", lambda *_, **__: json.loads("no"))
+    sides.deliver()
+    assert "could not be shown" in caplog.text

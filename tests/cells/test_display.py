@@ -1,0 +1,97 @@
+"""What a worker shows alone, and what it shows among others."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from rpcbench.cells.display import OutputArea, OutputDisplay
+
+
+class Recorder:
+    """A screen that keeps what it is given."""
+
+    def __init__(self):
+        self.shown = []
+
+    def text(self, stream, text):
+        self.shown.append((stream, text))
+
+    def display(self, bundle, update=False):
+        self.shown.append(("update" if update else "display", bundle))
+
+    def clear(self, wait):
+        self.shown.append(("clear", wait))
+
+
+@pytest.fixture
+def screen():
+    return Recorder()
+
+
+def bundle(data, **transient):
+    return json.dumps({"data": data, "metadata": {}, "transient": transient})
+
+
+def test_alone_everything_is_shown_at_once_and_as_it_is(screen):
+    area = OutputArea(screen, "worker1")
+    area.show("stdout", "no newline")
+    area.show("result", bundle({"text/plain": "42"}))
+    area.show("clear", "true")
+    assert screen.shown == [
+        ("stdout", "no newline"),
+        ("display", {"data": {"text/plain": "42"}, "metadata": {}, "transient": {}}),
+        ("clear", True),
+    ]
+
+
+def test_among_others_lines_are_whole_and_labelled(screen):
+    area = OutputArea(screen, "worker1", "worker1")
+    area.show("stdout", "one\ntw")
+    assert screen.shown == [("stdout", "[worker1] one\n")]
+    area.show("stdout", "o\nrest")
+    area.show("clear", "false")
+    area.finish()
+    assert [text for _, text in screen.shown[1:]] == ["[worker1] two\n", "[worker1] rest\n"]
+
+
+def test_among_others_results_wait_for_the_end_and_plain_ones_are_lines(screen):
+    area = OutputArea(screen, "worker1", "worker1")
+    area.show("result", bundle({"text/plain": "a\nb"}))
+    area.show("result", bundle({"text/plain": "x", "text/html": "<b>x</b>"}))
+    assert screen.shown == []
+    area.finish()
+    assert screen.shown[:2] == [("stdout", "[worker1] a\n[worker1] b\n"), ("stdout", "[worker1] \n")]
+    assert screen.shown[2][1]["data"]["text/html"] == "<b>x</b>"
+    area.show("result", bundle({"text/plain": "late"}))
+    assert screen.shown[3] == ("stdout", "[worker1] late\n")
+
+
+def test_display_ids_belong_to_their_worker(screen):
+    for worker in ("worker1", "worker2"):
+        OutputArea(screen, worker).show("display", bundle({"text/plain": "x"}, display_id="q"))
+        OutputArea(screen, worker).show("update", bundle({"text/plain": "y"}, display_id="q"))
+    ids = [(kind, shown["transient"]["display_id"]) for kind, shown in screen.shown]
+    assert ids == [(k, f"{w}/q") for w in ("worker1", "worker2") for k in ("display", "update")]
+
+
+def test_a_screen_shows_in_the_context_it_was_made_in(capsys):
+    cell = contextvars.ContextVar("cell")
+    seen = []
+    shell = SimpleNamespace(
+        display_pub=SimpleNamespace(publish=lambda **message: seen.append((cell.get(), message["data"])))
+    )
+    cell.set("the asking cell")
+    made = OutputDisplay(shell)
+    cell.set("a later cell")
+    thread = threading.Thread(target=lambda: made.display({"data": "x", "metadata": {}}))
+    thread.start()
+    thread.join()
+    made.display({"data": "y", "metadata": {}})
+    assert seen == [("the asking cell", "x"), ("the asking cell", "y")]
+    made.text("stderr", "text")
+    assert capsys.readouterr().err == "text"

@@ -1,0 +1,131 @@
+"""What a worker has run can be run again by the next of its name."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import weakref
+
+import pytest
+import torch
+
+from rpcbench import Cluster, WorkerLostError
+from rpcbench.cells import client
+from rpcbench.cells.client import CellHistories, WorkerHistory, replay
+from rpcbench.cells.runner import Cell
+
+
+def ran(past, fails=lambda code: None):
+    """What is run again of a past: codes with variables."""
+    seen = []
+
+    def run(code, push):
+        seen.append((code, push))
+        return fails(code)
+
+    return seen, replay(past, run)
+
+
+def test_cells_are_run_again_in_the_order_they_were_sent_in():
+    kept = CellHistories()
+    for number in (2, 1, 3):
+        kept.note("worker1", Cell(number, f"cell {number}", {"x": number}, ("y",), leave=("z",)))
+    kept.note("worker2", Cell(4, "elsewhere"))
+    seen, reruns = ran(kept.take("worker1"))
+    assert seen == [(f"cell {number}", {"x": number}) for number in (1, 2, 3)]
+    assert [(rerun.code, rerun.error) for rerun in reruns] == [(f"cell {number}", None) for number in (1, 2, 3)]
+    assert ran(kept.take("worker1")) == ([], [])
+
+
+def test_after_a_failure_the_others_are_run_until_the_worker_is_lost():
+    past = WorkerHistory()
+    for number, code in enumerate(["a", "b", "c", "d"]):
+        past.note(Cell(number, code))
+    errors = {"a": KeyError("a"), "c": WorkerLostError("worker1")}
+    seen, reruns = ran(past, errors.get)
+    assert [code for code, _ in seen] == ["a", "b", "c"]
+    assert [rerun.error for rerun in reruns] == [errors["a"], None, errors["c"]]
+
+
+def test_cells_beyond_the_bound_are_forgotten_and_told_of(monkeypatch):
+    monkeypatch.setattr(client, "CELLS", 2)
+    past = WorkerHistory()
+    for number in range(5):
+        past.note(Cell(number, str(number)))
+    seen, reruns = ran(past)
+    assert [code for code, _ in seen] == ["3", "4"]
+    assert (reruns[0].code, str(reruns[0].error)) == ("(3 earlier ones)", "only the last 2 are kept")
+
+
+def test_large_variables_are_not_kept_and_their_cells_told_of(monkeypatch):
+    monkeypatch.setattr(client, "BYTES", 5000)
+    large = {"nested": [torch.zeros(2000)]}
+    model = torch.nn.Linear(100, 100)
+    gone = weakref.ref(model)
+    past = WorkerHistory()
+    past.note(Cell(1, "needs both", {"small": 1, "large": large}))
+    past.note(Cell(2, "needs a model", {"model": model}))
+    past.note(Cell(3, "needs little", {"small": 1}))
+    del model
+    gc.collect()
+    assert gone() is None
+    seen, reruns = ran(past)
+    assert seen == [("needs little", {"small": 1})]
+    assert "run it again with -i large" in str(reruns[0].error)
+    assert [rerun.error is None for rerun in reruns] == [False, False, True]
+
+
+def test_what_holds_itself_is_kept_like_anything_else():
+    circle = [1]
+    circle.append({"again": circle})
+    past = WorkerHistory()
+    past.note(Cell(1, "code", {"circle": circle}))
+    assert ran(past)[0] == [("code", {"circle": circle})]
+
+
+def test_what_was_forgotten_makes_room(monkeypatch):
+    monkeypatch.setattr(client, "BYTES", 5000)
+    monkeypatch.setattr(client, "CELLS", 1)
+    past = WorkerHistory()
+    for number in range(4):
+        past.note(Cell(number, str(number), {"x": torch.zeros(500)}))
+    past.note(Cell(5, "5", {"x": torch.zeros(500)}))
+    assert [rerun.error for rerun in ran(past)[1]][1:] == [None]
+
+
+@pytest.mark.process
+def test_a_new_worker_has_what_the_old_one_had_run():
+    with Cluster(2) as cluster:
+        held = cluster.remote("worker1", torch.ones, (1,))
+        cluster.run("worker1", "import os\nx = start", push={"start": 1})
+        cluster.run("all", "here = 'both'")
+        with pytest.raises(ZeroDivisionError):
+            cluster.run("worker1", "x = 99\n1 / 0")
+        cluster.run("worker1", "held", push={"held": [held]})
+        cluster.run("worker1", "x += 1")
+        cluster.run("worker1", "first = os.environ.setdefault('FIRST', str(os.getpid()))")
+        os.kill(cluster.pid("worker1"), signal.SIGKILL)
+        with pytest.raises(WorkerLostError):
+            cluster.run("worker1", "import time\ntime.sleep(60)")
+        reruns = cluster.restart("worker1", replay=True)
+        assert [(rerun.code.splitlines()[0], type(rerun.error)) for rerun in reruns] == [
+            ("import os", type(None)), ("here = 'both'", type(None)), ("held", RuntimeError), ("x += 1", type(None)),
+            ("first = os.environ.setdefault('FIRST', str(os.getpid()))", type(None)),
+        ]  # fmt: skip
+        assert cluster.run("worker1", "x, here, first == str(os.getpid())") == (2, "both", True)
+        cluster.run("worker1", "again = True")
+        again = cluster.restart("worker1", replay=True)
+        assert [rerun.error for rerun in again] == [None] * 6, "those that were run again, and what came after"
+        assert cluster.restart("worker1") == []
+        assert cluster.restart("worker1", replay=True) == [], "a start without them is a new beginning"
+        del held
+
+
+@pytest.mark.process
+def test_nothing_of_a_replay_is_shown(capsys):
+    with Cluster(1) as cluster:
+        cluster.run("worker1", "print('once')\n7")
+        capsys.readouterr()
+        assert [rerun.error for rerun in cluster.restart("worker1", replay=True)] == [None]
+        assert capsys.readouterr().out == ""

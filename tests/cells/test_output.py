@@ -1,0 +1,182 @@
+"""Output leaves a worker in order, whole, in bounded amounts, and only while its cell runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import queue
+import threading
+
+import pytest
+
+from rpcbench.base.errors import WorkerLostError
+from rpcbench.cells.output import NO_CELL, WINDOW, CellKey, CellStream, OutputStream
+
+KEY = CellKey(0, 7)
+LOST = CellKey(1, 7)
+
+
+class Asker:
+    """The other end: keeps notices, and says that they were shown once `read` took them."""
+
+    def __init__(self):
+        self.notices = queue.SimpleQueue()
+        self.logs = {"stdout": io.StringIO(), "stderr": io.StringIO()}
+        self.output_stream = OutputStream(self.notify, self.logs)
+
+    def notify(self, member, notice):
+        if member == LOST.client_id:
+            raise WorkerLostError("worker1 is gone")
+        self.notices.put(notice)
+
+    def read(self):
+        """All notices up to `end`, in order of arrival."""
+        found = []
+        while not found or found[-1]["kind"] != "end":
+            found.append(self.notices.get(timeout=10))
+            self.output_stream.shown(KEY.client_id, {"cell": found[-1]["cell"], "shown": len(found)})
+        return found
+
+
+@pytest.fixture
+def client_id():
+    return Asker()
+
+
+def run(client_id, write):
+    client_id.output_stream.begin(KEY)
+    write(client_id.output_stream)
+    client_id.output_stream.end(KEY, "over")
+    return client_id.read()
+
+
+def test_items_are_numbered_without_gaps_and_neighbouring_texts_are_joined(client_id):
+    def write(output_stream):
+        for piece in "abc":
+            output_stream.write("stdout", piece)
+        output_stream.write("stderr", "d")
+        output_stream.show("display", "{}")
+        output_stream.write("stdout", "e")
+
+    notices = run(client_id, write)
+    assert [n["n"] for n in notices] == list(range(len(notices)))
+    assert {n["cell"] for n in notices} == {KEY.number}
+    kinds = [(n["kind"], n["content"]) for n in notices]
+    assert kinds == [("stdout", "abc"), ("stderr", "d"), ("display", "{}"), ("stdout", "e"), ("end", "over")]
+
+
+def test_texts_of_many_threads_all_arrive_whole(client_id):
+    def write(output_stream):
+        def some(i):
+            for j in range(500):
+                output_stream.write("stdout", f"<{i}.{j}>")
+
+        threads = [threading.Thread(target=some, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    text = "".join(n["content"] for n in run(client_id, write)[:-1])
+    assert sorted(text.strip("<>").split("><")) == sorted(f"{i}.{j}" for i in range(4) for j in range(500))
+
+
+def test_what_is_long_comes_in_pieces_of_which_only_the_last_names_the_kind(client_id):
+    content = json.dumps({"data": "x" * 1_000_000})
+    notices = run(client_id, lambda output_stream: output_stream.show("display", content))
+    assert [n["kind"] for n in notices] == ["part"] * 3 + ["display", "end"]
+    assert "".join(n["content"] for n in notices[:-1]) == content
+
+
+def test_a_flood_waits_for_the_asker(client_id):
+    ahead = []
+
+    def write(output_stream):
+        for i in range(4 * WINDOW):
+            output_stream.show("display", str(i))
+
+    client_id.output_stream.begin(KEY)
+    threading.Thread(
+        target=lambda: (write(client_id.output_stream), client_id.output_stream.end(KEY, "over")), daemon=True
+    ).start()
+    for shown in range(4 * WINDOW):
+        ahead.append(client_id.notices.get(timeout=10)["n"] - shown + client_id.notices.qsize())
+        client_id.output_stream.shown(KEY.client_id, {"cell": KEY.number, "shown": shown + 1})
+    assert max(ahead) < WINDOW
+
+
+def test_an_asker_that_says_nothing_only_delays(client_id, monkeypatch):
+    monkeypatch.setattr("rpcbench.cells.output._ACK_SECONDS", 0.05)
+    client_id.output_stream.begin(KEY)
+    for i in range(WINDOW + 2):
+        client_id.output_stream.show("display", str(i))
+    assert [client_id.notices.get(timeout=10)["n"] for _ in range(WINDOW + 2)] == list(range(WINDOW + 2))
+
+
+def test_text_goes_to_the_log_when_no_cell_runs_and_when_the_asker_is_gone(client_id):
+    stream = CellStream("stdout", client_id.output_stream, client_id.logs["stdout"])
+    print("before", file=stream)
+    assert client_id.logs["stdout"].getvalue() == "before\n"
+
+    assert [n["content"] for n in run(client_id, lambda _: print("within", file=stream))] == ["within\n", "over"]
+
+    client_id.output_stream.begin(LOST)
+    client_id.output_stream.show("display", "the one that finds out")
+    client_id.output_stream.write("stdout", "nobody asks\n")
+    client_id.output_stream.end(LOST, "over")
+    assert [n["content"] for n in run(client_id, lambda _: None)] == ["over"]
+    assert client_id.logs["stdout"].getvalue() == "before\nnobody asks\n"
+    assert "worker1 is gone" in client_id.logs["stderr"].getvalue()
+
+
+def test_text_that_is_no_unicode_is_shown_escaped(client_id):
+    assert run(client_id, lambda output_stream: output_stream.write("stdout", "\ud800!"))[0]["content"] == "\\ud800!"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_writes_to_the_log(tmp_path):
+    with (tmp_path / "log").open("w+") as log:
+        output_stream = OutputStream(lambda member, notice: None, {"stdout": log, "stderr": log})
+        output_stream.begin(KEY)
+        if (pid := os.fork()) == 0:
+            output_stream.write("stdout", "child")
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert (tmp_path / "log").read_text() == "child"
+
+
+def test_words_of_comms_are_in_order_with_the_cell_and_go_beside_it_when_it_is_over(client_id):
+    client_id.output_stream.tell("comm", "nobody has asked for anything yet")
+
+    def write(output_stream):
+        output_stream.write("stdout", "a")
+        output_stream.tell("comm", "within")
+        output_stream.write("stdout", "b")
+
+    assert [(n["kind"], n["content"]) for n in run(client_id, write)] == [
+        ("stdout", "a"), ("comm", "within"), ("stdout", "b"), ("end", "over")
+    ]  # fmt: skip
+    client_id.output_stream.tell("comm", "after")
+    beside = client_id.notices.get(timeout=10)
+    assert (beside["cell"], beside["kind"], beside["content"]) == (NO_CELL, "comm", "after")
+
+
+def test_words_of_comms_for_an_asker_that_is_gone_are_dropped(client_id):
+    client_id.output_stream.begin(LOST)
+    client_id.output_stream.end(LOST, "over")
+    client_id.output_stream.tell("comm", "for nobody")
+    assert [n["kind"] for n in run(client_id, lambda output_stream: output_stream.tell("comm", "heard"))] == [
+        "comm",
+        "end",
+    ]
+
+
+def test_what_is_shown_outside_a_cell_says_so(client_id):
+    assert not client_id.output_stream.show("input", "{}")
+    assert not client_id.output_stream.runs
+    run(
+        client_id,
+        lambda output_stream: (output_stream.show("input", "{}") and output_stream.runs) or pytest.fail("a cell runs"),
+    )

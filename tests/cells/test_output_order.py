@@ -1,0 +1,106 @@
+"""Output arrives in any order and is shown in the one it was written in."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcbench.cells.display import OrderedOutput, OutputBuffer, OutputRouter
+from rpcbench.cells.runner import OUTPUT, SHOWN
+
+END = json.dumps({"error": None, "traceback": []})
+
+
+def numbered(*items):
+    return [{"cell": 3, "n": n, "kind": kind, "content": content} for n, (kind, content) in enumerate(items)]
+
+
+class Pane:
+    def __init__(self):
+        self.shown = []
+
+    def show(self, kind, content):
+        if content == "bad":
+            raise ValueError("I/O operation on closed file")
+        self.shown.append((kind, content))
+
+
+def taken(kind, content):
+    return kind == "input"
+
+
+class Agent:
+    def __init__(self):
+        self.handlers, self.told, self.watchers = {}, [], []
+
+    def on_notice(self, channel, handler):
+        self.handlers[channel] = handler
+
+    def on_member(self, handler):
+        self.watchers.append(handler)
+
+    def notify(self, to, channel, notice):
+        self.told.append((to, channel, notice))
+
+
+ITEMS = [("stdout", "a"), ("part", "b"), ("part", "c"), ("display", "d"), ("stderr", "e"), ("end", END)]
+
+
+@given(st.permutations(numbered(*ITEMS)))
+def test_any_order_of_arrival_gives_the_order_of_writing(notices):
+    order = OrderedOutput()
+    items = [item for notice in notices for item in order.add(notice)]
+    assert items == [("stdout", "a"), ("display", "bcd"), ("stderr", "e"), ("end", END)]
+    assert order.passed == len(notices)
+
+
+def test_a_cell_is_over_only_when_all_before_its_end_was_shown():
+    output_buffer = OutputBuffer(Pane(), taken)
+    first, second, end = numbered(("stdout", "a"), ("stdout", "b"), ("end", END))
+    for notice in (end, second):
+        output_buffer.take(notice)
+        assert not output_buffer.over.is_set()
+    output_buffer.take(first)
+    assert output_buffer.over.is_set()
+    assert output_buffer.end.error is None
+
+
+def test_output_that_cannot_be_shown_does_not_keep_the_cell_from_its_end(caplog):
+    output_buffer = OutputBuffer(Pane(), taken)
+    for notice in numbered(("stdout", "bad"), ("stdout", "good"), ("end", END)):
+        output_buffer.take(notice)
+    assert output_buffer.over.is_set()
+    assert output_buffer.output_area.shown == [("stdout", "good")]
+    assert "closed file" in caplog.text
+
+
+def test_each_cell_of_each_worker_has_its_own_inbox_and_the_worker_hears_what_was_shown():
+    agent = Agent()
+    relay = OutputRouter(agent)
+    one, other = OutputBuffer(Pane(), taken), OutputBuffer(Pane(), taken)
+    relay.open(1, 3, one)
+    relay.open(2, 3, other)
+    for notice in numbered(("stdout", "a"), ("stdout", "b")):
+        agent.handlers[OUTPUT](1, notice)
+    agent.handlers[OUTPUT](2, numbered(("stdout", "c"))[0])
+    agent.handlers[OUTPUT](1, {**numbered(("stdout", "of an earlier cell"))[0], "cell": 2})
+    assert one.output_area.shown == [("stdout", "a"), ("stdout", "b")]
+    assert other.output_area.shown == [("stdout", "c")]
+    assert [notice["shown"] for to, channel, notice in agent.told if (to, channel) == (1, SHOWN)] == [1, 2]
+
+
+def test_a_lost_worker_ends_its_inboxes_and_no_other():
+    agent = Agent()
+    relay = OutputRouter(agent)
+    lost, kept = OutputBuffer(Pane(), taken), OutputBuffer(Pane(), taken)
+    relay.open(1, 3, lost)
+    relay.open(2, 3, kept)
+    member = type("Member", (), {"name": "worker1", "id": 1})
+    agent.watchers[0]("joined", member, "")
+    assert not lost.over.is_set()
+    agent.watchers[0]("lost", member, "killed")
+    assert lost.over.is_set()
+    assert lost.end is None
+    assert not kept.over.is_set()

@@ -1,0 +1,94 @@
+"""Modules loaded anew everywhere: changed ones, new ones, packages, and those that cannot be."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rpcbench
+from rpcbench.cells.reload import ModuleSource, execute_source, source_of
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def cluster() -> Iterator[rpcbench.Cluster]:
+    with rpcbench.Cluster(1) as started:
+        yield started
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """On this process's path, not on the workers': they have started already, or look elsewhere."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("rb_"):
+            del sys.modules[name]
+
+
+def test_a_module_that_was_changed_is_the_same_everywhere_again(folder: Path) -> None:
+    file = folder / "rb_helpers.py"
+    file.write_text("def version():\n    return 1\n")
+    helpers = importlib.import_module("rb_helpers")
+    with rpcbench.Cluster(1) as cluster:
+        assert cluster.rpc_sync("worker1", helpers.version) == 1
+        file.write_text("def version():\n    return 2\n\ndef fails():\n    raise LookupError('new text')\n")
+        cluster.reload("rb_helpers")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert (helpers.version(), cluster.rpc_sync("worker1", helpers.version)) == (2, 2)
+        with pytest.raises(LookupError) as raised:
+            cluster.rpc_sync("worker1", helpers.fails)
+        assert "raise LookupError('new text')" in str(raised.value.__cause__)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_module_that_workers_cannot_find_goes_along(cluster: rpcbench.Cluster, folder: Path) -> None:
+    (folder / "rb_package").mkdir()
+    (folder / "rb_package" / "__init__.py").write_text("NAME = 'package'\n")
+    (folder / "rb_package" / "part.py").write_text("from rb_package import NAME\n\ndef name():\n    return NAME\n")
+    cluster.reload("rb_package", "rb_package.part")
+    part = importlib.import_module("rb_package.part")
+    assert cluster.rpc_sync("worker1", part.name) == "package"
+    file = cluster.run("worker1", "import rb_package\nrb_package.part.__file__")
+    assert file == str(folder / "rb_package" / "part.py")
+
+
+def test_what_fails_here_changes_no_worker(cluster: rpcbench.Cluster, folder: Path) -> None:
+    file = folder / "rb_broken.py"
+    file.write_text("VALUE = 1\n")
+    cluster.reload("rb_broken")
+    for text, error in (("VALUE = 2\n1 +\n", SyntaxError), ("1 / 0\n", ZeroDivisionError)):
+        file.write_text(text)
+        with pytest.raises(error):
+            cluster.reload("rb_broken")
+        assert cluster.run("worker1", "import rb_broken\nrb_broken.VALUE") == 1
+
+
+def test_what_fails_on_a_worker_is_raised_with_its_type(cluster: rpcbench.Cluster, folder: Path) -> None:
+    code = "import os\nif os.getpid() != HERE:\n    raise BufferError('there')\n".replace("HERE", "{}")
+    (folder / "rb_picky.py").write_text(code.format(__import__("os").getpid()))
+    with pytest.raises(BufferError, match="there"):
+        cluster.reload("rb_picky")
+    with pytest.raises(ModuleNotFoundError):
+        cluster.run("worker1", "import rb_picky")
+
+
+@pytest.mark.parametrize(("module", "words"), [("rb_nowhere", "no module 'rb_nowhere'"), (math, "math is not written")])
+def test_what_has_no_text_is_refused(module: object, words: str) -> None:
+    with pytest.raises(ImportError, match=words):
+        source_of(module)  # type: ignore[arg-type]
+
+
+def test_a_new_module_that_fails_leaves_nothing() -> None:
+    with pytest.raises(ZeroDivisionError):
+        execute_source([ModuleSource("rb_fails", "1 / 0", "rb_fails.py", False)])
+    assert "rb_fails" not in sys.modules

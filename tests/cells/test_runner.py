@@ -1,0 +1,355 @@
+"""The main thread of a worker: one cell after the other, and interrupts that hit the cell they name or nothing."""
+
+from __future__ import annotations
+
+import json
+import queue
+import random
+import signal
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from worlds import until
+
+from rpcbench.base.errors import CallCancelled
+from rpcbench.base.rebuild import MOST_TEXT
+from rpcbench.cells import runner
+from rpcbench.cells.output import CellKey
+from rpcbench.cells.runner import Cell, CellRunner
+from rpcbench.cells.shell import Outcome
+
+
+class Agent:
+    """As much of an agent as a runner needs."""
+
+    name, incarnation = "worker1", 0
+
+    def __init__(self):
+        self.handlers = {}
+        self.texts = []
+        self.heard = []
+        self.ended = queue.SimpleQueue()
+        self.values = SimpleNamespace(remote_cell=None)
+        self.health = SimpleNamespace(cells=None)
+
+    def part(self, kind):
+        return self.health
+
+    def has(self, kind):
+        return False
+
+    def on_notice(self, channel, handler):
+        self.handlers[channel] = handler
+
+    def notify(self, member, channel, notice):
+        if channel == runner.INTERRUPT_HANDLED:
+            self.heard.append(notice)
+            return
+        self.handlers[runner.SHOWN](member, {"cell": notice["cell"], "shown": notice["n"] + 1})
+        if notice["kind"] == "end":
+            self.end = notice["content"]
+            self.ended.put(notice["cell"])
+        else:
+            self.texts.append(notice["content"])
+
+
+class Bench:
+    """A runner that serves on this thread while `script` runs on another one; cells are functions of this test."""
+
+    def __init__(self, monkeypatch):
+        self.agent = Agent()
+        self.runner = CellRunner(self.agent)
+        self.code = {}
+        monkeypatch.setattr(self.runner, "_run", self._run)
+
+    async def _run(self, cell):
+        return Outcome({"": self.code[cell.number]()})
+
+    def ask(self, number, function):
+        """The value of the cell, or the error that its caller gets."""
+        self.code[number] = function
+        try:
+            return self.runner.run(CellKey(0, number), Cell(number, ""))[""]
+        except CallCancelled as error:
+            return error
+
+    def interrupt(self, number):
+        self.agent.handlers[runner.INTERRUPT](0, {"cell": number})
+
+    def serve(self, script):
+        """Serve until the script is through; its error is the test's."""
+        failed = []
+
+        def run():
+            try:
+                script()
+            except BaseException as error:
+                failed.append(error)
+            finally:
+                self.runner.stop()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        self.runner.serve()
+        thread.join()
+        if failed:
+            raise failed[0]
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    return Bench(monkeypatch)
+
+
+def in_background(function):
+    """A thread that runs it; `result()` joins and gives its value."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    return lambda: (thread.join(10), found[0])[1]
+
+
+def sleeper(started):
+    def cell():
+        started.set()
+        time.sleep(30)
+
+    return cell
+
+
+def test_cells_run_on_the_main_thread_in_the_order_they_were_asked_for(bench):
+    ran = []
+
+    def script():
+        gate = threading.Event()
+        results = [in_background(lambda: bench.ask(0, lambda: gate.wait(10)))]
+        for number in range(1, 4):
+            results.append(in_background(lambda n=number: bench.ask(n, lambda: ran.append(threading.current_thread()))))
+            while bench.runner._jobs.qsize() < number:
+                time.sleep(0.001)
+        gate.set()
+        assert [result() for result in results] == [True, None, None, None]
+
+    bench.serve(script)
+    assert ran == [threading.main_thread()] * 3
+
+
+def test_an_interrupt_ends_its_cell_at_once_and_spares_the_next(bench):
+    def script():
+        started = threading.Event()
+        first = in_background(lambda: bench.ask(1, sleeper(started)))
+        started.wait(10)
+        begun = time.monotonic()
+        bench.interrupt(1)
+        assert isinstance(first(), CallCancelled)
+        assert time.monotonic() - begun < 2.5
+        next_started, told = threading.Event(), threading.Event()
+        following = in_background(lambda: bench.ask(2, lambda: next_started.set() or (told.wait(10) and "spared")))
+        next_started.wait(10)
+        bench.interrupt(1)
+        told.set()
+        assert following() == "spared"
+
+    bench.serve(script)
+
+
+def test_the_next_cell_can_be_interrupted_at_once(bench):
+    def script():
+        for number in range(3):
+            started = threading.Event()
+            cell = in_background(lambda n=number, s=started: bench.ask(n, sleeper(s)))
+            started.wait(10)
+            bench.interrupt(number)
+            assert isinstance(cell(), CallCancelled)
+            assert bench.agent.heard.pop() == {"cell": number, "runs": True}
+
+    bench.serve(script)
+    assert bench.agent.heard == []
+
+
+def test_a_second_interrupt_of_a_cell_comes_too_but_not_before_the_first_is_through(bench):
+    def script():
+        caught, started = [], threading.Event()
+
+        def stubborn():
+            while len(caught) < 2:
+                try:
+                    started.set()
+                    time.sleep(30)
+                except KeyboardInterrupt:
+                    caught.append(time.monotonic())
+
+        cell = in_background(lambda: bench.ask(1, stubborn))
+        started.wait(10)
+        bench.interrupt(1)
+        bench.interrupt(1)
+        assert cell() is None
+        assert caught[1] - caught[0] >= runner._MIN_INTERVAL_SECONDS
+
+    bench.serve(script)
+
+
+def test_an_interrupt_waits_while_the_runtime_is_at_work(bench):
+    started, sent, lines = threading.Event(), threading.Event(), []
+    code = "started.set()\nwhile not sent.is_set(): time.sleep(0.001)\nlines.append('sent')"
+    send = compile(code, runner._RUNTIME[0] + "sending.py", "exec")
+
+    def cell():
+        exec(send, {"started": started, "sent": sent, "lines": lines, "time": time})
+        while True:
+            time.sleep(0.001)
+
+    def script():
+        result = in_background(lambda: bench.ask(1, cell))
+        started.wait(10)
+        interrupt = in_background(lambda: bench.interrupt(1))
+        until(lambda: bench.agent.heard)  # at least one signal came, to no effect
+        sent.set()
+        assert isinstance(result(), CallCancelled)
+        interrupt()
+
+    bench.serve(script)
+    assert lines == ["sent"]
+
+
+def test_a_cell_that_was_interrupted_before_its_turn_does_not_run(bench):
+    def script():
+        ran = []
+        bench.interrupt(5)
+        assert bench.agent.heard == [{"cell": 5, "runs": False}]
+        assert isinstance(bench.ask(5, lambda: ran.append(1)), CallCancelled)
+        assert bench.ask(6, lambda: "next") == "next"
+        assert ran == []
+
+    bench.serve(script)
+
+
+def test_a_signal_from_outside_stops_the_running_cell_and_leaves_an_idle_worker_alone(bench):
+    def script():
+        bench.ask(0, lambda: None)
+        main = threading.main_thread().ident
+        signal.pthread_kill(main, signal.SIGINT)
+        started = threading.Event()
+        cell = in_background(lambda: bench.ask(1, lambda: [started.set(), *(time.sleep(0.01) for _ in range(1000))]))
+        started.wait(10)
+        signal.pthread_kill(main, signal.SIGINT)
+        assert isinstance(cell(), CallCancelled)
+
+    bench.serve(script)
+
+
+def test_interrupts_at_any_moment_neither_end_the_worker_nor_hit_another_cell(bench):
+    chance = random.Random(1)
+
+    def busy():
+        return sum(range(chance.randrange(4000)))
+
+    def script():
+        for number in range(0, 300, 2):
+            cell = in_background(lambda n=number: bench.ask(n, busy))
+            for _ in range(chance.randrange(3)):
+                time.sleep(chance.random() / 2000)
+                bench.interrupt(number)
+            assert isinstance(bench.ask(number + 1, busy), int), "an interrupt hit another cell"
+            assert isinstance(cell(), int | CallCancelled)
+
+    bench.serve(script)
+    assert sorted(bench.agent.ended.get(timeout=10) for _ in range(300)) == list(range(300))
+
+
+def test_a_handler_that_a_cell_leaves_behind_lasts_no_longer_than_the_cell(bench):
+    def script():
+        bench.ask(0, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+        started = threading.Event()
+        cell = in_background(lambda: bench.ask(1, sleeper(started)))
+        started.wait(10)
+        bench.interrupt(1)
+        assert isinstance(cell(), CallCancelled)
+
+    bench.serve(script)
+
+
+def test_streams_and_the_signal_handler_are_given_back(bench, monkeypatch):
+    before = sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT)
+    bench.serve(lambda: print("not for a cell") or bench.ask(0, lambda: None))
+    assert (sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT)) == before
+    other = Bench(monkeypatch)
+    other.serve(lambda: other.ask(1, lambda: print("for a cell")))
+    assert (bench.agent.ended.get(timeout=10), other.agent.ended.get(timeout=10)) == (0, 1)
+    assert (bench.agent.texts, other.agent.texts) == ([], ["for a cell\n"])
+    assert (sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT)) == before
+
+
+def test_at_the_end_the_running_cell_is_interrupted_and_one_that_waits_does_not_begin(bench):
+    begun, seen = threading.Event(), []
+
+    def script():
+        first = in_background(lambda: bench.ask(1, lambda: (begun.set(), time.sleep(60))))
+        assert begun.wait(10)
+        second = in_background(lambda: bench.ask(2, lambda: seen.append("it began")))
+        until(lambda: bench.agent.health.cells() == 2)
+        bench.runner.stop()
+        for error in first(), second():
+            assert isinstance(error, CallCancelled) and "KeyboardInterrupt" in str(error)
+
+    bench.serve(script)
+    assert seen == []
+
+
+def test_a_client_hears_of_its_interrupt_while_the_worker_stops(bench):
+    begun, sent = threading.Event(), threading.Event()
+    code = compile("begun.set()\nwhile not sent.is_set(): time.sleep(0.001)", runner._RUNTIME[0] + "sending.py", "exec")
+
+    def script():
+        cell = in_background(lambda: bench.ask(1, lambda: exec(code, {"begun": begun, "sent": sent, "time": time})))
+        assert begun.wait(10)
+        interrupt = in_background(lambda: bench.interrupt(1))
+        until(lambda: bench.agent.heard)
+        stop = in_background(bench.runner.stop)
+        until(lambda: bench.runner._stopping)
+        count = len(bench.agent.heard)
+        until(lambda: len(bench.agent.heard) > count + 1)
+        sent.set()
+        cell(), interrupt(), stop()
+
+    bench.serve(script)
+
+
+def test_a_member_without_a_runner_says_so(monkeypatch):
+    monkeypatch.setattr(runner, "current", lambda: Agent())
+    with pytest.raises(RuntimeError, match="worker1 runs no cells"):
+        runner.run_cell(Cell(0, ""))
+
+
+def test_cells_that_run_or_wait_are_counted(bench):
+    begun, go = threading.Event(), threading.Event()
+
+    def script():
+        first = in_background(lambda: bench.ask(1, lambda: (begun.set(), go.wait(10))))
+        assert begun.wait(10)
+        second = in_background(lambda: bench.ask(2, lambda: None))
+        until(lambda: bench.agent.health.cells() == 2)
+        go.set()
+        first(), second()
+        assert bench.agent.health.cells() == 0
+
+    bench.serve(script)
+
+
+def test_a_traceback_is_cut(bench, monkeypatch):
+    async def fail(cell):
+        return Outcome(error=ValueError("x"), traceback=("in the cell", "y" * (MOST_TEXT + 50)))
+
+    monkeypatch.setattr(bench.runner, "_run", fail)
+
+    def script():
+        with pytest.raises(ValueError, match="x"):
+            bench.ask(1, None)
+        bench.agent.ended.get(timeout=10)
+
+    bench.serve(script)
+    first, second = json.loads("".join([*bench.agent.texts, bench.agent.end]))["traceback"]
+    assert first == "in the cell" and "50 characters are left out" in second

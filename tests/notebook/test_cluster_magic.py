@@ -1,0 +1,161 @@
+"""`%cluster start` says what a machine lacks and how far it is; several clusters; a restart that runs cells again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from IPython.core.error import UsageError
+
+from rpcbench.cells.targets import Targets
+from rpcbench.launch import registry, status
+from rpcbench.notebook.cluster_magic import OPTIONS, Commands
+from rpcbench.notebook.completion import Vocabulary
+
+GB = 1 << 30
+
+
+def test_what_is_no_address_to_join_is_told_in_one_sentence():
+    with pytest.raises(UsageError, match=r"^'localhost:29501' is not an address of workers; .*: tcp://HOST:PORT$"):
+        Commands(Targets(), lambda found: None).by_name["join"](["localhost:29501"])
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine of two cores and one GB."""
+    monkeypatch.setattr(status, "cores", lambda: 2)
+    monkeypatch.setattr(status.psutil, "virtual_memory", lambda: SimpleNamespace(available=GB))
+
+
+@pytest.mark.usefixtures("machine")
+def test_what_a_machine_lacks_is_said_with_numbers():
+    assert list(status.resource_warnings(2, "fork")) == []
+    assert list(status.resource_warnings(3, "fork")) == ["3 workers on 2 cores: when all compute, they take turns."]
+    (cores, memory) = status.resource_warnings(40, "spawn")
+    assert cores.startswith("40 workers on 2 cores")
+    assert memory == "40 workers need about 11.7 GB of memory, and 1.0 GB are free: there is room for 3."
+
+
+@pytest.mark.usefixtures("machine")
+def test_no_room_at_all_is_said_too(monkeypatch):
+    monkeypatch.setattr(status.psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 20))
+    assert list(status.resource_warnings(1, "fork")) == [
+        "1 worker needs about 0.1 GB of memory, and 0.0 GB are free: there is room for none."
+    ]
+
+
+def test_workers_that_may_be_elsewhere_lack_nothing_here():
+    assert list(status.resource_warnings(1000, "command")) == []
+
+
+@pytest.mark.parametrize("words", ["2 --launcher", "2 --launcher nope", "2 --launcher command template=x 3"])
+def test_launchers_that_are_none_are_told_with_those_there_are(words):
+    commands = Commands(Targets(), lambda cluster: None)
+    with pytest.raises(UsageError, match="local, kernel, command" if words.count(" ") < 3 else "say how many"):
+        commands.by_name["start"](words.split())
+    assert commands.started == []
+
+
+def test_what_does_not_fit_a_launcher_is_a_mistake_of_usage(no_leaks):
+    """In a notebook one sentence, and no frames of ours."""
+    commands = Commands(Targets(), lambda cluster: None)
+    with pytest.raises(UsageError, match=r"names a \{host\}: pass hosts="):
+        commands.by_name["start"](["2", "--launcher", "command", "template=ssh {host} {cmd}"])
+    assert commands.started == []
+
+
+@pytest.mark.process
+def test_workers_of_another_kind_are_not_taken_for_those_that_run(no_leaks):
+    commands = Commands(Targets(), lambda cluster: None)
+    try:
+        for words in ("1", "1 --kind process", "1 --launcher local"):
+            assert "1 worker: worker1." in commands.by_name["start"](words.split())
+        for words in ("1 --kind kernel", "1 --launcher command template={cmd}"):
+            with pytest.raises(UsageError, match="workers of kind process run here"):
+                commands.by_name["start"](words.split())
+    finally:
+        commands.stop_started()
+
+
+def test_names_of_launchers_are_offered():
+    vocabulary = Vocabulary((), (), (), ("start",))
+    assert {*OPTIONS["start"]} <= {*vocabulary.after("%cluster", ["start", "2"])}
+    assert "--launcher" in vocabulary.after("%cluster", ["start", "2"])
+    assert vocabulary.after("%cluster", ["start", "2", "--launcher"]) == registry.launcher_names()
+
+
+def test_cores_are_counted():
+    assert status.cores() >= 1
+
+
+@pytest.mark.process
+def test_too_many_workers_are_warned_of_and_started_all_the_same(kernel):
+    kernel.run("from rpcbench.launch import status\nreal, status.cores = status.cores, lambda: 2")
+    try:
+        reply = kernel.run("%cluster scale 3")
+        assert next(content for kind, content in reply.outputs if kind == "stream") == {
+            "name": "stderr", "text": "3 workers on 2 cores: when all compute, they take turns.\n"
+        }  # fmt: skip
+        assert "3 workers: " in reply.text
+        assert "cores" not in kernel.run("%cluster scale 2").text
+    finally:
+        kernel.run("status.cores = real")
+
+
+@pytest.mark.process
+def test_clusters_stand_side_by_side_and_one_is_the_current(kernel):
+    started = kernel.run("%cluster start 1 --name other")
+    lines = [c["data"]["text/plain"] for kind, c in started.outputs if kind in ("display_data", "update_display_data")]
+    assert lines[0].endswith("░ 0 of 1 workers serve") and lines[-1].endswith("█ 1 of 1 workers serve")
+    assert len({c["transient"]["display_id"] for kind, c in started.outputs if "display" in kind}) == 1
+    assert kernel.run("%cluster list").text.splitlines() == [
+        "  main: 2 workers: worker1, worker2.", "* other: 1 worker: worker1."
+    ]  # fmt: skip
+    pids = kernel.value("%remote all __import__('os').getpid()")
+    assert pids == kernel.value("{'worker1': cluster.pid('worker1')}").replace("{'worker1': ", "").rstrip("}")
+    assert kernel.run("%cluster use main").text == "main: 2 workers: worker1, worker2.\n"
+    assert kernel.run("%%remote all\nprint(1)").text.count("1\n") == 2
+    assert kernel.value("__import__('rpcbench').cluster() is cluster, len(cluster.workers)") == "(True, 2)"
+    assert "1 worker: worker1." in kernel.run("%cluster start 1 --name other").text, "twice is harmless"
+    assert kernel.run("%cluster stop").text == (
+        "The cluster is stopped. The current one is now: 2 workers: worker1, worker2.\n"
+    )
+    assert kernel.run("%cluster list").text == "* main: 2 workers: worker1, worker2.\n"
+    assert "there are main" in kernel.run("%cluster use other").text
+    assert "what to call it" in kernel.run("%cluster start 2 --name").text
+
+
+@pytest.mark.process
+def test_a_restarted_worker_runs_its_cells_again_and_tells_what_failed(kernel):
+    kernel.run("%cluster restart worker2\nstart = 20")
+    kernel.run("%%remote worker2 -i start\nx = start + 1")
+    kernel.run("%%remote worker2\nimport os\nassert os.environ.get('CHANGED') is None")
+    kernel.run("%%remote worker2\nprint('seen once')\nx *= 2")
+    assert kernel.run("%%remote worker2\nx = 'never'\n1 / 0").ename == "ZeroDivisionError"
+    again = kernel.run("%cluster restart worker2 --replay")
+    assert again.text == "Started again: worker2.\nworker2 has run its 3 cells again.\n"
+    assert kernel.value("%remote worker2 x") == "42"
+    kernel.run("import os\nos.environ['CHANGED'] = 'yes'")
+    again = kernel.run("%cluster restart worker2 --replay")
+    assert again.text.endswith("4 cells again; 1 failed:\n  import os …  ->  AssertionError: \n")
+    assert kernel.value("%remote worker2 x") == "42"
+
+
+def test_unloading_stops_what_was_started_here_and_nothing_else(monkeypatch):
+    from rpcbench.notebook import cluster_magic
+
+    def acted():
+        agent = SimpleNamespace(running=True)
+        return SimpleNamespace(agent=agent, workers=["w"], over=False, prefer=lambda: None, stopped=[])
+
+    own, other = acted(), acted()
+    own.shutdown = lambda: own.stopped.append(True)
+    current = [other]
+    monkeypatch.setattr(cluster_magic, "cluster", lambda: current[-1])
+    monkeypatch.setattr(cluster_magic, "Cluster", lambda size, **options: own)
+    made = Commands(None, lambda cluster: None)
+    made.by_name["start"](["1", "--name", "mine"])
+    current.append(own)
+    assert made.by_name["list"]([]) == "  main: 1 worker: w.\n* mine: 1 worker: w."
+    made.stop_started()
+    assert (own.stopped, other.stopped) == ([True], [])

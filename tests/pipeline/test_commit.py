@@ -1,0 +1,505 @@
+"""Workers agree by themselves that a step is applied: all of them or none, whoever fails, dies or is interrupted."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dying import data as small_data
+from dying import killed
+from small import SGD, data, pipeline, same
+from test_deaths import check_survivor, die, undisturbed
+from test_deaths import pipeline as mortal
+from worlds import far_world, stop, until
+
+from rpcbench import Cluster
+from rpcbench.base.errors import WorkerLostError
+from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, split
+from rpcbench.pipeline import stage as stage_
+from rpcbench.pipeline.driver import StepDriver
+from rpcbench.pipeline.exchange import DECISION, VOTE, Slot, Slots
+from rpcbench.pipeline.mailboxes import CommitProtocol, Mailbox
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
+from rpcbench.telemetry.trace import trace
+
+IDS = [4, 7, 9]
+
+
+# -- by hand
+class Post:
+    """The mail of one worker, as far as an accord needs it: `sent` goes straight into the slots of the others."""
+
+    def __init__(self, posts: dict[int, Post]) -> None:
+        self.slots, self._posts = Slots(), posts
+        self.take = self.slots.take
+
+    def send(self, slot: Slot, values: tuple[Any, ...]) -> None:
+        self._posts[slot.microbatch].slots.put(slot, lambda: values)
+
+
+@pytest.fixture
+def accords() -> dict[int, tuple[CommitProtocol, Slots]]:
+    posts: dict[int, Post] = {}
+    for id_ in IDS:
+        posts[id_] = Post(posts)
+    return {id_: (CommitProtocol(id_, IDS, post), post.slots) for id_, post in posts.items()}  # type: ignore[arg-type]
+
+
+def test_nobody_goes_on_before_all_have_come_so_far(accords: dict[int, tuple[CommitProtocol, Slots]]) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        for last in IDS:
+            step = 10 + last
+            early = [pool.submit(accords[id_][0].reach, step) for id_ in IDS if id_ != last]
+            time.sleep(0.05)  # nothing tells that they wait for it
+            assert not any(future.done() for future in early)
+            accords[last][0].reach(step)
+            assert [future.result(10) for future in early] == [None, None]
+            assert [slots.abort(step, "too late") for _, slots in accords.values()] == [False] * 3
+            for _, slots in accords.values():
+                slots.finish(step)
+                assert len(slots) == 0
+
+
+def test_what_was_ended_before_goes_on_nowhere(accords: dict[int, tuple[CommitProtocol, Slots]]) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(accords[id_][0].reach, 1) for id_ in IDS[1:]]
+        assert accords[4][1].abort(1, "enough")
+        with pytest.raises(PipelineError, match="enough"):
+            accords[4][0].reach(1)
+        assert not any(future.done() for future in waiting)
+        for id_ in IDS[1:]:
+            assert accords[id_][1].abort(1, "so it was")
+        for future in waiting:
+            with pytest.raises(PipelineError, match="so it was"):
+                future.result(10)
+
+
+def test_who_was_told_to_stop_does_not_go_on_when_the_word_comes_after_all() -> None:
+    slots = Slots()
+    slots.put(Slot(1, DECISION, 0, 7, 4), lambda: (None,))
+    assert slots.abort(1, "enough")
+    with pytest.raises(PipelineError, match="enough"):
+        slots.agree(1)
+    slots.agree(2)
+    assert not slots.abort(2, "too late") and slots.abort(3, "in time")
+    slots.close("worker4 has gone")
+    assert slots.abort(4, "nobody goes on")
+    with pytest.raises(WorkerLostError, match="worker4 has gone"):
+        slots.agree(4)
+
+
+# -- in a pipeline
+def test_each_worker_gets_one_message_of_the_driver(agents: list[Agent]) -> None:
+    pipe = pipeline(optimizer=SGD)
+    pipe.step(*data(24))
+    with trace() as seen:
+        pipe.step(*data(24))
+    me = agents[0].id
+    rows = [row for row in seen.view["messages"].values() if row["kind"] != "Notice"]
+    assert Counter(row["to"] for row in rows if row["from"] == me) == {agents[1].id: 1, agents[2].id: 1}
+
+
+_gate, _reached = threading.Event(), threading.Event()
+
+
+class Sees(torch.optim.SGD):
+    """Says that it steps."""
+
+    stepped: Counter[int] = Counter()
+
+    def step(self, closure: Any = None) -> Any:
+        self.stepped[len(self.param_groups[0]["params"])] += 1
+        return super().step(closure)
+
+
+class Late(torch.nn.Linear):
+    """Makes the last gradient of its weight when the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 16, dtype=torch.double)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.register_hook(self._hold)
+        return super().forward(x)
+
+    def _hold(self, gradient: torch.Tensor) -> torch.Tensor:
+        _reached.set()
+        assert _gate.wait(30)
+        return gradient
+
+
+def test_no_optimizer_steps_before_all_gradients_are_there(agents: list[Agent]) -> None:
+    _gate.clear()
+    _reached.clear()
+    Sees.stepped.clear()
+    net = torch.nn.Sequential(Late(), torch.nn.Tanh(), torch.nn.Linear(16, 4, dtype=torch.double))
+    pipe = pipeline(net, optimizer=(Sees, {"lr": 0.1}), microbatches=1)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            step = pool.submit(pipe.step, *data(24))
+            assert _reached.wait(20)
+            until(lambda: any(row["state"] == "done" for row in agents[2].tables()["steps"].values()))
+            time.sleep(0.05)  # nothing tells that it waits for the accord
+            assert not Sees.stepped
+        finally:
+            _gate.set()
+        assert step.result(20).loss > 0
+    assert sum(Sees.stepped.values()) == 2
+
+
+_interrupting = threading.Lock()
+
+
+def interrupts() -> bool:
+    """Interrupt the notebook, unless the other worker has; whether this one did."""
+    with _interrupting:
+        if _reached.is_set():
+            return False
+        _thread.interrupt_main()  # before the other one can go on, and end what is to be interrupted
+        _reached.set()
+    time.sleep(0.3)  # the notebook asks now whether the step can be ended; nothing tells here that it has
+    return True
+
+
+class Interrupts(torch.optim.SGD):
+    """Interrupts the notebook while optimizers step, which goes on only afterwards."""
+
+    def step(self, closure: Any = None) -> Any:
+        interrupts()
+        return super().step(closure)
+
+
+def test_ctrl_c_is_raised_when_all_have_stepped(agents: list[Agent]) -> None:
+    _reached.clear()
+    pipe, plain = pipeline(optimizer=(Interrupts, SGD[1])), pipeline(optimizer=SGD)
+    with pytest.raises(KeyboardInterrupt):
+        pipe.step(*data(24))
+    assert pipe.optimizer_step == 1
+    plain.step(*data(24))
+    same(pipe.state_dict(), plain.state_dict())
+    assert pipe.step(*data(24)).loss == pytest.approx(plain.step(*data(24)).loss, rel=1e-12)
+    assert pipe.optimizer_step == 2
+
+
+class InterruptsTwice(torch.optim.SGD):
+    """As that, and again while the notebook waits for the end of the step."""
+
+    def step(self, closure: Any = None) -> Any:
+        if interrupts():
+            _thread.interrupt_main()
+            time.sleep(0.3)
+        return super().step(closure)
+
+
+def test_a_second_ctrl_c_leaves_no_step_uncounted(agents: list[Agent]) -> None:
+    _reached.clear()
+    pipe = pipeline(optimizer=(InterruptsTwice, SGD[1]))
+    history = pipe.fit([data(24)], progress=False)
+    assert history.interrupted and len(history.losses) == pipe.optimizer_step == 1
+
+
+def test_ctrl_c_while_a_checkpoint_is_written_leaves_no_step_uncounted(agents: list[Agent]) -> None:
+    pipe, written = pipeline(optimizer=SGD), []
+
+    def write(number: int) -> None:
+        _thread.interrupt_main()
+        for _ in range(10):  # Python raises between two steps of a loop, if it may
+            written.append(number)
+
+    pipe.worker_group.steps.on_applied = write
+    history = pipe.fit([data(24)], progress=False)
+    assert history.interrupted and len(history.losses) == 1 and written == [1] * 10
+
+
+@pytest.mark.parametrize("told", [1, 2])
+def test_ctrl_c_while_workers_are_told_forgets_none_of_them(agents: list[Agent], told: int) -> None:
+    """It comes when a worker has been told, and before who has told it knows that."""
+    pipe, plain = pipeline(optimizer=SGD), pipeline(optimizer=SGD)
+    ask, asked = pipe.worker_group.steps._ask, []
+
+    def interrupted(*what: Any) -> Any:
+        answer = ask(*what)
+        asked.append(answer)
+        if len(asked) == told:
+            if told == 2:
+                until(lambda: all(future.done() for future in asked), "all to have stepped")
+            _thread.interrupt_main()
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipe.worker_group.steps, "_ask", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pipe.step(*data(24))
+    same(pipe.state_dict(), plain.state_dict() if pipe.optimizer_step == 0 else stepped(plain))
+    before = pipe.optimizer_step
+    assert before == told - 1 and pipe.step(*data(24)).loss > 0 and pipe.optimizer_step == before + 1
+
+
+def stepped(pipe: Pipeline) -> dict[str, torch.Tensor]:
+    pipe.step(*data(24))
+    return pipe.state_dict()
+
+
+def test_what_became_of_a_step_that_nobody_has_seen_the_end_of_is_found_out(agents: list[Agent]) -> None:
+    """As where Ctrl-C comes once more, in the midst of what follows the first."""
+    pipe = pipeline(optimizer=SGD)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepDriver, "_after", lambda *_: None)
+        patch.setattr(StepDriver, "_reports", interrupted_at_its_end(StepDriver._reports))
+        with pytest.raises(KeyboardInterrupt):
+            pipe.step(*data(24))
+    assert pipe.optimizer_step is None
+    assert pipe.step(*data(24)).loss > 0 and pipe.optimizer_step == 2
+
+
+def interrupted_at_its_end(reports: Any) -> Any:
+    def interrupted(self: StepDriver, running: Any) -> Any:
+        reports(self, running)
+        raise KeyboardInterrupt
+
+    return interrupted
+
+
+def test_one_that_cannot_tell_the_others_keeps_nobody_waiting(agents: list[Agent]) -> None:
+    send = Mailbox.send
+
+    def fails(self: Mailbox, slot: Slot, values: tuple[Any, ...]) -> None:
+        if slot.kind == DECISION:
+            raise OSError("on purpose")
+        send(self, slot, values)
+
+    pipe = pipeline(optimizer=SGD)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Mailbox, "send", fails)
+        with pytest.raises((OSError, PipelineError), match="on purpose"):  # of who could not tell, or was told why
+            pipe.step(*data(24))
+        with pytest.raises(PipelineError, match="hold optimizer step 0 or 1"):
+            pipe.step(*data(24))
+
+
+class FailsFirst(torch.optim.SGD):
+    """On the first worker."""
+
+    def step(self, closure: Any = None) -> Any:
+        if current.current().name == "worker1":
+            _reached.set()
+            raise ArithmeticError("on purpose")
+        return super().step(closure)
+
+
+def test_who_hears_late_of_the_accord_steps_all_the_same(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the first worker has failed by then, and the driver knows it."""
+    _reached.clear()
+    take = Mailbox.take
+
+    def late(self: Mailbox, slot: Slot) -> Any:
+        if slot.kind == DECISION:
+            assert _reached.wait(20)
+            time.sleep(0.2)  # nothing tells here what the driver does about it
+        return take(self, slot)
+
+    monkeypatch.setattr(Mailbox, "take", late)
+    pipe = pipeline(optimizer=(FailsFirst, SGD[1]))
+    with pytest.raises(ArithmeticError, match="on purpose") as caught:
+        pipe.step(*data(24))
+    words = "stage 0 holds optimizer step 0 or 1, stage 1 holds optimizer step 1."
+    assert words in "".join(caught.value.__notes__)
+
+
+class Breaks(torch.optim.SGD):
+    """As `Interrupts`, and the one that is second fails."""
+
+    def step(self, closure: Any = None) -> Any:
+        first = interrupts()
+        super().step(closure)
+        if not first:
+            raise ArithmeticError("on purpose")
+
+
+def test_an_optimizer_that_fails_after_ctrl_c_is_told(agents: list[Agent]) -> None:
+    _reached.clear()
+    pipe = pipeline(optimizer=(Breaks, SGD[1]))
+    with pytest.raises(ArithmeticError, match="on purpose") as caught:
+        pipe.step(*data(24))
+    assert "holds optimizer step 0 or 1" in "".join(caught.value.__notes__)
+    with pytest.raises(PipelineError, match="holds optimizer step 1"):
+        pipe.step(*data(24))
+
+
+def test_a_batch_that_has_stepped_is_over(agents: list[Agent]) -> None:
+    pipe = pipeline(optimizer=SGD)
+    with pipe.accumulate() as batch:
+        batch.step(*data(24))
+        for use in (batch.apply, lambda: batch.step(*data(24)), lambda: batch.add(*data(24))):
+            with pytest.raises(PipelineError, match="have been applied"):
+                use()
+    with pytest.raises(RuntimeError, match="Could not find autograd context"), pipe.accumulate() as later:
+        later.release()
+        later.step(*data(24))
+    assert pipe.optimizer_step == 1
+    with pipe.batch(*data(24)) as batch, pytest.raises(PipelineError, match="something was added already"):
+        batch.step(*data(24))
+
+
+# -- deaths
+def dies_at(kind: int, before: bool, sign: str) -> None:
+    """From now on, this process ends when it says a word of an accord, before or after it has gone out."""
+    send = Mailbox.send
+
+    def watched(self: Mailbox, slot: Slot, values: tuple[Any, ...]) -> None:
+        if slot.kind == kind and before:
+            die(sign)
+        send(self, slot, values)
+        if slot.kind == kind:
+            die(sign)
+
+    Mailbox.send = watched  # type: ignore[method-assign]
+
+
+BEFORE, AFTER, EITHER = (1, 1), (2, 2), (1, 2)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("name", "kind", "before", "lost", "left"),
+    [
+        ("worker2", VOTE, True, BEFORE, BEFORE),
+        ("worker2", VOTE, False, EITHER, None),  # the first worker has heard of it, or of the death
+        ("worker1", DECISION, True, EITHER, BEFORE),
+        ("worker1", DECISION, False, EITHER, AFTER),
+    ],
+)
+def test_a_worker_killed_while_they_agree(
+    cluster: Cluster, tmp_path: Path, name: str, kind: int, before: bool, lost: Any, left: Any
+) -> None:
+    expected = [undisturbed(cluster, steps) for steps in (1, 2)]
+    pipe = mortal(cluster, optimizer=(torch.optim.SGD, {"lr": 0.1}))
+    pipe.step(*small_data())
+    cluster.rpc_sync(name, dies_at, (kind, before, str(tmp_path / "sign")))
+    error = killed(pipe, tmp_path / "sign")
+    assert error.at == {name: "after its last operation"}
+    (stage,) = error.stages
+    held = error.held[1 - stage]
+    assert held == left or (left is None and held in (BEFORE, AFTER))
+    assert error.held[stage] == lost or (left is None and held == BEFORE == error.held[stage])
+    assert ("no parameter has changed" in str(error)) == (held == BEFORE)
+    check_survivor(cluster, pipe, next(iter(cluster.workers)), expected[held == AFTER])
+
+
+@pytest.mark.process
+def test_a_first_worker_that_does_not_answer_keeps_nobody_waiting(cluster: Cluster) -> None:
+    pipe = mortal(cluster, {3: Raises()}, optimizer=(torch.optim.SGD, {"lr": 0.1}))
+    pipe.step(*small_data())
+    before = pipe.state_dict()
+    pid = cluster.pid("worker1")
+    cluster.rpc_sync("worker2", Raises.arm, (pid,))
+    began = time.monotonic()
+    try:
+        with pytest.raises(ArithmeticError, match="while the other one stands"):
+            pipe.step(*small_data())
+        assert time.monotonic() - began < 5
+        assert pipe.optimizer_step is None
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in pipe.state_dict().items())
+    assert pipe.optimizer_step == 1
+    assert pipe.step(*small_data()).loss > 0
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_a_first_worker_that_is_silent_when_the_others_are_ready_decides_later(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch, agrees: bool
+) -> None:
+    _gate.clear()
+    _reached.clear()
+    answers, abort = threading.Event(), Slots.abort
+    net = torch.nn.Sequential(Late(), torch.nn.Tanh(), torch.nn.Linear(16, 4, dtype=torch.double))
+    pipe = pipeline(net, optimizer=SGD, microbatches=1)
+    (first,) = agents[1].part(stage_._Directory).workers.values()
+
+    def silent(self: Slots, step: int, reason: str) -> bool:
+        assert self is not first.slots or answers.wait(20)
+        return abort(self, step, reason)
+
+    def interrupt() -> None:
+        assert _reached.wait(20)
+        until(lambda: any(row["state"] == "done" for row in agents[2].tables()["steps"].values()))
+        _thread.interrupt_main()
+
+    monkeypatch.setattr(Slots, "abort", silent)
+    with ThreadPoolExecutor(1) as pool:
+        interrupting = pool.submit(interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                pipe.step(*data(24))
+            assert pipe.optimizer_step is None
+            for event in (_gate, answers) if agrees else (answers, _gate):
+                event.set()
+                if event is answers and not agrees:
+                    until(lambda: first.slots.aborted(pipe.worker_group.steps._step), "the step to be ended there")
+                elif agrees and event is _gate:
+                    until(lambda: first.slots._committed == pipe.worker_group.steps._step, "it to agree")
+        finally:
+            _gate.set()
+            answers.set()
+        interrupting.result(20)
+    if not agrees:  # nobody else waits for it either, though nobody has asked again
+        (second,) = agents[2].part(stage_._Directory).workers.values()
+        until(lambda: second.slots.aborted(pipe.worker_group.steps._step), "the other one to wait no more")
+    assert pipe.step(*data(24)).loss > 0 and pipe.optimizer_step == 1 + agrees
+
+
+class Raises(torch.nn.Linear):
+    """Stops the other process, then fails; once."""
+
+    other = 0
+
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+
+    @classmethod
+    def arm(cls, pid: int) -> None:
+        cls.other = pid
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pid, Raises.other = Raises.other, 0
+        if pid:
+            stop(pid)
+            raise ArithmeticError("while the other one stands")
+        return super().forward(x)
+
+
+def test_of_a_first_worker_on_another_host_nobody_knows_whether_it_had_agreed(tmp_path: Path) -> None:
+    with far_world(tmp_path, 3) as agents:
+        layers = [torch.nn.Linear(6, 16), Leaves()]
+        pipe = Pipeline(split(layers, ["worker2", "worker1"]), "1f1b", 2, torch.nn.functional.mse_loss, SGD)
+        x = torch.rand(8, 6)
+        assert pipe.step(x, torch.rand(8, 16)).loss > 0
+        gone = agents.pop()
+        Leaves.armed = gone.stop
+        with pytest.raises(StageLostError, match=r"worker2 was lost in step .*no parameter has changed") as caught:
+            pipe.step(x, torch.rand(8, 16))
+        assert caught.value.held == {0: (1, 2), 1: (1, 1)}
+
+
+class Leaves(torch.nn.Linear):
+    armed: Any = None
+
+    def __init__(self) -> None:
+        super().__init__(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        stop, Leaves.armed = Leaves.armed, None
+        if stop is not None:
+            stop()
+        return super().forward(x)

@@ -1,0 +1,72 @@
+"""What the driver claims of the stages, in words, and where a worker was by its record."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from rpcbench.pipeline.failures import CommitState, Lost, lost_error
+from rpcbench.pipeline.ops import parse
+from rpcbench.pipeline.step_log import CrashRecord, WorkerPhase, files, words
+
+(OPS,) = parse("1F0 1B0")
+
+
+def test_stages_that_hold_the_same_are_told_together() -> None:
+    commit_state = CommitState(range(4))
+    assert commit_state.number == 0 and commit_state.begin() == 1
+    commit_state.reached(1, [0, 2])
+    assert commit_state.number is None and commit_state.least == 0
+    words = "stages 0 and 2 hold optimizer step 1, stages 1 and 3 hold optimizer step 0 or 1"
+    assert commit_state.words([0, 1, 2, 3]) == words
+    commit_state.reached(1)
+    assert commit_state.number == 1
+
+
+def test_what_fails_while_it_is_loaded_is_known_to_nobody() -> None:
+    commit_state = CommitState(range(2))
+    with pytest.raises(OSError), commit_state.replaced(7):
+        raise OSError
+    assert commit_state.number is None and "unknown mixture" in commit_state.words([0])
+    with commit_state.replaced(7):
+        pass
+    assert commit_state.number == 7
+
+
+def test_an_error_tells_of_all_who_are_lost_and_can_be_sent() -> None:
+    commit_state = CommitState(range(3))
+    commit_state.reached(4)
+    lost = [Lost("worker1", "in F0 of stage 0", "it was killed", (0,)), Lost("worker3", "at rest", "so was it", (2,))]
+    error = lost_error(lost, "in step 9", commit_state, changed=False)
+    assert str(error) == (
+        "worker1 was lost in step 9, in F0 of stage 0; worker3 was lost in step 9, at rest; stages 0 and 2, at "
+        "optimizer step 4, went with them; no parameter has changed: stage 1 holds optimizer step 4; start them again "
+        "(cluster.restart('worker1'), cluster.restart('worker3')), make the Pipeline again and load a checkpoint into "
+        "all its stages: pipe.resume(), or pipe.load(folder) with what pipe.save(folder) has written. "
+        "The reason: it was killed; so was it"
+    )
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.at, copy.stages, copy.held) == (str(error), error.at, (0, 2), error.held)
+
+
+@pytest.mark.parametrize(
+    ("doing", "where", "told"),
+    [
+        (WorkerPhase.NOTHING, 0, "before its first operation"),
+        (WorkerPhase.WAITS, 1, "waiting to begin B0 of stage 1"),
+        (WorkerPhase.RUNS, 0, "in F0 of stage 1"),
+        (WorkerPhase.SENDS, 1, "sending what B0 of stage 1 has made"),
+        (WorkerPhase.READY, 0, "after its last operation"),
+        (WorkerPhase.APPLIES, 1, "in the optimizer of stage 1"),
+        (WorkerPhase.APPLIED, 0, "after its optimizers"),
+    ],
+)
+def test_a_record_is_read_through_other_memory(tmp_path: Path, doing: WorkerPhase, where: int, told: str) -> None:
+    with files(str(tmp_path), [1, 2]) as paths:
+        mine, theirs = CrashRecord.at(paths[1]), CrashRecord.at(paths[1])
+    assert list(tmp_path.iterdir()) == []
+    theirs.note(2**40, doing, where)
+    assert words(mine.place, 2**40, OPS) == told
+    assert words(mine.place, 2**40 + 1, OPS) == "before its first operation"

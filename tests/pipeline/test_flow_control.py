@@ -1,0 +1,310 @@
+"""A stage is a bounded number of micro-batches ahead of another, and no bound stops a schedule that could end."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+import small
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from small import STAGES
+from torch import nn
+from worlds import until
+
+from rpcbench.base.errors import PipelineError
+from rpcbench.pipeline import Pipeline, mailboxes, stage
+from rpcbench.pipeline.exchange import BACKWARD, FORWARD, Slots
+from rpcbench.pipeline.mailboxes import ENDS, Channel, FlowControl, Mailbox, window
+from rpcbench.pipeline.ops import Kind, Op, Ops, gives, needs, placement
+from rpcbench.pipeline.schedules import named
+from rpcbench.runtime.agent import Agent
+from rpcbench.testing import Faults
+
+NAMES = [*STAGES, "async"]
+Ways = list[tuple[int, int]]
+
+
+# -- on paper
+class Played:
+    """Workers with these lists, who go on in any order, and hear of what was taken only when nobody can go on."""
+
+    def __init__(self, ops: Ops, ways: Ways, ahead: int, draw: random.Random) -> None:
+        self.left = [list(own) for own in ops]
+        self.most = 0
+        self._home, self._ways, self._draw = placement(ops), ways, draw
+        self._stages = 1 + max(self._home)
+        self._credits = [FlowControl(1, ahead) for _ in ops]
+        self._unsent: list[list[Channel]] = [[] for _ in ops]
+        self._running: list[Op | None] = [None for _ in ops]
+        self._given: set[Op] = set()
+        self._there: dict[Channel, int] = {}
+        self._told: list[tuple[Channel, int]] = []
+
+    def run(self) -> bool:
+        """Whether all ends."""
+        while True:
+            if able := [worker for worker in range(len(self.left)) if self._may(worker)]:
+                self._go(self._draw.choice(able))
+            elif self._told:
+                of, count = self._told.pop()
+                self._credits[self._giver(of)].acknowledged(of, count)
+            else:
+                return not any(self.left) and not any(self._running)
+
+    def _may(self, worker: int) -> bool:
+        if unsent := self._unsent[worker]:
+            return self._credits[worker].may_send(unsent[0])
+        own = self.left[worker]
+        return bool(own) and self._given.issuperset(needs(own[0], self._stages))
+
+    def _go(self, worker: int) -> None:
+        if not self._unsent[worker]:
+            op = self._running[worker] = self.left[worker].pop(0)
+            self._take(worker, op)
+            self._unsent[worker] = self._channels(op, taken=False)
+        else:
+            of = self._unsent[worker].pop(0)
+            self._credits[worker].record_sent(of)
+            self._there[of] = self._there.get(of, 0) + 1
+            self.most = max(self.most, self._there[of])
+        if not self._unsent[worker]:
+            running, self._running[worker] = self._running[worker], None
+            assert running is not None
+            self._given.add(gives(running))
+
+    def _take(self, worker: int, op: Op) -> None:
+        for of in self._channels(op, taken=True):
+            self._there[of] -= 1
+            if count := self._credits[worker].record_taken(of):
+                self._told.insert(0, (of, count))
+
+    def _channels(self, op: Op, taken: bool) -> list[Channel]:
+        """What it takes of other workers, or gives them."""
+        if op.kind not in (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT):
+            return []
+        forward = op.kind is Kind.FORWARD
+        before = [s for s, taker in self._ways if taker == op.stage]
+        after = [taker for s, taker in self._ways if s == op.stage]
+        others = before if forward == taken else after
+        kind = FORWARD if forward else BACKWARD
+        pairs = [(op.stage, other) if taken else (other, op.stage) for other in others]
+        return [Channel(kind, *pair) for pair in pairs if self._home[pair[0]] != self._home[pair[1]]]
+
+    def _giver(self, of: Channel) -> int:
+        return self._home[of.source]
+
+
+def ways(ops: Ops, skips: Ways = ()) -> Ways:  # type: ignore[assignment]
+    stages = 1 + max(op.stage for own in ops for op in own)
+    chain = [(stage, stage + 1) for stage in range(stages - 1)]
+    return chain + [(s, t) for s, t in skips if t < stages and (s, t) not in chain]
+
+
+def shuffled(ops: Ops, draw: random.Random) -> Ops:
+    """The same work in another order that can run."""
+    home, stages = placement(ops), 1 + max(op.stage for own in ops for op in own)
+    left, done, made = [op for own in ops for op in own], set(), [[] for _ in ops]  # type: ignore[var-annotated]
+    while left:
+        op = draw.choice([op for op in left if done.issuperset(needs(op, stages))])
+        left.remove(op)
+        done.add(gives(op))
+        made[home[op.stage]].append(op)
+    return made
+
+
+@given(st.sampled_from(NAMES), st.integers(2, 4), st.integers(1, 24), st.integers(0, 2**20), st.booleans())
+def test_no_window_stops_a_schedule(name: str, workers: int, microbatches: int, seed: int, anew: bool) -> None:
+    draw = random.Random(seed)
+    ops = named(name)(workers, microbatches)
+    if anew and name != "async":
+        ops = shuffled(ops, draw)
+    there = ways(ops, [(0, 2), (1, 3), (0, 4)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mailboxes, "MIN_WINDOW", 2)
+        ahead = window(ops, there)
+    played = Played(ops, there, ahead, draw)
+    assert played.run()
+    assert played.most <= ahead
+
+
+@pytest.mark.parametrize("ahead", [2, 3, 4, 6])
+def test_windows_that_are_too_small_would_stop_some(ahead: int) -> None:
+    """So the test above can fail."""
+    ops = named("bfs")(2, 16)
+    assert not Played(ops, ways(ops), ahead, random.Random(0)).run()
+
+
+def test_gpipe_runs_no_further_ahead_than_the_least_window() -> None:
+    ops = named("gpipe")(2, 64)
+    assert window(ops, ways(ops)) == mailboxes.MIN_WINDOW
+
+
+# -- at work, between workers that share no memory: what lies in a lane is not counted
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPCBENCH_SHARED_MEMORY", "0")
+
+
+class Gate(nn.Module):
+    """Lets one pass for each `open`, and counts those that have come and gone."""
+
+    allowed = threading.Semaphore(0)
+    passed = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.allowed.acquire(timeout=60)
+        Gate.passed += 1
+        return x
+
+
+class Counted(nn.Module):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Counted.calls += 1
+        return x
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many threads wait for room; they say so themselves."""
+    found = {"for room": 0}
+    given = Mailbox._await_credit
+
+    def told(self: Mailbox, *args: Any) -> None:
+        found["for room"] += 1
+        try:
+            given(self, *args)
+        finally:
+            found["for room"] -= 1
+
+    monkeypatch.setattr(Mailbox, "_await_credit", told)
+    return found
+
+
+def gated() -> Pipeline:
+    """Its second stage lets micro-batches through as the test does."""
+    Gate.passed = Counted.calls = 0
+    Gate.allowed = threading.Semaphore(0)
+    net = nn.Sequential(nn.Linear(6, 16), Counted(), Gate(), nn.Linear(16, 4)).double()
+    return small.pipeline(net, microbatches=32, schedule="gpipe")
+
+
+def begun(function: Any, *args: Any) -> tuple[threading.Thread, list[Any]]:
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(function(*args))
+        except PipelineError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, outcome
+
+
+def test_a_quick_stage_waits_for_a_slow_one(agents: list[Agent], waits: dict[str, int]) -> None:
+    pipe, (x, _) = gated(), small.data(32)
+    thread, outcome = begun(pipe.predict, x)
+    # One has been taken, and is held at the gate: LEAST are on their way or there, and one more is to be sent.
+    until(lambda: waits["for room"] == 1 and Counted.calls == mailboxes.MIN_WINDOW + 1)
+    slots: Slots = next(iter(agents[2].part(stage._Directory).workers.values())).slots
+    assert len(slots) <= mailboxes.MIN_WINDOW
+    for _ in range(mailboxes.MIN_WINDOW // 2):
+        Gate.allowed.release()  # half of them are taken, and told of
+    until(lambda: Counted.calls == mailboxes.MIN_WINDOW + 1 + mailboxes.MIN_WINDOW // 2 and waits["for room"] == 1)
+    Gate.allowed.release(64)
+    thread.join(30)
+    assert not thread.is_alive() and Gate.passed == 32
+    torch.testing.assert_close(outcome[0], local(pipe)(x))
+
+
+def test_a_stage_that_waits_for_room_leaves_receiving_to_others(
+    agents: list[Agent], waits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it received would be heard by another thread, and it would receive on until something else comes."""
+    read = []
+    receive_until = agents[1].requests.receive_until
+
+    def told(*args: Any, **options: Any) -> None:
+        if waits["for room"]:
+            read.append(args)
+        receive_until(*args, **options)
+
+    monkeypatch.setattr(agents[1].requests, "receive_until", told)
+    thread, _ = begun(gated().predict, small.data(32)[0])
+    until(lambda: waits["for room"] == 1 and Counted.calls == mailboxes.MIN_WINDOW + 1)
+    Gate.allowed.release(64)
+    thread.join(30)
+    assert not thread.is_alive() and Gate.passed == 32 and not read
+
+
+class _GatedBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        assert Gate.allowed.acquire(timeout=60)
+        return gradients[0]
+
+
+class GateBack(nn.Module):
+    """As `Gate`, on the way back."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _GatedBack.apply(x)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def test_who_has_read_before_and_waits_for_room_lets_others_read(
+    agents: list[Agent], waits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else hands over what the last stage keeps, which takes activations one after another until it gives."""
+    monkeypatch.setattr(agents[2]._pool.monitor, "released", lambda loop: None)
+    Gate.allowed = threading.Semaphore(0)
+    net = nn.Sequential(nn.Linear(6, 16), GateBack(), nn.Identity(), nn.Linear(16, 4)).double()
+    pipe = small.pipeline(net, microbatches=32, schedule="gpipe", optimizer=small.SGD)
+    thread, outcome = begun(pipe.step, *small.data(32))
+    (last,) = agents[2].part(stage._Directory).workers.values()
+
+    def waits_for_room() -> bool:
+        given = last.mail._credits
+        return waits["for room"] == 1 and given is not None and not given.may_send(Channel(BACKWARD, 0, 1))
+
+    until(waits_for_room)
+    Gate.allowed.release(32)
+    thread.join(30)
+    assert not thread.is_alive() and len(outcome) == 1
+
+
+def local(pipe: Pipeline) -> nn.Module:
+    """The same model in one process."""
+    net = nn.Sequential(nn.Linear(6, 16), nn.Identity(), nn.Identity(), nn.Linear(16, 4)).double()
+    net.load_state_dict(pipe.state_dict())
+    return net
+
+
+def test_who_waits_for_room_waits_no_more_when_the_step_ends(agents: list[Agent], waits: dict[str, int]) -> None:
+    pipe = gated()
+    thread, outcome = begun(pipe.predict, small.data(32)[0])
+    until(lambda: waits["for room"] == 1 and Counted.calls == mailboxes.MIN_WINDOW + 1)
+    step = next(iter(pipe.worker_group._losses.tasks.values())).step
+    agents[0].notify(agents[1].id, ENDS, (pipe.worker_group._key, step, "enough"))
+    until(lambda: waits["for room"] == 0)
+    Gate.allowed.release(64)
+    thread.join(30)
+    assert not thread.is_alive() and isinstance(outcome[0], PipelineError) and "enough" in str(outcome[0])
+
+
+def test_a_training_step_takes_no_word_of_it_where_all_fits(agents: list[Agent]) -> None:
+    told = Faults()
+    agents[2].links.use(told)
+    pipe = small.pipeline(microbatches=mailboxes.MIN_WINDOW, schedule="gpipe", optimizer=small.SGD)
+    pipe.step(*small.data(mailboxes.MIN_WINDOW))
+    assert not any("Notice" in line and "credits" in line for line in told.history)

@@ -1,0 +1,86 @@
+"""What a process that comes by itself hears before it is a member, and how long it takes "no" for a "not yet"."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import IncompleteWorldError, RefusedError, TurnedAwayError
+from rpcbench.rpc import init
+from rpcbench.rpc.init import start_agent
+from rpcbench.transport.addresses import Opener
+from rpcbench.transport.handshake import Identity
+from rpcbench.transport.hosts import host_id
+from rpcbench.transport.rendezvous import Rendezvous
+
+HELD = RefusedError("worker1 does not let this process in: rank 0 is not unique: notebook has it already")
+LEADER = Identity("c", 1, "worker1", 0, host_id(), offer=3)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> WorldConfig:
+    return WorldConfig("notebook", 0, "c", str(tmp_path), b"secret")
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *said: Identity | RefusedError) -> Iterator[Identity | RefusedError]:
+    """The last one again and again."""
+    left = iter([*said, *[said[-1]] * 1000])
+
+    def answer(*_: object) -> Identity:
+        if isinstance(found := next(left), RefusedError):
+            raise found
+        return found
+
+    monkeypatch.setattr(init, "_first_answer", answer)
+    return left
+
+
+def test_who_had_the_rank_may_only_just_have_died(config: WorldConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, HELD, HELD, LEADER)
+    asked = init.request_incarnation(config, False, time.monotonic() + 60)
+    assert (asked.led_by, asked.incarnation) == (1, 3)
+
+
+def test_who_has_it_still_a_little_later_is_alive(config: WorldConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = answers(monkeypatch, HELD)
+    begun = time.monotonic()
+    with pytest.raises(RefusedError, match="notebook has it already"):
+        init.request_incarnation(config, False, begun + 60)
+    assert len(list(left)) > 500, "it does not ask for all of the time that it has"
+
+
+def test_who_waits_for_a_world_that_cannot_be_founded_is_told_why(tmp_path: Path) -> None:
+    def config(name: str, rank: int) -> WorldConfig:
+        return WorldConfig(name, rank, "c", str(tmp_path), b"secret", world_size=2, launched=False)
+
+    waiting = threading.Event()
+    told: list[IncompleteWorldError] = []
+
+    def wait() -> None:
+        waiting.set()
+        with pytest.raises(IncompleteWorldError) as error:
+            init.request_incarnation(config("worker1", 1), False, time.monotonic() + 60)
+        told.append(error.value)
+
+    waiter = threading.Thread(target=wait)
+    listener, address = Opener(b"").listen(f"unix:{tmp_path}/other.sock")
+    try:
+        waiter.start()
+        assert waiting.wait(20)
+        time.sleep(0.05)  # the time of a file is coarser than the clock that the waiter looks at
+        (tmp_path / "draft").write_text(f"77 0 {address}")
+        (tmp_path / "draft").replace(Rendezvous(tmp_path).path)  # at once, as the waiter reads it over and over
+        with pytest.raises(TurnedAwayError, match="already listens where this world meets"):
+            start_agent(config("notebook", 0))
+    finally:
+        listener.close()
+    waiter.join(20)
+    assert "worker1: worker 0 could not found the world: another process already listens" in str(told[0])
+    Rendezvous(tmp_path).path.unlink()
+    start_agent(WorldConfig("notebook", 0, "c", str(tmp_path), b"secret", launched=False)).stop()
+    assert Rendezvous(tmp_path).failure(0.0) is None

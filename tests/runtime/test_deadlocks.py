@@ -1,0 +1,273 @@
+"""Who waits for whom is told, and waits that go round in a circle are ended."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import nothing_left, until, world
+
+import rpcbench
+from rpcbench.base import futures
+from rpcbench.base.errors import DeadlockError
+from rpcbench.base.futures import Future, wait_all
+from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.deadlocks import ASK, Watchdog
+
+_shared: dict[str, Any] = {}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(futures, "_LONG", 0.2)
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    _shared.clear()
+    with world(tmp_path, 3, rpc_timeout=0) as made:
+        yield made
+        for value in _shared.values():
+            if isinstance(value, threading.Event):
+                value.set()
+    _shared.clear()
+
+
+def event(name: str) -> threading.Event:
+    return _shared.setdefault(name, threading.Event())
+
+
+def hold(name: str) -> None:
+    event(f"{name} runs").set()
+    event(name).wait(30)
+
+
+# -- circles
+def give(rref: RRef[Any]) -> None:
+    """Each worker uses a handle of its own, as if it were in a process of its own."""
+    name = current.current().name
+    _shared[f"{name}'s"] = rref
+    event(name).set()
+
+
+def wait_for_what_is_given() -> Any:
+    name = current.current().name
+    assert event(name).wait(20)
+    return _shared[f"{name}'s"].to_here()
+
+
+@pytest.mark.parametrize("where", ["worker1", "notebook"])
+def test_a_value_that_waits_for_itself(agents: list[Agent], where: str) -> None:
+    """Row 20 of the faults."""
+    rref = remote(where, wait_for_what_is_given)
+    rpc_sync(where, give, (rref,))
+    circle = f"in a circle: wait_for_what_is_given on {where} → wait_for_what_is_given on {where}$"
+    with pytest.raises(DeadlockError, match=circle):
+        rref.to_here()
+    assert rpc_sync("worker1", max, (1, 2)) == 2
+    _shared.clear()
+    del rref
+    nothing_left(agents)
+
+
+def test_two_values_on_two_workers_that_wait_for_each_other(agents: list[Agent]) -> None:
+    one, two = remote("worker1", wait_for_what_is_given), remote("worker2", wait_for_what_is_given)
+    rpc_sync("worker1", give, (two,))
+    rpc_sync("worker2", give, (one,))
+    for rref in (one, two):
+        with pytest.raises(
+            DeadlockError, match=r"is_given on worker1 → to_here on worker2 → wait_for_what_is_given on"
+        ):
+            rref.to_here()
+    _shared.clear()
+    del one, two, rref
+    nothing_left(agents)
+
+
+def call_back_and_wait() -> Any:
+    _shared["call"] = rpc_async("worker2", call_home)
+    return _shared["call"].wait()
+
+
+def call_home() -> Any:
+    until(lambda: "call" in _shared)
+    return rpc_sync("worker1", wait_for_shared_call)
+
+
+def wait_for_shared_call() -> Any:
+    """As one of several, and by way of a continuation."""
+    return wait_all([rpc_async("worker2", max, (1, 2)), _shared["call"].then(lambda done: done.value())])
+
+
+def test_calls_back_and_forth_of_which_the_last_waits_for_the_second(agents: list[Agent]) -> None:
+    circle = r"call_home on worker2 → wait_for_shared_call on worker1 → call_home on worker2"
+    with pytest.raises(DeadlockError, match=circle):
+        rpc_sync("worker1", call_back_and_wait)
+    _shared.clear()
+    nothing_left(agents)
+
+
+def test_only_the_wait_ends_and_what_it_waited_for_goes_on(agents: list[Agent]) -> None:
+    future: Future[int] = Future()
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            future.wait()
+        except DeadlockError as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(future._waiters) == 2)
+    assert future.break_wait(threads[0].ident or 0, DeadlockError("round"))
+    threads[0].join(20)
+    assert len(raised) == 1 and not future.done()
+    assert not future.break_wait(threads[0].ident or 0, DeadlockError("again"))
+    future.set_result(1)
+    threads[1].join(20)
+    assert len(raised) == 1
+
+
+# -- no circles
+def deep(levels: int, here: str, there: str) -> int:
+    if levels == 0:
+        hold("bottom")
+        return 0
+    return 1 + rpc_sync(there, deep, (levels - 1, there, here))
+
+
+def test_a_long_chain_is_no_circle(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    probed: list[bool] = []
+    dog = agents[0].part(Watchdog)
+    monkeypatch.setattr(dog, "_tell", lambda waits, inquiry: probed.append(bool(inquiry.facts)))
+    call = rpc_async("worker1", deep, (6, "worker1", "worker2"))
+    waiter = threading.Thread(target=call.wait)
+    waiter.start()
+    until(lambda: len(probed) >= 3)
+    event("bottom").set()
+    assert call.wait() == 6
+    waiter.join(20)
+
+
+def test_who_does_not_wait_long_asks_nobody(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(futures, "_LONG", 20.0)
+    asked: list[Any] = []
+    for agent in agents:
+        agent.on_notice(ASK, lambda source, data: asked.append(data))
+    for _ in range(50):
+        rpc_sync("worker1", deep_at_once, (3, "worker1", "worker2"))
+    assert asked == []
+
+
+def deep_at_once(levels: int, here: str, there: str) -> int:
+    return 0 if levels == 0 else 1 + rpc_sync(there, deep_at_once, (levels - 1, there, here))
+
+
+# -- explaining
+def outer() -> None:
+    rpc_sync("worker2", hold, ("inner",))
+
+
+def test_everybody_says_what_they_do_and_what_they_wait_for(agents: list[Agent]) -> None:
+    call = rpc_async("worker1", outer)
+    assert event("inner runs").wait(20)
+    waiter = threading.Thread(target=call.wait, name="waiter")
+    waiter.start()
+    until(lambda: bool(call._waiters) and "in outer: rpc_sync(" in str(rpcbench.explain()))
+    text = rpcbench.explain()
+    event("inner").set()
+    waiter.join(20)
+    lines = [line.split(", at ")[0] for line in str(text).splitlines()]
+    assert lines[:4] == [
+        "notebook:",
+        "  waiter waits",
+        "    for outer on worker1, which has run less than 1 s and waits",
+        "      for hold on worker2, which has run less than 1 s",
+    ]
+    assert "  outer, a call of notebook, which has run less than 1 s and waits" in lines
+    assert text.count("in outer: rpc_sync(") == 2, "with the place"
+    assert repr(text) == str(text)
+    assert str(rpcbench.explain()).splitlines() == [
+        f"{agent.name}: nothing to do, and no thread waits" for agent in agents
+    ]
+
+
+def test_calls_that_have_not_begun_say_why(agents: list[Agent]) -> None:
+    agents[1]._pool.limit = 1
+    first = rpc_async("worker1", hold, ("first",))
+    assert event("first runs").wait(20)
+    second = rpc_async("worker1", max, (1, 2))
+    made: RRef[None] = remote("worker2", hold, ("made",))
+    fetch = made.to_here_async()
+    until(lambda: len(agents[1].machine._node.calls.serving) == 2 and len(agents[2].machine._node.calls.serving) == 2)
+    text = rpcbench.explain()
+    assert "max, a call of notebook, which waits less than 1 s for a thread: all are busy" in text
+    assert "to_here, a call of notebook, which waits less than 1 s for a value that is not made yet" in text
+    for name in ("first", "made"):
+        event(name).set()
+    assert (first.wait(), second.wait(), fetch.wait()) == (None, 2, None)
+
+
+def test_who_gives_no_answer_is_named(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    agents[2].on_notice(ASK, lambda source, data: None)
+    assert "worker2 does not respond: it is stopped" in rpcbench.explain()
+
+
+def test_a_long_wait_is_told_of_once(agents: list[Agent], caplog: pytest.LogCaptureFixture) -> None:
+    agents[0].part(Watchdog).patience = 0.2
+    call = rpc_async("worker1", hold, ("long",))
+    with caplog.at_level(logging.WARNING, "rpcbench"):
+        waiter = threading.Thread(target=call.wait)
+        waiter.start()
+        until(lambda: len(caplog.records) == 1)
+        probed = threading.Event()
+        tell = agents[0].part(Watchdog)._tell
+        agents[0].part(Watchdog)._tell = lambda *told: (tell(*told), probed.set())  # type: ignore[method-assign]
+        assert probed.wait(20)
+        event("long").set()
+        waiter.join(20)
+    (record,) = caplog.records
+    assert "notebook has waited" in record.getMessage()
+    assert "for hold on worker1, which has run" in record.getMessage()
+
+
+def test_nobody_explains_without_a_world() -> None:
+    with pytest.raises(RuntimeError, match="RPC has not been initialized"):
+        rpcbench.explain()
+    assert current.find() is None
+
+
+_COLLECTING = """
+import gc, sys, threading, time
+from rpcbench.runtime import deadlocks
+
+def let_others_run(*_):
+    if sys._getframe(1).f_code.co_filename == deadlocks.__file__:
+        time.sleep(0.001)
+
+gc.callbacks.append(let_others_run)
+gc.set_threshold(1)
+looking = [threading.Thread(target=lambda: [deadlocks.threads() for _ in range(60)]) for _ in range(4)]
+for each in looking:
+    each.start()
+while any(each.is_alive() for each in looking):
+    begun = threading.Thread(target=len, args=("",))
+    begun.start()
+    begun.join()
+assert gc.isenabled()
+"""
+
+
+def test_who_looks_at_the_stacks_is_not_stopped_by_garbage() -> None:
+    """Python lists threads under a lock, under which a collection would let others run; they may want that lock."""
+    subprocess.run([sys.executable, "-c", _COLLECTING], timeout=60, check=True)

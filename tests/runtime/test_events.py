@@ -1,0 +1,100 @@
+"""The rows that have changed: none while nobody listens, each once, the newest when there are too many."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from rpcbench.base.ids import ChangedRows
+from rpcbench.runtime import events as module
+from rpcbench.runtime.events import EventLog
+
+
+@pytest.fixture
+def bus() -> EventLog:
+    made = EventLog()
+    made.listening = True
+    return made
+
+
+def note(bus: EventLog, *keys: int) -> None:
+    for key in keys:
+        bus.note("Changed", "table", str(key), lambda key=key: {"value": key})
+
+
+def drained(bus: EventLog, most: int = 10) -> list[str]:
+    return [key for rows in bus.drain(most).rows.values() for key in rows]
+
+
+def test_nothing_is_kept_while_nobody_listens(bus: EventLog) -> None:
+    bus.listening = False
+    note(bus, 1, 2)
+    assert bus.drain(10) == ChangedRows(0, {}, 0) and not bus.filled.is_set()
+    bus.listening = True
+    note(bus, 3)
+    assert bus.drain(10) == ChangedRows(1, {"table": {"3": {"value": 3}}}, 0)
+
+
+def test_rows_come_out_in_order_in_batches(bus: EventLog) -> None:
+    note(bus, 1, 2, 3)
+    assert bus.drain(2) == ChangedRows(1, {"table": {"1": {"value": 1}, "2": {"value": 2}}}, 0)
+    assert bus.filled.is_set(), "there is more"
+    assert bus.drain(2) == ChangedRows(2, {"table": {"3": {"value": 3}}}, 0)
+    assert not bus.filled.is_set() and bus.drain(2) == ChangedRows(2, {}, 0), "what is empty has no number"
+    note(bus, 4)
+    assert bus.filled.is_set()
+
+
+def test_a_row_that_changes_often_is_made_once_as_it_is_by_then(bus: EventLog) -> None:
+    state, made = {"value": 0}, []
+
+    def row() -> dict[str, int] | None:
+        made.append(dict(state))
+        return made[-1] if state else None
+
+    for value in range(5):
+        state["value"] = value
+        bus.note("Changed", "table", "a", row)
+    assert made == []
+    assert bus.drain(10).rows == {"table": {"a": {"value": 4}}} and made == [{"value": 4}]
+    bus.note("Changed", "table", "a", row)
+    state.clear()
+    assert bus.drain(10).rows == {"table": {"a": None}}
+
+
+def test_the_oldest_are_dropped_and_counted(bus: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CAPACITY", 3)
+    note(bus, *range(1, 6), 5)
+    batch = bus.drain(10)
+    assert ([*batch.rows["table"]], batch.dropped) == (["3", "4", "5"], 2)
+    note(bus, 6)
+    assert [bus.drain(10).dropped, bus.drain(10).dropped] == [0, 0], "each is counted once"
+
+
+def test_after_a_restart_only_what_is_newer_comes(bus: EventLog) -> None:
+    note(bus, 1, 2)
+    assert drained(bus) == ["1", "2"]
+    note(bus, 3)
+    assert bus.restart() == 1
+    assert not bus.filled.is_set() and drained(bus) == []
+    note(bus, 4)
+    assert bus.drain(10) == ChangedRows(2, {"table": {"4": {"value": 4}}}, 0)
+
+
+def test_no_change_is_missed_whoever_tells_of_it(bus: EventLog) -> None:
+    threads = [threading.Thread(target=note, args=(bus, *range(n * 500, n * 500 + 500))) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    seen: list[str] = []
+    while any(thread.is_alive() for thread in threads):
+        seen += drained(bus)
+    seen += drained(bus, 10_000)
+    assert sorted(map(int, seen)) == list(range(2000))
+
+
+def test_tables_of_features_are_asked_when_wanted(bus: EventLog) -> None:
+    rows = {"a": {"value": 1}}
+    bus.register("ops", lambda: dict(rows))
+    rows["b"] = {"value": 2}
+    assert bus.feature_tables() == {"ops": {"a": {"value": 1}, "b": {"value": 2}}}

@@ -1,0 +1,95 @@
+"""Who leads: a closed world begins when all know that all are there. The lead of an open one passes on: newcomers find
+somebody at every moment, and who dies is seen to by all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import address_of, config, until
+
+from rpcbench.base.errors import TurnedAwayError
+from rpcbench.rpc.init import start_agent
+from rpcbench.runtime.agent import Agent
+from rpcbench.transport.base import Link
+from rpcbench.transport.rendezvous import Rendezvous
+from rpcbench.wire.messages import View
+
+
+class LateNews(Link):
+    """The news that the world is complete does not leave until `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def outgoing(self, to: int, seq: int, message: Any, may_wait: bool) -> None:
+        if isinstance(message, View):
+            threading.Thread(target=self._pass_on, args=(to, seq, message), daemon=True).start()
+        else:
+            super().outgoing(to, seq, message, may_wait)
+
+    def _pass_on(self, to: int, seq: int, message: Any) -> None:
+        assert self.go.wait(20)
+        super().outgoing(to, seq, message, True)
+
+
+def test_who_leads_a_closed_world_may_go_as_soon_as_it_is_in(tmp_path: Path) -> None:
+    made: list[Agent] = []
+    link = LateNews()
+
+    def join(number: int, link: Link | None = None) -> None:
+        start_agent(config(tmp_path, number, world_size=2, launched=False), link, parts=(made.append,))
+
+    leading, following = (threading.Thread(target=join, args=each) for each in ((0, link), (1,)))
+    try:
+        leading.start()
+        until(lambda: bool(made))
+        following.start()
+        assert made[0]._bootstrap.complete.wait(20)
+        leading.join(0.5)  # time enough to return, for one that does not wait for others
+        assert leading.is_alive()
+        link.go.set()
+        leading.join(20)
+        following.join(20)
+        assert not leading.is_alive() and not following.is_alive()
+    finally:
+        for agent in made:
+            agent.stop()
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    """Three members of an open world; the first leads."""
+    made = [start_agent(config(tmp_path, number, launched=False)) for number in range(3)]
+    until(lambda: all(len(agent.members()) == 3 for agent in made))
+    yield made
+    for agent in reversed(made):
+        agent.stop()
+
+
+def test_newcomers_find_the_heir_before_it_has_done_anything(
+    agents: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, heir, _ = agents
+    monkeypatch.setattr(heir._peers.acceptor, "lead", lambda me, view: None)
+    first.shutdown()
+    assert Rendezvous(tmp_path).find() == address_of(heir)
+
+
+def test_who_asks_the_one_that_led_is_turned_away(agents: list[Agent], tmp_path: Path) -> None:
+    agents[0].shutdown()
+    with pytest.raises(TurnedAwayError, match="has lost the leader of its world"):
+        start_agent(config(tmp_path, 3, launched=False, led_by=0))
+
+
+def test_the_heir_is_seen_to_die_by_those_who_had_no_connection_to_it(agents: list[Agent]) -> None:
+    first, heir, third = agents
+    first.shutdown()
+    until(lambda: all(agent._peers.find(other) is not None for agent, other in ((heir, 2), (third, 1))))
+    heir.stop()
+    until(lambda: third.machine.ask(lambda node: node.members.ended))
+    assert third.closing.wait(20)

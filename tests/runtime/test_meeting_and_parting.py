@@ -1,0 +1,245 @@
+"""How members meet and part: what may arrive before they know each other, and what they leave to those who follow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from worlds import address_of, config, until, world
+
+from rpcbench.base.errors import RpcError, WorkerLostError
+from rpcbench.rpc import rpc_sync, wait_for
+from rpcbench.rpc.init import start_agent
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.handles import RRefHandle
+from rpcbench.runtime.members import WorkerInfo
+from rpcbench.transport.base import Link
+from rpcbench.transport.rendezvous import Rendezvous
+from rpcbench.wire.messages import Message, Notice, View
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    with world(tmp_path, 2) as made:
+        yield made
+
+
+class Late(Link):
+    """Keeps views back until `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.other = threading.Event()  # something else has come meanwhile
+
+    def incoming(self, source: int, seq: int, message: Message) -> None:
+        if isinstance(message, View):
+            threading.Thread(target=self._pass_on, args=(source, seq, message), daemon=True).start()
+            return
+        self.other.set()
+        super().incoming(source, seq, message)
+
+    def _pass_on(self, source: int, seq: int, message: Message) -> None:
+        assert self.go.wait(20)
+        super().incoming(source, seq, message)
+
+
+def members() -> list[str]:
+    return [info.name for info in current.current().members()]
+
+
+def test_a_call_that_comes_before_the_view_of_the_world_waits_for_it(tmp_path: Path) -> None:
+    with world(tmp_path, 1) as (first,):
+        link = Late()
+        joining = threading.Thread(target=lambda: start_agent(config(tmp_path, 1), link))
+        joining.start()
+        until(lambda: len(first.members()) == 2)
+        names = first.call(1, members)
+        assert link.other.wait(20)
+        link.go.set()
+        assert names.wait() == ["notebook", "worker1"]
+        joining.join(20)
+        for agent in list(current._started):
+            if agent is not first:
+                agent.stop()
+
+
+_over = threading.Event()
+
+
+def until_over() -> None:
+    assert _over.wait(20)
+
+
+def make_at_home() -> RRefHandle:
+    return current.current().create(0, int, ("7",))
+
+
+def test_a_value_that_came_home_unmade_is_an_error_when_its_maker_is_lost(tmp_path: Path) -> None:
+    """Nobody else uses it by then, so only the lost one's call tells of it."""
+    with world(tmp_path, 2, threads=1) as (first, second):
+        second.call(0, until_over)  # nothing else runs there meanwhile
+        until(lambda: first._pool.busy == 1)
+        home = first.call(1, make_at_home).wait()
+        second.stop()
+        until(lambda: len(first.members()) == 1)
+        until(home._value.done)
+        _over.set()
+        with pytest.raises(WorkerLostError):
+            home._value.value()
+
+
+def test_a_value_that_is_kept_at_home_is_there_for_who_asks_late(agents: list[Agent]) -> None:
+    first, _ = agents
+    home = first.values.keep("still here")
+    first.values.unmade(home._rref, WorkerLostError("who had it made is gone"))
+    assert home._value is not None and home._value.wait() == "still here"
+
+
+def test_member_0_lets_nobody_in_before_there_is_a_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Agent(config(tmp_path, 0), RRefHandle)
+    seen: list[list[WorkerInfo]] = []
+    monkeypatch.setattr(agent._peers, "listen", lambda: seen.append(agent.members()))
+    agent.start()
+    agent.stop()
+    assert seen == [[WorkerInfo("notebook", 0)]]
+
+
+def test_the_socket_of_the_next_world_is_left_alone(agents: list[Agent]) -> None:
+    """Member 0 stops listening when its world closes; the next may meet at the address before it has stopped."""
+    path = meeting_file(agents[0])
+    agents[0]._peers.acceptor.close()
+    assert not path.exists()
+    following = Agent(config(path.parent, 0), RRefHandle)
+    following._peers.acceptor.bind(world=7)
+    agents[0].stop()
+    assert path.exists()
+    following._peers.close()
+    assert not path.exists()
+
+
+def meeting_file(agent: Agent) -> Path:
+    """Where the others look for the one who leads."""
+    return Rendezvous(Path(agent.config.directory)).path
+
+
+def test_a_closed_world_gives_up_its_address_before_its_members_may_go(tmp_path: Path) -> None:
+    made: list[Agent] = []
+    joining = threading.Thread(target=lambda: made.append(start_agent(config(tmp_path, 1, world_size=2))))
+    joining.start()
+    first = start_agent(config(tmp_path, 0, world_size=2))
+    joining.join(20)
+    there: list[bool] = []
+
+    class ProcessSampler(threading.Event):
+        def set(self) -> None:
+            there.append(meeting_file(first).exists())
+            super().set()
+
+    class Dawdles(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            return super().wait(20) and made[0].closing.wait(20)
+
+    made[0].closing, first.closing = ProcessSampler(), Dawdles()
+    leaving = [threading.Thread(target=agent.shutdown) for agent in (first, *made)]
+    for thread in leaving:
+        thread.start()
+    for thread in leaving:
+        thread.join(20)
+    assert there[0] is False
+
+
+def test_a_message_that_cannot_be_handled_ends_its_connection_loudly(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
+    deliver = agents[0]._dispatcher.deliver
+
+    def fail(source: int, seq: int, message: Message) -> None:
+        if isinstance(message, Notice):
+            raise KeyError("a mistake of ours")
+        deliver(source, seq, message)
+
+    monkeypatch.setattr(agents[0].links, "incoming", fail)
+    agents[1].notify(0, "any", None)
+    until(lambda: len(agents[0].members()) == 1)
+    with pytest.raises(WorkerLostError, match="a message from it could not be handled"):
+        agents[0].call("worker1", members)
+    until(lambda: [type(error) for error in told] == [KeyError], "the thread to end by it")
+
+
+def test_a_stranger_at_the_address_of_a_member_is_not_taken_for_it(agents: list[Agent], tmp_path: Path) -> None:
+    wrong = address_of(agents[1])
+    with pytest.raises(Exception, match="worker1 answers at the address of worker 7"):
+        agents[0]._peers.connect(7, [wrong])
+
+
+# -- waiting for others
+def test_who_waits_for_members_learns_who_is_missing(tmp_path: Path) -> None:
+    with world(tmp_path, 2) as (first, _):
+        first.wait_for(2, 0)
+        first.member_table.expected = lambda: ["worker1", "worker2", "worker3"]
+        missing = "notebook waited 0.05 s for 4 members, but only 2 came: notebook, worker1; missing: worker2, worker3"
+        with pytest.raises(RpcError, match=missing):
+            first.wait_for(4, 0.05)
+        joining = threading.Timer(0.1, lambda: made.append(start_agent(config(tmp_path, 2))))
+        made: list[Agent] = []
+        joining.start()
+        with current.using(first):
+            wait_for(3, 60)
+        joining.join()
+        made[0].stop()
+
+
+def test_nobody_waits_for_members_of_a_world_that_has_ended(tmp_path: Path) -> None:
+    with world(tmp_path, 2) as (first, second):
+        first.stop()
+        with pytest.raises(RpcError, match="not even member 0"):
+            second.wait_for(3, 600)
+
+
+def test_members_come_and_go_while_others_call(tmp_path: Path) -> None:
+    """Row 29: each that comes again under its name is another one."""
+    told: list[tuple[str, str]] = []
+    with world(tmp_path, 2) as (first, _):
+        first.on_member(lambda kind, who, reason: told.append((kind, who.name)))
+        over = threading.Event()
+        answers: list[list[str]] = []
+
+        def call() -> None:
+            while not over.is_set():
+                answers.append(first.call("worker1", members).wait())
+
+        calling = threading.Thread(target=call)
+        calling.start()
+        for incarnation in range(3):
+            third = start_agent(config(tmp_path, 2, incarnation=incarnation))
+            first.wait_for(3, 20)
+            assert first.call("worker2", members).wait()[-1] == "worker2"
+            assert third.call("worker1", members).wait()[0] == "notebook"
+            third.shutdown()
+            until(lambda: len(first.members()) == 2)
+        over.set()
+        calling.join(20)
+        until(lambda: len(told) == 6)
+        # Whether its own word or the end of its connection comes first, is chance.
+        assert sorted(kind == "joined" for kind, name in told if name == "worker2") == [False] * 3 + [True] * 3
+        assert {"notebook", "worker1"} <= set(answers[-1]) and len(answers) > 3
+
+
+def test_several_worlds_one_after_the_other_and_two_at_once(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        with world(tmp_path / str(number), 2) as (first, _):
+            assert rpc_sync("worker1", members) == ["notebook", "worker1"]
+    with world(tmp_path / "0", 2) as (first, _), world(tmp_path / "1", 3) as (other, *_):
+        assert len(rpc_sync("worker1", members)) == 3
+        with current.using(first):
+            assert len(rpc_sync("worker1", members)) == 2
+            with current.using(other):
+                assert len(rpc_sync("worker1", members)) == 3
+            assert len(rpc_sync("worker1", members)) == 2

@@ -1,0 +1,129 @@
+"""What a watcher is told: all tables, then every change; and that nothing is made or sent where nobody watches."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import PATIENCE, until, world
+
+from rpcbench.base.ids import Tables, apply
+from rpcbench.rpc import RRef, remote
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.publisher import TELEMETRY, WATCH
+
+
+@pytest.fixture
+def agents(tmp_path: Path, no_leaks: None) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+
+
+class Watcher:
+    """What one agent hears of worker1."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.heard: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.snapshots = 0
+        self.tables: Tables = {}
+        self._agent = agent
+        self._batch = -1
+        agent.on_notice(TELEMETRY, lambda source, data: self.heard.put(data))
+        self.ask(True)
+
+    def ask(self, on: bool) -> None:
+        self._agent.notify(1, WATCH, on)
+
+    def follow(self) -> None:
+        """Take what has come next; there may be no gap."""
+        data = self.heard.get(timeout=PATIENCE)
+        if "snapshot" in data:
+            self.snapshots += 1
+            self.tables, self._batch = data["snapshot"], data["batch"]
+            return
+        assert (data["dropped"], data["batch"]) == (0, self._batch + 1)
+        self._batch = data["batch"]
+        for table, rows in data["rows"].items():
+            for key, row in rows.items():
+                apply(self.tables, table, key, row)
+
+    def follow_until(self, owned: int) -> None:
+        while len(self.tables.get("owned", {})) != owned:
+            self.follow()
+
+
+def make(count: int) -> list[RRef[Any]]:
+    return [remote("worker1", int, (number,)) for number in range(count)]
+
+
+def publishing() -> int:
+    return sum(thread.name == "rpcbench-publish" for thread in threading.enumerate())
+
+
+def test_nobody_watches(agents: list[Agent]) -> None:
+    make(3)[0].to_here()
+    assert not any(agent.bus.listening for agent in agents) and publishing() == 0
+    assert agents[1].bus.drain(10).rows == {}
+
+
+def test_a_watcher_gets_the_tables_and_then_every_change(agents: list[Agent]) -> None:
+    before = make(2)
+    until(lambda: len(agents[1].tables()["owned"]) == 2)
+    watcher = Watcher(agents[0])
+    watcher.follow()
+    assert watcher.tables["owned"] == agents[1].tables()["owned"] and len(watcher.tables["owned"]) == 2
+    assert watcher.snapshots == 1
+    until(lambda: publishing() == 1)
+    after = make(40)
+    watcher.follow_until(owned=42)
+    del before, after[2:]
+    watcher.follow_until(owned=2)
+    until(lambda: agents[1].tables()["owned"].keys() == watcher.tables["owned"].keys())
+    assert watcher.snapshots == 1
+
+
+def test_after_the_last_watcher_no_events_are_made(agents: list[Agent]) -> None:
+    first, second = Watcher(agents[0]), Watcher(agents[2])
+    for watcher in (first, second):
+        watcher.follow()
+    first.ask(False)
+    rrefs = make(3)
+    second.follow_until(owned=3)
+    second.ask(False)
+    until(lambda: publishing() == 0 and not agents[1].bus.listening)
+    del rrefs
+    until(lambda: agents[1].tables()["owned"] == {})
+    assert agents[1].bus.drain(10).rows == {}
+    second.ask(True)
+    while second.snapshots == 1:
+        second.follow()
+    until(lambda: publishing() == 1)
+
+
+def test_a_second_watcher_costs_the_first_nothing(agents: list[Agent]) -> None:
+    first = Watcher(agents[0])
+    first.follow()
+    rrefs = make(5)
+    second = Watcher(agents[2])
+    for watcher in (first, second):
+        watcher.follow_until(owned=5)
+    rrefs += make(5)
+    for watcher in (first, second):
+        watcher.follow_until(owned=10)
+
+
+def test_a_watcher_that_is_lost_is_not_written_to_any_more(agents: list[Agent]) -> None:
+    watcher = Watcher(agents[2])
+    watcher.follow()
+    agents[2].stop()
+    until(lambda: publishing() == 0 and not agents[1].bus.listening)
+
+
+def test_a_worker_that_stops_takes_its_publisher_along(agents: list[Agent]) -> None:
+    Watcher(agents[0]).follow()
+    agents[1].stop()
+    until(lambda: publishing() == 0)

@@ -1,0 +1,278 @@
+"""Every message between members, told by both ends: each once, joined, bounded, and only while somebody asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from worlds import config, until, world
+
+from rpcbench.base.ids import MESSAGES
+from rpcbench.rpc import remote, rpc_sync
+from rpcbench.rpc.init import start_agent
+from rpcbench.runtime import events
+from rpcbench.runtime.agent import Agent
+from rpcbench.telemetry import collector as collect
+from rpcbench.telemetry import message_views
+from rpcbench.telemetry.collector import Collector
+from rpcbench.telemetry.message_views import SHARED, ClockOffset, better, estimate, gather, messages_view
+from rpcbench.telemetry.trace import _since, trace
+from rpcbench.testing import Faults, install
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture
+def agents(tmp_path: Path, no_leaks: None) -> Iterator[list[Agent]]:
+    with world(tmp_path, 3) as made:
+        yield made
+
+
+@pytest.fixture
+def collector(agents: list[Agent]) -> Iterator[Collector]:
+    """One that listens to all members already."""
+    made = collect.current_collector()
+    stop = made.subscribe(lambda: None, MESSAGES)
+    assert made.settle(20)
+    yield made
+    stop()
+
+
+def shown(collector: Collector, *kinds: str) -> Rows:
+    """What the view shows of these kinds of messages, once all have told what they know."""
+    assert collector.settle(20)
+    return [row for row in messages_view(collector.world())["messages"].values() if row["kind"] in kinds]
+
+
+def square(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+def test_a_call_is_two_messages_with_both_ends(collector: Collector) -> None:
+    rpc_sync("worker1", square, (torch.ones(1000),))
+    call, result = shown(collector, "Call", "Result")
+    assert (call["from"], call["to"], call["label"], call["state"]) == (0, 1, "square", "received")
+    assert (result["from"], result["to"], result["label"], result["state"]) == (1, 0, "square", "received")
+    assert call["call"] == result["call"] != "" and call["bytes"] > 4000 < result["bytes"]
+    assert call["sent"] <= call["received"] <= result["sent"] <= result["received"]
+    assert call["tries"] == result["tries"] == 1
+
+
+def test_messages_name_the_rrefs_they_are_about(collector: Collector) -> None:
+    rref = remote("worker1", square, (torch.ones(2),))
+    until(rref.confirmed_by_owner)
+    name = str(rref._rref)
+    rpc_sync("worker2", str, (rref,))
+    (create,) = shown(collector, "Create")
+    about = [row for row in shown(collector, "Call") if name in row["rrefs"]]
+    assert create["rrefs"] == [name] and [row["to"] for row in about] == [2]
+    del rref
+    until(lambda: [row for row in shown(collector, "UserDelete") if row["rrefs"] == [name]] != [])
+
+
+def test_a_message_to_oneself_is_one(collector: Collector) -> None:
+    rpc_sync("notebook", square, (torch.ones(2),))
+    call, result = shown(collector, "Call", "Result")
+    assert {(row["from"], row["to"], row["state"]) for row in (call, result)} == {(0, 0, "received")}
+
+
+def test_nothing_of_the_telemetry_itself_is_told(collector: Collector, agents: list[Agent]) -> None:
+    agents[0].notify(1, "other", {"a": 1})
+    assert [row["label"] for row in shown(collector, "Notice")] == ["other"]
+
+
+def test_whoever_does_not_ask_for_messages_makes_none(agents: list[Agent]) -> None:
+    collector = collect.current_collector()
+    stop = collector.subscribe(lambda: None)
+    assert collector.settle(20)
+    rpc_sync("worker1", int)
+    assert collector.settle(20)
+    assert all("messages" not in member["tables"] for member in collector.world().values())
+    more = collector.subscribe(lambda: None, MESSAGES)
+    assert collector.settle(20)
+    rpc_sync("worker1", int)
+    assert len(shown(collector, "Call")) == 1
+    more()
+    until(lambda: not any(agent.machine.ask(lambda node: node.delivery.told) for agent in agents))
+    assert all("messages" not in member["tables"] for member in collector.world().values())
+    stop()
+
+
+def test_a_message_is_under_way_until_it_has_come(collector: Collector, agents: list[Agent]) -> None:
+    faults = install(Faults(), agents[0])
+    faults.hold("Call")
+    future = agents[0].call(1, square, (torch.ones(1),))
+    (call,) = shown(collector, "Call")
+    assert (call["state"], call["received"]) == ("under way", None)
+    faults.heal()
+    future.wait()
+    (call,) = shown(collector, "Call")
+    assert call["state"] == "received"
+
+
+def test_a_message_that_went_twice_is_one_that_was_tried_twice(collector: Collector, agents: list[Agent]) -> None:
+    faults = install(Faults(retry_seconds=0.05), agents[0])
+    faults.drop("Cancel")
+    agents[0].call(1, time.sleep, (1.0,), timeout=0.05)
+    until(lambda: [row["state"] for row in shown(collector, "Cancel")] == ["received"])
+    (cancel,) = shown(collector, "Cancel")
+    assert cancel["tries"] >= 2
+
+
+def test_a_message_that_is_lost_for_certain_is_told_so(collector: Collector, agents: list[Agent]) -> None:
+    faults = install(Faults(retry_seconds=0.02), agents[0])
+    faults.drop("Call")
+    with pytest.raises(Exception, match="lost"):
+        agents[0].call(1, square, (torch.ones(1),), timeout=0).wait()
+    (call,) = shown(collector, "Call")
+    assert call["state"] == "lost"
+
+
+def test_what_a_member_left_out_is_counted(
+    collector: Collector, agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MESSAGES_KEPT", 5)
+    for _ in range(40):
+        agents[2].notify(1, "other", None)
+    assert collector.settle(20)
+    assert collector.world()[2]["missed"] > 0 and collector.world()[2]["left_out"] >= collector.world()[2]["missed"]
+    view = messages_view(collector.world())
+    assert view["workers"]["2"]["left_out"] > 0
+
+
+def half(what: str, peer: int, seq: int, time: float, kind: str = "Call", **more: Any) -> tuple[Any, ...]:
+    about = {"call": 7, "rrefs": [], "context": 0, "label": "f", "bytes": 10, **more}
+    return (what, peer, seq, time, kind, *about.values())
+
+
+def picture(*halves: tuple[int, tuple[Any, ...]], clocks: dict[int, ClockOffset] | None = None) -> dict[int, Any]:
+    made: dict[int, Any] = {}
+    for member in range(3):
+        clock = (clocks or {}).get(member, SHARED)
+        made[member] = {"name": f"m{member}", "id": member, "state": "up", "incarnation": 0, "clock": clock}
+        made[member] |= {"left_out": 0, "missed": 0, "trimmed": 0, "tables": {"messages": {}}}
+    for member, one in halves:
+        made[member]["trimmed"] += gather(made[member]["tables"]["messages"], member, [one])
+    return made
+
+
+def test_of_one_member_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_views, "KEPT", 10)
+    made = picture(*[(0, half("sent", 1, n, float(n))) for n in range(25)])
+    assert [row["sent"] for row in made[0]["tables"]["messages"].values()] == [float(n) for n in range(15, 25)]
+    assert messages_view(made)["workers"]["0"]["left_out"] == 15
+
+
+def test_of_all_members_the_latest_are_shown_and_the_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_views, "KEPT", 10)
+    made = picture(*[(n % 2, half("sent", 2, n, float(n))) for n in range(20)])
+    view = messages_view(made)
+    assert sorted(row["sent"] for row in view["messages"].values()) == [float(n) for n in range(10, 20)]
+    assert [view["workers"][member]["left_out"] for member in ("0", "1")] == [5, 5]
+
+
+def test_a_trace_counts_only_what_it_left_out_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_views, "KEPT", 10)
+    before = picture(*[(0, half("sent", 1, n, float(n))) for n in range(10)])
+    few = picture(*[(0, half("sent", 1, n, float(n))) for n in range(15)])
+    many = picture(*[(0, half("sent", 1, n, float(n))) for n in range(25)])
+    assert messages_view(_since(few, before, 10.0))["workers"]["0"]["left_out"] == 0
+    assert messages_view(_since(many, before, 10.0))["workers"]["0"]["left_out"] > 0
+
+
+def test_halves_are_joined_whichever_comes_first() -> None:
+    one, other = (0, half("sent", 1, 5, 1.0)), (1, half("received", 0, 5, 2.0))
+    views = [messages_view(picture(*order))["messages"] for order in ((one, other), (other, one))]
+    assert views[0] == views[1]
+    ((key, row),) = views[0].items()
+    assert (key, row["sent"], row["received"], row["state"]) == ("0>1.5", 1.0, 2.0, "received")
+
+
+def test_times_of_another_host_are_put_on_our_clock() -> None:
+    made = picture(
+        (0, half("sent", 1, 5, 1.0)), (1, half("received", 0, 5, 101.5)), clocks={1: ClockOffset(100.0, 0.25)}
+    )  # fmt: skip
+    view = messages_view(made)
+    (row,) = view["messages"].values()
+    assert (row["sent"], row["received"]) == (1.0, 1.5) and view["clocks"] == {"1": {"error": 0.25}}
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        ({}, "under way"),
+        ({"state": "lost"}, "lost"),
+        ({"state": "suspect"}, "under way"),
+        ({"missed": 2}, "untold"),
+        ({"trimmed": 2}, "untold"),
+    ],
+)
+def test_what_has_not_come_is_under_way_or_lost_with_its_end(change: dict[str, Any], state: str) -> None:
+    made = picture((0, half("sent", 1, 5, 1.0)))
+    made[1] |= change
+    assert [row["state"] for row in messages_view(made)["messages"].values()] == [state]
+
+
+def test_an_answer_has_the_label_of_its_call() -> None:
+    made = picture((0, half("sent", 1, 5, 1.0)), (1, half("sent", 0, 6, 2.0, "Result", label="")))
+    assert [(row["kind"], row["label"]) for row in messages_view(made)["messages"].values()] == [
+        ("Call", "f"), ("Result", "f"),
+    ]  # fmt: skip
+
+
+def test_an_estimate_is_right_where_both_ways_take_as_long_and_says_how_wrong_it_may_be() -> None:
+    assert estimate(10.0, 110.5, 110.75, 11.25) == ClockOffset(100.0, 0.5)
+    skewed = estimate(10.0, 111.0, 111.0, 11.0)  # all of the second was the way there
+    assert abs(skewed.ahead - 100.0) <= skewed.error
+    assert (
+        better(skewed, ClockOffset(99.0, 0.1)) == ClockOffset(99.0, 0.1)
+        and better(ClockOffset(1.0, 0.1), skewed).error == 0.1
+    )
+
+
+def test_the_clock_of_another_host_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two members that take each other for one on another host; in truth they have one clock."""
+    with world(tmp_path, 1) as (agent,):
+        monkeypatch.setenv("RPCBENCH_HOST_ID", "elsewhere")
+        other = start_agent(config(tmp_path, 1))
+        try:
+            collector = collect.current_collector()
+            stop = collector.subscribe(lambda: None, MESSAGES)
+            until(lambda: 1 in collector.world() and collector.world()[1]["clock"] != SHARED)
+            clock = collector.world()[1]["clock"]
+            assert clock.error > 0 and abs(clock.ahead) <= clock.error
+            assert collector.world()[0]["clock"] == SHARED and agent.running
+            stop()
+        finally:
+            other.stop()
+
+
+def test_a_trace_has_what_followed_from_its_body_and_nothing_from_before(agents: list[Agent]) -> None:
+    collector = collect.current_collector()
+    stop = collector.subscribe(lambda: None, MESSAGES)
+    rpc_sync("worker1", abs, (-1,))
+    with trace() as seen:
+        rref = remote("worker1", dict)
+        rref.to_here()
+        del rref
+    assert seen.complete
+    rows = seen.view["messages"].values()
+    assert {"Create", "Fetch", "UserDelete"} <= {row["kind"] for row in rows}
+    assert "abs" not in {row["label"] for row in rows} and {row["state"] for row in rows} == {"received"}
+    assert str(seen).startswith(f"3 members, {len(rows)} messages\n")
+    stop()
+
+
+def test_a_trace_says_where_not_all_have_told(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    settled = Collector.settle
+    monkeypatch.setattr(Collector, "settle", lambda self: settled(self, 0.2))
+    faults = install(Faults(), agents[2])
+    faults.hold("Notice")
+    with trace() as seen:
+        rpc_sync("worker1", abs, (-1,))
+    assert not seen.complete and any(row["label"] == "abs" for row in seen.view["messages"].values())
+    faults.heal()

@@ -1,0 +1,162 @@
+"""Listening and dialling by address: who is let in, what is left behind, what is said where an address is taken."""
+
+from __future__ import annotations
+
+import os
+import queue
+import resource
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from streams import SECRET, spawn
+from worlds import PATIENCE, until
+
+from rpcbench.base.errors import AuthenticationError, NotConnectedError
+from rpcbench.transport import addresses, listeners
+from rpcbench.transport.handshake import Identity
+from rpcbench.transport.listeners import LocalListener, SocketListener
+
+OPENER = addresses.Opener(SECRET)
+HERE, THERE = Identity("c", 1, "worker1", 0), Identity("c", 0, "notebook", 0, epoch=5)
+
+
+@pytest.fixture(params=["unix", "tcp", "tls"])
+def wanted(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An address to listen at."""
+    return f"unix:{tmp_path}/0.sock" if request.param == "unix" else f"{request.param}://127.0.0.1:0"
+
+
+@pytest.fixture
+def listening(wanted: str, request: pytest.FixtureRequest, tmp_path: Path):
+    """A listener, and the address by which to dial it."""
+    listener, address = OPENER.listen(wanted)
+    yield listener, address
+    listener.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dialling_and_letting_in(listening: tuple[addresses.Listener, str], no_leaks: None) -> None:
+    listener, address = listening
+    told: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+    def accept() -> None:
+        sock = listener.accept()
+        assert sock is not None
+        try:
+            stream, identity = OPENER.let_in(listener, sock, THERE)
+            stream.release()
+            told.put(identity)
+        except AuthenticationError as error:
+            told.put(error)
+
+    accepting = spawn(accept)
+    stream, identity = OPENER.dial(address, HERE)
+    stream.release()
+    assert (identity, told.get(timeout=PATIENCE)) == (THERE, HERE)
+    accepting.join(PATIENCE)
+    accepting = spawn(accept)
+    with pytest.raises(AuthenticationError, match="another secret"):
+        addresses.Opener(b"another" * 4).dial(address, HERE)
+    assert isinstance(told.get(timeout=PATIENCE), AuthenticationError)
+    accepting.join(PATIENCE)
+    listener.close()
+    with pytest.raises(OSError, match=r"No such file|refused"):
+        OPENER.dial(address, HERE)
+
+
+def test_closing_a_listener_ends_the_wait_for_peers(listening: tuple[addresses.Listener, str]) -> None:
+    listener, _ = listening
+    accepted: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
+    waiting = spawn(lambda: accepted.put(listener.accept()))
+    listener.close()
+    assert accepted.get(timeout=PATIENCE) is None
+    waiting.join(PATIENCE)
+
+
+def test_where_somebody_listens_nobody_else_does(listening: tuple[addresses.Listener, str], tmp_path: Path) -> None:
+    _, address = listening
+    with pytest.raises(NotConnectedError, match="another process already listens"):
+        OPENER.listen(address)
+    OPENER.connect(address.replace("tls", "tcp"), time.monotonic() + 5).release()
+
+
+def test_a_socket_file_that_a_dead_process_left_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "0.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+        dead.listen()
+    listener = LocalListener(path)
+    listeners.connect_unix(str(path), time.monotonic() + 5).release()
+    assert path.stat().st_mode & 0o777 == 0o600
+    listener.close()
+    assert not path.exists()
+
+
+def test_only_processes_of_the_same_user_are_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = LocalListener(tmp_path / "0.sock")
+    mine, theirs = socket.socketpair()
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    with mine, pytest.raises(AuthenticationError, match=f"a process of user {os.geteuid()} tried"):
+        OPENER.let_in(listener, theirs, THERE)
+    assert theirs.fileno() == -1
+    listener.close()
+
+
+@pytest.mark.parametrize("address", ["host:1", "tcp:/", "", "tls:", "tcp://host"])
+def test_what_is_no_address_is_said_to_be_none(address: str) -> None:
+    with pytest.raises((NotConnectedError, ValueError), match="is no"):
+        OPENER.dial(address, HERE)
+
+
+def test_a_transport_that_there_is_not_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPCBENCH_TRANSPORT", "pigeon")
+    with pytest.raises(ValueError, match="'pigeon' is not a transport"):
+        addresses.transport()
+
+
+class _Closed(threading.Event):
+    """Counts the pauses between tries, and shortens them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.pauses.append(timeout or 0.0)
+        return super().wait(0.001)
+
+
+def test_who_comes_while_no_descriptor_is_left_is_let_in_later(wanted: str, caplog: pytest.LogCaptureFixture) -> None:
+    listener, address = OPENER.listen(wanted)
+    assert isinstance(listener, SocketListener)
+    listener._closed = closed = _Closed()
+    accepted: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with _knock(address):
+        os.close(free := os.dup(0))
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+            waiting = spawn(lambda: accepted.put(listener.accept()))
+            until(lambda: len(closed.pauses) > 5, "tries to let the peer in")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        sock = accepted.get(timeout=PATIENCE)
+        assert sock is not None and min(closed.pauses) > 0.1
+        sock.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"] and "Too many open files" in caplog.text
+    waiting.join(PATIENCE)
+    listener.close()
+    assert listener.accept() is None
+
+
+def _knock(address: str) -> socket.socket:
+    """A connection on which nothing is said."""
+    kind, _, place = address.partition(":")
+    if kind != "unix":
+        return socket.create_connection(listeners.split_address(place.removeprefix("//")))
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(place)
+    return sock

@@ -1,0 +1,358 @@
+"""Memory shared by the ends of a unix socket: what a peer may hand over, what it may say, what is left at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import mmap
+import os
+import resource
+import select
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from streams import spawn
+from worlds import PATIENCE
+
+from rpcbench.base.errors import ProtocolError
+from rpcbench.transport import shared_memory
+from rpcbench.transport.shared_memory import SHARED, SIZE, BufferStore
+from rpcbench.transport.shared_ring import NUMBERS, POLLING, SUPPORTED, WAITING, Consumer, Producer
+
+NAME = 1 << 60
+DATA = memoryview(os.urandom(3 * SHARED))
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
+
+
+_made: list[BufferStore] = []
+
+
+@pytest.fixture
+def sockets(no_leaks: None) -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    with one, other:
+        yield one, other
+    while _made:
+        _made.pop().close()
+
+
+def exchanged(sock: socket.socket, deadline: float, last: bool = False) -> BufferStore:
+    _made.append(shared_memory.exchange(sock, deadline, last))
+    return _made[-1]
+
+
+def stores(sockets: tuple[socket.socket, socket.socket]) -> tuple[BufferStore, BufferStore]:
+    found: list[BufferStore] = []
+    deadline = time.monotonic() + PATIENCE
+    other = spawn(lambda: found.append(exchanged(sockets[1], deadline, True)))
+    one = exchanged(sockets[0], deadline)
+    other.join(PATIENCE)
+    return one, found[0]
+
+
+def put(store: BufferStore, *buffers: memoryview) -> list[int]:
+    places = store.put(buffers)
+    assert places is not None
+    return places
+
+
+def test_what_one_puts_there_the_other_finds_and_has_for_himself(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = stores(sockets)
+    source = bytearray(DATA)
+    first, empty = put(one, memoryview(source), memoryview(b""))
+    (second,) = put(one, memoryview(source))
+    here, also = other.borrow(first, len(DATA)), other.borrow(second, len(DATA))
+    assert bytes(here) == DATA and bytes(other.borrow(empty, 0)) == b""
+    here[:] = bytes(len(here))
+    assert bytes(also) == DATA and source == DATA, "writes are seen by nobody else"
+    del here
+    gc.collect()
+    assert sorted(other.owed()) == sorted([first, empty])
+    one.returned(first)
+    assert put(one, DATA) == [first], "what is given back is used again, as it is warm"
+
+
+def test_both_ways_at_once(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = stores(sockets)
+    assert bytes(other.borrow(*put(one, DATA), len(DATA))) == DATA
+    assert bytes(one.borrow(*put(other, DATA[:SHARED]), SHARED)) == DATA[:SHARED]
+
+
+def test_who_finds_no_room_sends_another_way(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "SIZE", 4 * SHARED)
+    one, other = stores(sockets)
+    assert one.put([DATA[:100]]) is None, "too small to be worth it"
+    kept = other.borrow(*put(one, DATA[: 2 * SHARED]), 2 * SHARED)
+    assert one.put([DATA[:SHARED], DATA]) is None
+    assert put(one, DATA[:SHARED], DATA[:SHARED]), "nothing was kept of what did not fit"
+    assert bytes(kept) == DATA[: 2 * SHARED]
+
+
+def test_a_peer_may_not_say_nonsense(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = stores(sockets)
+    (place,) = put(one, DATA)
+    for wrong, size in ((SIZE, 1), (0, SIZE + 1), (1 << 63, 1), (0, 1 << 63)):
+        with pytest.raises(ProtocolError, match="not its own"):
+            other.borrow(wrong, size)
+    with pytest.raises(ProtocolError, match="does not have"):
+        one.returned(place + 1)
+    for nothing in (lambda: BufferStore().returned(0), lambda: BufferStore().borrow(0, 1)):
+        with pytest.raises(ProtocolError):
+            nothing()
+
+
+# -- what is handed over
+@contextlib.contextmanager
+def unsealed(seals: int = 0, size: int = SIZE) -> Iterator[int]:
+    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    yield descriptor
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def on_disk() -> Iterator[int]:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(1 << 20)
+        yield file.fileno()
+
+
+FULL = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+WRONG: dict[str, Callable[[], contextlib.AbstractContextManager[int]]] = {
+    "could be cut": unsealed,
+    "could grow": lambda: unsealed(fcntl.F_SEAL_SHRINK),
+    "on disk": on_disk,
+    "of nothing": lambda: unsealed(FULL, 0),
+    "no whole pages": lambda: unsealed(FULL, 100),
+    "larger than any": lambda: unsealed(FULL, 1 << 40),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_file_that_could_do_harm_is_refused(sockets: tuple[socket.socket, socket.socket], what: str) -> None:
+    with WRONG[what]() as descriptor:
+        socket.send_fds(sockets[1], [b"m"], [descriptor])
+        with pytest.raises(ProtocolError, match="truncated, or is no memfd"):
+            shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
+
+
+def test_memory_that_is_announced_must_come(sockets: tuple[socket.socket, socket.socket]) -> None:
+    sockets[1].send(b"m")
+    with pytest.raises(ProtocolError, match="sent none"):
+        shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
+
+
+def test_who_may_open_no_more_files_goes_without(sockets: tuple[socket.socket, socket.socket]) -> None:
+    with unsealed(FULL) as descriptor:
+        socket.send_fds(sockets[1], [b"m"], [descriptor])
+    sockets[1].send(b"n")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+    try:
+        store = exchanged(sockets[0], time.monotonic() + PATIENCE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert store.put([DATA]) is None and sockets[1].recv(2) == b"nn"
+
+
+def test_nobody_waits_for_ever(sockets: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(TimeoutError):
+        shared_memory.exchange(sockets[0], time.monotonic() + 0.05, False)
+    sockets[1].close()
+    with pytest.raises(ConnectionError):
+        shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
+
+
+def test_what_one_side_takes_for_done_the_other_does_not_give_up(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the side with the last word comes to it late, on a busy machine."""
+    heard, go, found = shared_memory._heard, threading.Event(), list[BufferStore]()
+
+    def late(sock: socket.socket, deadline: float) -> tuple[bytes, list[int], bool]:
+        said = heard(sock, deadline)
+        if sock is sockets[1] and not said[1]:  # the verdict, which comes without a file
+            assert go.wait(PATIENCE)
+        return said
+
+    monkeypatch.setattr(shared_memory, "_heard", late)
+    deadline = time.monotonic() + PATIENCE
+    sides = [spawn(lambda n=n: found.append(exchanged(sockets[n], deadline, n == 1))) for n in (0, 1)]  # type: ignore[misc]
+    sides[0].join(0.2)
+    assert not found, "it would send into a connection that the other side may still give up"
+    go.set()
+    for side in sides:
+        side.join(PATIENCE)
+    assert len(found) == 2
+
+
+# -- lanes
+lanes = pytest.mark.skipif(not SUPPORTED, reason="no lanes here")
+
+
+def opened(store: BufferStore) -> tuple[int, Producer]:
+    found = store.create_ring(NAME)
+    assert found is not None
+    return found
+
+
+def at_work(one: BufferStore, other: BufferStore) -> tuple[int, Producer, Consumer]:
+    """A lane whose taker works."""
+    place, giver = opened(one)
+    taker = other.ring_from_peer(place, NAME)
+    assert taker is not None
+    taker.be(POLLING)
+    return place, giver, taker
+
+
+@lanes
+def test_a_lane_goes_from_one_to_the_other_and_rings_there(sockets: tuple[socket.socket, socket.socket]) -> None:
+    for giving, taking in (pair := stores(sockets)), pair[::-1]:
+        place, giver = opened(giving)
+        taker = taking.ring_from_peer(place, NAME)
+        assert taker is not None and taking.event_receiver is not None
+        taker.be(WAITING)
+        assert giver.room() == 0
+        giver.places[0][:3] = b"abc"
+        giver.give(range(NUMBERS), 3)
+        giver.tell(pytest.fail)
+        assert select.select([taking.event_receiver.descriptor], [], [], PATIENCE)[0], "rings there"
+        assert giving.event_receiver is not None and not select.select([giving.event_receiver.descriptor], [], [], 0)[0]
+        assert taker.next() == (0, tuple(range(NUMBERS))) and bytes(taker.places[0][:3]) == b"abc"
+        taking.event_receiver.heard()
+
+
+@lanes
+def test_a_lane_of_another_connection_is_not_found(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = stores(sockets)
+    place, _ = opened(one)
+    assert other.ring_from_peer(place, NAME + 1) is None and other.owed() == []
+    assert (
+        other.ring_from_peer(place + mmap.PAGESIZE, NAME) is None and BufferStore().ring_from_peer(place, NAME) is None
+    )
+    taker = other.ring_from_peer(place, NAME)
+    assert taker is not None and other.ring_from_peer(place, NAME) is None, "there is one taker"
+
+
+@lanes
+def test_a_lane_is_over_before_its_memory_is_used_again(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = stores(sockets)
+    place, giver, taker = at_work(one, other)
+    del taker
+    gc.collect()
+    assert other.owed() == [place] and not giver.over
+    one.returned(place)
+    assert giver.over and giver.room() is None and opened(one)[0] == place
+
+
+@lanes
+def test_lanes_end_with_their_connection(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = stores(sockets)
+    _, giver, taker = at_work(one, other)
+    giver.give(range(NUMBERS), 3)
+    one.end()
+    other.end()
+    one.close()
+    other.close()
+    assert giver.over and one.create_ring(NAME) is None and taker.be(WAITING) is None
+    assert taker.next() == (0, tuple(range(NUMBERS))), "what lies there is found"
+
+
+@lanes
+def test_something_else_is_no_bell(sockets: tuple[socket.socket, socket.socket]) -> None:
+    with unsealed(FULL) as descriptor, tempfile.TemporaryFile() as file:
+        socket.send_fds(sockets[1], [b"m"], [descriptor, file.fileno()])
+        with pytest.raises(ProtocolError, match="that is no eventfd"):
+            shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
+
+
+def test_who_has_no_bell_shares_memory_without_lanes(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "SUPPORTED", False)
+    one, other = stores(sockets)
+    assert one.event_receiver is None and one.create_ring(NAME) is None
+    assert bytes(other.borrow(*put(one, DATA), len(DATA))) == DATA
+
+
+# -- systems that have it not
+@contextlib.contextmanager
+def small_files() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def no_files(patch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError("not here")
+
+    patch.setattr(os, "memfd_create", refuse)
+
+
+def no_maps(patch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError("too little memory")
+
+    patch.setattr(shared_memory.mmap, "mmap", refuse)
+
+
+LACKS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "switched off": lambda patch: patch.setenv("RPCBENCH_SHARED_MEMORY", "0"),
+    "another system": lambda patch: patch.delattr(os, "memfd_create"),
+    "no files": no_files,
+    "no maps": no_maps,
+}
+
+
+@pytest.mark.parametrize("what", LACKS)
+def test_without_shared_memory_everything_goes_another_way(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    LACKS[what](monkeypatch)
+    assert [store.put([DATA]) for store in stores(sockets)] == [None, None]
+
+
+def test_a_limit_on_files_is_a_limit_on_shared_memory(sockets: tuple[socket.socket, socket.socket]) -> None:
+    with small_files():
+        assert [store.put([DATA]) for store in stores(sockets)] == [None, None]
+
+
+def test_what_the_peer_does_not_take_is_not_used(sockets: tuple[socket.socket, socket.socket]) -> None:
+    sockets[1].send(b"nn")  # it has none, and cannot map ours
+    assert exchanged(sockets[0], time.monotonic() + PATIENCE).put([DATA]) is None
+    _, descriptors, _, _ = socket.recv_fds(sockets[1], 2, 2)
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptors[0], 0)
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+# -- the end
+def test_what_is_in_use_outlives_the_connection_and_nothing_else(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    one, other = stores(sockets)
+    places = put(one, DATA, DATA, DATA)
+    kept = np.frombuffer(other.borrow(places[1], len(DATA)), np.uint8)
+    assert other._theirs is not None
+    memory = other._theirs.memory
+    one.end()
+    other.end()
+    del one, other
+    gc.collect()
+    assert kept.tobytes() == DATA
+    kept[:] = 7
+    assert not any(memory[places[0] : places[0] + len(DATA)]) and not any(memory[places[2] : places[2] + len(DATA)])

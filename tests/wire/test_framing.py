@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpcbench.base.errors import ProtocolError
+from rpcbench.wire.framing import (
+    CHUNK,
+    HEAD,
+    Decoder,
+    Frame,
+    Limits,
+    Memory,
+    check,
+    encode,
+    encode_lent,
+    encode_returned,
+    encode_small,
+)
+from rpcbench.wire.messages import Body
+
+LIMITS = Limits()
+SMALL = Limits(control=100, body=4000, buffers=4, streams=2)
+
+
+def stream_of(messages: list[tuple[bytes, Body]], seed: int = 0) -> bytes:
+    """All messages on one stream, chunks of the large ones interleaved with everything else."""
+    rng, out, running = random.Random(seed), [], []
+    for number, (control, body) in enumerate(messages):
+        first, chunks = encode(number, control, body)
+        out += first
+        running.append(chunks)
+        for chunk_source in rng.sample(running, len(running)):
+            out += next(chunk_source, [])
+    for chunk_source in running:
+        for parts in chunk_source:
+            out += parts
+    return b"".join(bytes(part) for part in out)
+
+
+def feed(decoder: Decoder, data: bytes, sizes: list[int]) -> list[Frame]:
+    frames, at, turn = [], 0, 0
+    while at < len(data):
+        target = decoder.target()
+        count = min(len(target), sizes[turn % len(sizes)], len(data) - at)
+        target[:count] = data[at : at + count]
+        frames += decoder.received(count)
+        at, turn = at + count, turn + 1
+    return frames
+
+
+def plain(frame: Frame) -> tuple[bytes, bytes, bytes, list[bytes]]:
+    return frame.control, frame.body.payload, frame.body.tensors, [bytes(b) for b in frame.body.buffers]
+
+
+bodies = st.builds(Body, st.binary(max_size=50), st.binary(max_size=50), st.lists(st.binary(max_size=3000), max_size=3))
+
+
+@given(st.lists(st.tuples(st.binary(max_size=30), bodies), max_size=6), st.lists(st.integers(1, 5000), min_size=1))
+@settings(max_examples=100, deadline=None)
+def test_any_messages_in_pieces_of_any_size(messages: list[tuple[bytes, Body]], sizes: list[int]) -> None:
+    decoder = Decoder(LIMITS)
+    frames = feed(decoder, stream_of(messages), sizes)
+    assert sorted(map(plain, frames)) == sorted((c, b.payload, b.tensors, list(b.buffers)) for c, b in messages)
+    assert decoder.idle
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_chunks_of_several_large_messages_interleave(seed: int) -> None:
+    rng = random.Random(seed)
+    messages = [(b"%d" % i, Body(b"p", b"", [rng.randbytes(CHUNK + rng.randrange(3 * CHUNK))])) for i in range(3)]
+    messages.append((b"small", Body(b"", b"", [])))
+    frames = feed(Decoder(LIMITS), stream_of(messages, seed), [70_000, 13, 1 << 21])
+    assert sorted(map(plain, frames)) == sorted((c, b.payload, b.tensors, list(b.buffers)) for c, b in messages)
+
+
+def test_a_small_message_passes_between_two_chunks() -> None:
+    first, chunks = encode(1, b"large", Body(b"", b"", [bytes(3 * CHUNK)]))
+    small, none = encode(2, b"small", Body(b"", b"", []))
+    decoder = Decoder(LIMITS)
+    seen = [plain(f)[0] for parts in (first, next(chunks), small) for f in feed(decoder, b"".join(parts), [1 << 20])]
+    assert seen == [b"small"] and list(none) == []
+
+
+def test_nothing_is_allocated_for_an_announcement_over_the_limit() -> None:
+    for head in (
+        HEAD.pack(1, 0, 0, 0, 101, 0, 0),
+        HEAD.pack(1, 0, 0, 0, 0, 1 << 60, 0),
+        HEAD.pack(1, 0, 5, 0, 0, 0, 0),
+        HEAD.pack(1, 0, 1, 0, 0, 0, 0) + (1 << 62).to_bytes(8, "little"),
+    ):
+        with pytest.raises(ProtocolError, match="limits"):
+            feed(Decoder(SMALL), head, [4096])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEAD.pack(7, 0, 0, 0, 0, 0, 0),
+        HEAD.pack(2, 0, 0, 9, 0, 10, 0),
+        HEAD.pack(2, 0, 0, 9, 0, 0, 0),
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+def test_nonsense_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        feed(Decoder(SMALL), data, [4096])
+
+
+def test_streams_under_way_are_counted() -> None:
+    announce = [encode(n, b"", Body(b"", b"", [bytes(CHUNK + 1)]))[0] for n in range(3)]
+    limits = Limits(streams=2)
+    with pytest.raises(ProtocolError, match="limits"):
+        feed(Decoder(limits), b"".join(bytes(p) for parts in announce for p in parts), [1 << 20])
+
+
+def test_too_large_to_send_is_the_senders_error() -> None:
+    with pytest.raises(ProtocolError, match="over the limit"):
+        check(b"", Body(b"", b"", [bytes(5000)]), SMALL)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_never_crash(data: bytes) -> None:
+    try:
+        feed(Decoder(SMALL), data, [64])
+    except ProtocolError:
+        pass
+
+
+# -- shared memory
+class Shelf(Memory):
+    """What the peer has put somewhere, by place."""
+
+    def __init__(self, buffers: dict[int, bytes]) -> None:
+        self.buffers, self.back = buffers, list[int]()
+
+    def borrow(self, place: int, size: int) -> memoryview:
+        return memoryview(self.buffers[place])[:size]
+
+    def returned(self, place: int) -> None:
+        self.back.append(place)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1))
+@settings(max_examples=30, deadline=None)
+def test_what_is_lent_and_given_back_comes_in_between(sizes: list[int]) -> None:
+    shelf = Shelf({4096: b"first", 1 << 40: b"second"})
+    lent = Body(b"payload", b"table", [bytes(5), bytes(6)])
+    large, chunks = encode(3, b"large", Body(b"", b"", [bytes(CHUNK + 9)]))
+    data = [*large, *next(chunks), encode_lent(b"lent", lent, [4096, 1 << 40]), encode_returned([5, 1 << 50])]
+    pieces = [*data, *next(chunks), encode_returned([])]
+    decoder = Decoder(LIMITS, shelf)
+    frames = feed(decoder, b"".join(bytes(piece) for piece in pieces), [*sizes, CHUNK])
+    assert plain(frames[0]) == (b"lent", b"payload", b"table", [b"first", b"second"])
+    assert plain(frames[1]) == (b"large", b"", b"", [bytes(CHUNK + 9)])
+    assert shelf.back == [5, 1 << 50] and decoder.idle
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (encode_lent(b"", Body(b"", b"", [b"x"]), [0]), "though none is shared"),
+        (encode_returned([0]), "never lent"),
+        (HEAD.pack(6, 0, 0, 0, 7, 0, 0), "7 bytes of offsets"),
+        (HEAD.pack(6, 0, 0, 0, 1 << 30, 0, 0), "bytes of offsets"),
+        (encode_lent(b"", Body(b"", b"", [bytes(2000)] * 3), [0] * 3), "limits"),
+    ],
+)
+def test_memory_that_is_not_shared_is_neither_lent_nor_given_back(data: bytes, what: str) -> None:
+    with pytest.raises(ProtocolError, match=what):
+        feed(Decoder(SMALL), data, [4096])
+
+
+def test_a_message_of_its_own_read_is_whole() -> None:
+    decoder = Decoder(LIMITS)
+    (frame,) = feed(decoder, encode_small(b"abc", Body(b"defg", b"hi", [])), [5000])
+    assert plain(frame) == (b"abc", b"defg", b"hi", []) and decoder.idle
+
+
+def test_what_follows_half_a_message_is_its_other_half() -> None:
+    """Though it may look like a message."""
+    inner = encode_small(b"abc", Body(b"defg", b"", []))
+    outer = encode_small(b"", Body(b"x" + inner, b"", []))
+    decoder = Decoder(LIMITS)
+    (frame,) = feed(decoder, outer, [len(outer) - len(inner), len(inner)])
+    assert frame.body.payload == b"x" + inner and decoder.idle
+
+
+@pytest.mark.parametrize(("control", "payload"), [(101, 10), (10, 4001)])
+def test_a_small_message_over_small_limits_is_refused(control: int, payload: int) -> None:
+    data = encode_small(bytes(control), Body(bytes(payload), b"", []))
+    with pytest.raises(ProtocolError, match="more than the limits allow"):
+        feed(Decoder(SMALL), data, [5000])
